@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.integrations.momentum.advice import Starvation
 from thinwire.integrations.momentum.families import family
-from thinwire.integrations.momentum.starvation import Starvation
 from thinwire.integrations.replicas import asked
 from thinwire.memories import ErrorFeedback, NoMemory
 from thinwire.planner.losses import INSTEAD, OptimizerName

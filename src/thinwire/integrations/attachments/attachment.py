@@ -17,8 +17,8 @@ from thinwire.errors import MomentumError, StateError
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
+from thinwire.integrations.momentum.advice import Starvation
 from thinwire.integrations.momentum.handover import Handover
-from thinwire.integrations.momentum.starvation import Starvation
 from thinwire.integrations.training.buckets import own_length
 from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import put_in_place, shape_in_memory

@@ -36,7 +36,8 @@ def named(state: Mapping[str, Any], rank: int, ranks: Sequence[int]) -> dict[str
     }
     digests = {path: digest(x).tolist() for path, x in tensors.items()}
     rest = {key: value for key, value in state.items() if key != "memories"}
-    header = _sealed(rest | {"ranks": list(ranks), "digests": digests})
+    text = json.dumps(rest | {"ranks": list(ranks), "digests": digests}).encode()
+    header = torch.frombuffer(bytearray(_checksum(text) + text), dtype=torch.uint8)
     return {header_name(rank): header} | {f"rank {rank}/{path}": x for path, x in tensors.items()}
 
 
@@ -74,11 +75,6 @@ def state_of(header: Header, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         memories[int(path.partition("/")[0])].setdefault(name, {})[field] = x
     rest_of_it = {key: value for key, value in header.items() if key not in ("ranks", "digests")}
     return rest_of_it | {"memories": memories}
-
-
-def _sealed(content: Header) -> Tensor:
-    text = json.dumps(content).encode()
-    return torch.frombuffer(bytearray(_checksum(text) + text), dtype=torch.uint8)
 
 
 def _checksum(text: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The ranks that exchange gradients, the step they are at, and this rank's residuals, which stay with it."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
@@ -149,15 +149,12 @@ class Membership:
         for memory, other in zip(mine, theirs, strict=True) if same else ():
             held = other.state()
             memory.restore({new: held[old] for old, new in names.items() if old in held})
-            self._say_dropped(held.keys() - names.keys())
+            if (dropped := held.keys() - names.keys()) and self.group.rank() == 0:
+                _log.warning("the residuals of %s are dropped, as this model lacks these parameters", sorted(dropped))
         if not same and earlier.handover.active:  # nothing waits; the optimizer has its momentum to itself again
             earlier.handover.give_up(self.group, earlier.loss_scale)
         self.steps.restart(earlier.steps.step, earlier.steps.draw)
         self.handover.accept()
-
-    def _say_dropped(self, names: Collection[str]) -> None:
-        if names and self.group.rank() == 0:
-            _log.warning("the residuals of %s are dropped, as this model lacks these parameters", sorted(names))
 
     def keeps_like(self, recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether `recipe` has memories for what this one keeps, also where it serves parameters under other names."""

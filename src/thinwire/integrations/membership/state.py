@@ -158,12 +158,9 @@ def hold_alike(group: Group, memories: Sequence[Memory], parameters: Mapping[str
     for memory, held in zip(memories, zip(*all_gather_plain(mine, group), strict=True), strict=True):
         wanted, have = dict(ChainMap(*held)), memory.state()
         if missing := wanted.keys() - have.keys():
-            memory.restore({**have, **{name: _zeros(memory, parameters[name], wanted[name]) for name in missing}})
-
-
-def _zeros(memory: Memory, p: nn.Parameter, fields: Sequence[str]) -> dict[str, Tensor]:
-    part = local(p)
-    return {each: torch.zeros(part.numel(), dtype=memory.held(p.dtype), device=part.device) for each in fields}
+            parts = {name: local(parameters[name]) for name in missing}
+            blank = {n: torch.zeros(x.numel(), dtype=memory.held(x.dtype), device=x.device) for n, x in parts.items()}
+            memory.restore({**have, **{n: {f: x.clone() for f in wanted[n]} for n, x in blank.items()}})
 
 
 def _checked(state: object) -> Mapping[str, Any]:

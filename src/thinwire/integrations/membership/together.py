@@ -49,7 +49,8 @@ def agreed(
         done.append(work())
     except errors as raised:
         own = raised
-    found = first_found(groups, None if own is None else (_kind(own, errors), f"{_me(groups)}: {own}"))
+    me = f"rank {dist.get_rank() if dist.is_initialized() else [each.rank() for each in groups]}"
+    found = first_found(groups, None if own is None else (_kind(own, errors), f"{me}: {own}"))
     if own is not None:
         raise own
     if found is not None:
@@ -92,11 +93,6 @@ def union(groups: Sequence[Group], mine: dict[int, str]) -> dict[int, str]:
     for group in groups:
         mine = {rank: what for each in all_gather_plain([*mine.items()], group) for rank, what in each}
     return mine
-
-
-def _me(groups: Sequence[Group]) -> str:
-    """Return what the others call this rank."""
-    return f"rank {dist.get_rank() if dist.is_initialized() else [each.rank() for each in groups]}"
 
 
 def _kind(raised: Exception, errors: Sequence[type[Exception]]) -> int:

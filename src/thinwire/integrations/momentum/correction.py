@@ -166,7 +166,12 @@ class Correction(Handover):
     def _follow(self) -> None:
         if not self._held:
             return
-        momentum, nesterov = _one_setting([self._set(group) for _, group in self._held.groups()])
+        found = {self._set(group) for _, group in self._held.groups()}
+        if len(found) > 1:
+            raise MomentumError(
+                f"parameter groups have different (momentum, nesterov): {sorted(found)}; make them equal"
+            )
+        momentum, nesterov = found.pop() if found else (0.0, False)
         if momentum and self._own not in (None, momentum):
             raise MomentumError(
                 f"the recipe has momentum {self._own} and the optimizer {momentum}: leave one of them out"
@@ -255,11 +260,3 @@ def _check_kind(optimizer: torch.optim.Optimizer, group: Settings) -> None:
         )
     if group["dampening"]:
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
-
-
-def _one_setting(found: Sequence[tuple[float, bool]]) -> tuple[float, bool]:
-    if len(set(found)) > 1:
-        raise MomentumError(
-            f"parameter groups have different (momentum, nesterov): {sorted(set(found))}; make them equal"
-        )
-    return found[0] if found else (0.0, False)

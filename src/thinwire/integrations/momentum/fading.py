@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
+from thinwire.integrations.momentum.advice import LostLength
 from thinwire.integrations.momentum.first_moments import check_movable, filled, kind_of
 from thinwire.integrations.momentum.handover import (
     Handover,
@@ -20,7 +21,6 @@ from thinwire.integrations.momentum.handover import (
     refuse_second_momentum,
     summed,
 )
-from thinwire.integrations.momentum.lost_length import LostLength
 from thinwire.integrations.training.gradients import in_memory_order, segment_of
 from thinwire.integrations.training.optimizers import take_part
 from thinwire.memories import AppliedMomentum, Memory
@@ -230,18 +230,17 @@ class Fading(Handover):
             for p in (p for group in optimizer.param_groups for p in group["params"] if self._names.get(p) not in held):
                 self._lost_length.begins(optimizer, p)
 
-    def _move(self, parameters: Collection[nn.Parameter]) -> None:
-        for optimizer, group, p in self._held.parameters():
-            kind = kind_of(optimizer)
-            if p in parameters and kind and first_moment_of(group):
-                self._empty(p, optimizer.state.get(p, {}).get(kind.buffer), kind.unit(group))
-
     @torch.no_grad()
-    def _empty(self, p: nn.Parameter, buffer: Tensor | None, unit: float) -> None:
-        """Move this rank's share of a buffer into the memory."""
-        if buffer is not None:
+    def _move(self, parameters: Collection[nn.Parameter]) -> None:
+        """Move this rank's share of the buffers of these into the memories."""
+        for optimizer, group, p in self._held.parameters():
+            kind, buffers = kind_of(optimizer), optimizer.state.get(p, {})
+            if p not in parameters or not kind or not first_moment_of(group) or buffers.get(kind.buffer) is None:
+                continue
+            buffer: Tensor = buffers[kind.buffer]
             share = in_memory_order(buffer, p).to(torch.promote_types(p.dtype, torch.float32))
-            self._memory[p].receive(self._names[p], share * (self._loss_scale / unit / self._group.size()))
+            factor = self._loss_scale / kind.unit(group) / self._group.size()
+            self._memory[p].receive(self._names[p], share * factor)
             buffer.zero_()
 
     def _follow(self) -> None:

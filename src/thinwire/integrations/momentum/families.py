@@ -13,10 +13,6 @@ _STRICTEST_FIRST: tuple[OptimizerName, ...] = ("muon", "adamw", "sgd")
 
 def family(optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerName | None:
     """Return what optimizers that together train a model count as: muon or adamw as soon as one is; None if unknown."""
-    found = [_family_of(optimizer) for optimizer in optimizers]
+    settings = [each.param_groups[0] if each.param_groups else {} for each in optimizers]
+    found = [next((name for key, name in _TELLING.items() if key in first), None) for first in settings]
     return None if None in found else next((name for name in _STRICTEST_FIRST if name in found), None)
-
-
-def _family_of(optimizer: torch.optim.Optimizer) -> OptimizerName | None:
-    settings = optimizer.param_groups[0] if optimizer.param_groups else {}
-    return next((name for key, name in _TELLING.items() if key in settings), None)

@@ -24,7 +24,7 @@ def asked_for(how: object, optimizer: OptimizerName | None) -> Asked:
     """Return the recipe, plan or budget asked for: "auto" is the budget for this optimizer. Raises TypeError."""
     if isinstance(how, Budget):
         return replace(how, optimizer=how.optimizer or optimizer)
-    if _is_auto(how):
+    if isinstance(how, str) and how == "auto":  # arrays compare element by element
         return Budget.under(optimizer)
     if not isinstance(how, Reducer | Plan):
         raise TypeError(
@@ -81,7 +81,3 @@ def _leaving_out(budget: Budget, less: Budget, why: str, group: Group) -> Budget
         if name not in less.names:
             _log.log(level, "%s is left out, as %s", name, why)
     return less
-
-
-def _is_auto(asked: object) -> bool:
-    return isinstance(asked, str) and asked == "auto"  # arrays compare element by element

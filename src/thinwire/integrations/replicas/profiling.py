@@ -20,7 +20,7 @@ from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
-from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
+from thinwire.planner.probe import probe_backward, probe_candidates, probe_links, probe_tiers
 from thinwire.planner.probe.links import contention
 from thinwire.planner.probe.measure import longest
 from thinwire.planner.probe.tiers import described
@@ -69,7 +69,11 @@ def profile(
     sizes = [g.numel for g in gradients]
     found = Profile(
         world_size=group.size(),
-        timeline=_timeline(backward, gradients, bucket_caps(model)),
+        timeline=Timeline(
+            buckets=tuple(Bucket(ready=backward.ready[g.name], gradients=(g,)) for g in gradients),
+            computed=max(backward.computed, *backward.ready.values()),
+            rest=backward.rest,
+        ).cut(bucket_caps(model)),
         links=links,
         busy=busy,
         unseen=unseen,
@@ -123,13 +127,6 @@ def borne(budget: Budget, optimizers: Sequence[torch.optim.Optimizer], parameter
         return budget
     found = Budget.under(kind, densities=budget.densities, error_feedback=budget.error_feedback)
     return found if movable(optimizers, parameters) else found.without_momentum()
-
-
-def _timeline(backward: Backward, gradients: Sequence[Gradient], caps: Sequence[int]) -> Timeline:
-    buckets = tuple(Bucket(ready=backward.ready[g.name], gradients=(g,)) for g in gradients)
-    return Timeline(buckets=buckets, computed=max(backward.computed, *backward.ready.values()), rest=backward.rest).cut(
-        caps
-    )
 
 
 def _circumstances(group: Group, device: torch.device) -> Mapping[str, str | int]:

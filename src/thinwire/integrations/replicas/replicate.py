@@ -27,7 +27,7 @@ from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership.together import agreed, given_group, group_or_all, told_to
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
-from thinwire.integrations.training.buckets import GradientBucket, buckets, used_anywhere
+from thinwire.integrations.training.buckets import buckets, used_anywhere
 from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
 
@@ -74,7 +74,9 @@ class Replicas(Served):
         futures.wait_all(started)  # all, even if one fails: it stages what it delivers
         for bucket in self._buckets:
             bucket.hand_back(used)
-            self._note_handed(bucket)
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                if p.grad is not None:
+                    self._handed[self.attachment.names[p]] = weakref.ref(p.grad), view
         for p, future in rows:
             mean = future.wait()
             p.grad = mean if p in used else None
@@ -103,13 +105,6 @@ class Replicas(Served):
                     "since cannot be told from it: call reduce() once a step, or zero_grad() after a skipped one"
                 )
             steps.note_replaced(name)
-
-    def _note_handed(self, bucket: GradientBucket) -> None:
-        """Remember which tensors hold the means in this bucket."""
-        names = self.attachment.names
-        for p, view in zip(bucket.parameters, bucket.views, strict=True):
-            if p.grad is not None:
-                self._handed[names[p]] = weakref.ref(p.grad), view
 
 
 @checked_telling(told_to(given_group))

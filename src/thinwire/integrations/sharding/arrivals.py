@@ -68,8 +68,11 @@ class Arrivals:
         self._arrived[p] += 1
         if p.is_cuda:
             self._reduced.append(torch.cuda.current_stream(p.device).record_event())
-        while self.overlaps and now and self._next_is_whole():
-            self._start_next()
+        if self.overlaps and now:
+            for bucket in self.buckets[len(self.started) :]:
+                if not all(each in self._arrived for each in bucket.parameters):
+                    break
+                self._start_next()
 
     @torch.no_grad()
     def exchange(self) -> None:
@@ -88,10 +91,6 @@ class Arrivals:
             bucket.hand_back(used)
         parameters = self._attachment.parameters
         self._attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
-
-    def _next_is_whole(self) -> bool:
-        waiting = self.buckets[len(self.started) : len(self.started) + 1]
-        return any(all(p in self._arrived for p in bucket.parameters) for bucket in waiting)
 
     def _start_next(self) -> None:
         bucket = self.buckets[len(self.started)]

@@ -81,7 +81,9 @@ class Backwards:
         if self._queued:
             return
         if self._attachment.ended:
-            return self._unhook()
+            while self._hooks:
+                self._hooks.pop().remove()
+            return
         steps = self._attachment.steps
         steps.close_if_done()
         for name in list(steps.gradients.reduced):
@@ -127,10 +129,6 @@ class Backwards:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
         steps = self._attachment.steps
         self.compare(lambda: state.Standing(step=steps.step, draw=steps.draw))
-
-    def _unhook(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
 
 
 def _at_the_end(call: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ A memory holds a number for each element of a parameter, so it is cut as the par
 and thresholds, are about a shard as a whole: those of other shards are dropped, and start from scratch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
@@ -113,8 +113,10 @@ def _field(parts: Mapping[int, Tensor], shards: int, cuts: Cuts, piece: Piece, n
     dim = cuts.dims.get(name, 0)
     whole = like.new_zeros(cuts.shape(name, piece))
     start = cuts.rows(name, piece).start
-    for shard, flat, rows in _overlapping(parts, shards, cuts, piece, name):
+    for shard, flat in parts.items():
         source = Piece(shard, shards)
+        if not (rows := cuts.common(name, source, piece)):
+            continue
         shape = cuts.shape(name, source)
         if flat.numel() != torch.Size(shape).numel():
             raise ValueError(
@@ -124,11 +126,3 @@ def _field(parts: Mapping[int, Tensor], shards: int, cuts: Cuts, piece: Piece, n
         taken = flat.view(shape).narrow(dim, rows.start - cuts.rows(name, source).start, len(rows))
         whole.narrow(dim, rows.start - start, len(rows)).copy_(taken)
     return whole.view(-1)
-
-
-def _overlapping(
-    parts: Mapping[int, Tensor], shards: int, cuts: Cuts, piece: Piece, name: str
-) -> Iterator[tuple[int, Tensor, range]]:
-    for shard, flat in parts.items():
-        if rows := cuts.common(name, Piece(shard, shards), piece):
-            yield shard, flat, rows

@@ -83,7 +83,8 @@ def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Ques
         )
     found = (_witness(name, means[name], parameters[name]) for name in means.keys() & questions.witnesses)
     witnesses = tuple(witness for witness in found if witness is not None)
-    nothing = questions.nothing and bucket.flat.numel() > 0 and not _any(bucket.flat)  # a shard may have no rows
+    flat = bucket.flat  # of a shard without rows, empty; usually a sample is enough
+    nothing = questions.nothing and flat.numel() > 0 and not (flat[:: flat.numel() // 4096 + 1].any() or flat.any())
     return Reduced(nothing=nothing, witnesses=witnesses)
 
 
@@ -92,11 +93,6 @@ def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None
     if not mean.numel() or not bool(mean[place]):
         return None
     return Witness(name, parameter, place, float(in_memory_order(parameter, parameter)[place]))
-
-
-def _any(x: Tensor) -> bool:
-    """Whether anything differs from 0. Usually a sample is enough."""
-    return bool(x[:: x.numel() // 4096 + 1].any()) or bool(x.any())
 
 
 def look(
@@ -130,6 +126,5 @@ def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:
 
 
 def _numbers(found: Sequence[Tensor]) -> Sequence[Sequence[float]]:
-    joined = torch.cat([x.to(found[0].device, non_blocking=True) for x in found]).tolist()
-    ends = [sum(x.numel() for x in found[: i + 1]) for i in range(len(found))]
-    return [joined[end - x.numel() : end] for x, end in zip(found, ends, strict=True)]
+    joined = torch.cat([x.to(found[0].device, non_blocking=True) for x in found]).cpu()
+    return [x.tolist() for x in joined.split([x.numel() for x in found])]

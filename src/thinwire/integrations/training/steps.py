@@ -186,7 +186,9 @@ class Steps:
         self._kept -= seen
         if done and not self._joined:
             self.gradients.note_reduced(seen)
-            self._note_nothing(all(map(_NOTHING, outcomes)))
+            self._nothing = self._nothing + 1 if all(map(_NOTHING, outcomes)) else 0
+            if self._nothing == _EMPTY:
+                warnings.warn(_ZEROS.format(count=_EMPTY), stacklevel=2)
         if not self.open:
             self._witnesses.clear()
         for outcome in outcomes:
@@ -197,12 +199,6 @@ class Steps:
         self._started, self._outcomes = 0, []
         if error is not None:
             raise error
-
-    def _note_nothing(self, nothing: bool) -> None:
-        """Warn if all that arrives has been zeros for some reductions."""
-        self._nothing = self._nothing + 1 if nothing else 0
-        if self._nothing == _EMPTY:
-            warnings.warn(_ZEROS.format(count=_EMPTY), stacklevel=2)
 
     def _read(self) -> list[Reduced]:
         """Return the outcomes. The first call makes the host wait for a GPU, once for all buckets."""

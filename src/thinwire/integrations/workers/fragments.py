@@ -204,9 +204,8 @@ def _named(parameters: Mapping[str, nn.Parameter], parts: Sequence[Sequence[str]
     found = [{n: p for n, p in parameters.items() if any(_within(n, each) for each in names)} for names in parts]
     for names, part in zip(parts, found, strict=True):
         if unknown := [each for each in names if not any(_within(name, each) for name in part)]:
-            raise ValueError(
-                f"fragments name {unknown[0]!r}, where the model has nothing to train; it has {_some(parameters)}"
-            )
+            shown = ", ".join([*parameters][:5]) + (", …" if len(parameters) > 5 else "")
+            raise ValueError(f"fragments name {unknown[0]!r}, where the model has nothing to train; it has {shown}")
         if not names:
             raise ValueError("a fragment is empty; expected names of modules or parameters in each")
     for name in parameters:
@@ -221,8 +220,3 @@ def _named(parameters: Mapping[str, nn.Parameter], parts: Sequence[Sequence[str]
 
 def _within(name: str, part: str) -> bool:
     return name == part or name.startswith(f"{part}.")
-
-
-def _some(names: Mapping[str, object]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:5]) + (", …" if len(shown) > 5 else "")

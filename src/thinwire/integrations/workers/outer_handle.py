@@ -147,7 +147,8 @@ class Outer(Handle):
             RuntimeError: If all are joining, or if some are while an exchange must be repeated: regroup with those who
                 are left first.
         """
-        self._check_alike(group)
+        recipe = self.fragments[0].attachment.recipe
+        check_fingerprint(recipe, self.parameters, group, f"outer steps {self.steps.settings()}")
         mine = None if joining else standing(self.fragments, self.steps, self.ticks)
         found, first = verdicts(mine, group)
         for part, verdict in enumerate(found):
@@ -282,10 +283,6 @@ class Outer(Handle):
     def _confirm(self) -> None:
         if self._elastic:
             confirm(self.group, self.fragments[0].device)
-
-    def _check_alike(self, group: Group) -> None:
-        recipe = self.fragments[0].attachment.recipe
-        check_fingerprint(recipe, self.parameters, group, f"outer steps {self.steps.settings()}")
 
     def _settle(self, part: int, verdict: Verdict) -> None:
         """Do with the latest exchange of a fragment what all have decided."""

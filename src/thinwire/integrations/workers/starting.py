@@ -53,8 +53,9 @@ class Start:
     def check(self, group: Group) -> bool:
         """Return whether all workers have loaded the same, else RuntimeError on all; a collective, also of islands."""
         word = self._rule()
+        own = [digest(x).tolist() for each in self._fragments for x in each.own().values()] if word else []
         frozen = {name: digest(x).tolist() for name, x in self._frozen.items()}
-        everyone = all_gather_plain([word, self._own() if word else [], frozen], group)
+        everyone = all_gather_plain([word, own, frozen], group)
         late = agreed(self._fragments[0].islands, lambda: _judged([each[:2] for each in everyone]), RuntimeError)
         differing = [name for name in frozen if any(each[2][name] != frozen[name] for each in everyone)]
         if differing and group.rank() == 0:
@@ -63,9 +64,6 @@ class Start:
             _log.warning(_ADOPTED)
         self._rule, self.pending = self._anything, False
         return bool(late)
-
-    def _own(self) -> list[Any]:
-        return [digest(x).tolist() for fragment in self._fragments for x in fragment.own().values()]
 
     def _versions(self) -> list[int]:
         """Return numbers that grow with whatever is loaded, even if it is what was there."""
