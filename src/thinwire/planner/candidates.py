@@ -130,7 +130,7 @@ class Budget:
         What `orthogonal` delivers is not as long as gradients are. An optimizer's second moment of the one would make
         its next steps by the other far too long, or too short.
         """
-        names = tuple(name for name in self.names if _large(name).memory.keeps_length)
+        names = tuple(name for name in self.names if PLANNED[name.partition(":")[0]].large().memory.keeps_length)
         return self if len(names) == len(self.names) else replace(self, names=names)
 
     def candidates(self) -> list[Candidate]:
@@ -147,10 +147,6 @@ class Budget:
             return []
         densities = (method.density,) if method.share_of == "frequencies" else self.densities
         return [name] if ":" in name else [f"{name}:{density:g}" for density in densities]
-
-
-def _large(name: str) -> Compressed:
-    return PLANNED[name.partition(":")[0]].large()
 
 
 @checked

@@ -33,31 +33,22 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
     if math.isinf(step_seconds(profile)):
         raise ValueError(f"the links of this profile carry nothing: {profile.links}; expected a bandwidth above 0")
     asked, budget = budget, budget or Budget()
+    names = [each.name for each in budget.candidates()]
+    # a reason names only what might have been chosen
+    among = replace(profile, costs={name: cost for name, cost in profile.costs.items() if name in names})
+    exchanges = asked is not None and profile.world_size > 1 and bool(profile.timeline.gradients)
     choice = chosen(profile, budget, tolerance)
     dense, planned = step_seconds(profile), step_seconds(profile, choice)
     return Plan(
         profile=profile,
-        rows=rows(choice, _among(profile, budget)),
+        rows=rows(choice, among),
         dense_seconds=dense,
         seconds=planned,
         break_even=break_even(profile, budget, tolerance),
         advice=tuple(advice(profile, budget, choice)),
         optimizer=budget.optimizer,
-        unmeasured=() if asked is None else _unmeasured(profile, asked),
+        unmeasured=tuple(each for each in names if exchanges and each not in {DENSE.name, *profile.costs}),
     )
-
-
-def _unmeasured(profile: Profile, budget: Budget) -> tuple[str, ...]:
-    """Return the candidates that the profile lacks; none where there is nothing to exchange, or nobody to do so."""
-    if profile.world_size == 1 or not profile.timeline.gradients:
-        return ()
-    return tuple(each.name for each in budget.candidates() if each.name not in {DENSE.name, *profile.costs})
-
-
-def _among(profile: Profile, budget: Budget) -> Profile:
-    """Return the profile without what the budget leaves out: a reason names only what might have been chosen."""
-    names = {each.name for each in budget.candidates()}
-    return replace(profile, costs={name: cost for name, cost in profile.costs.items() if name in names})
 
 
 def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]:

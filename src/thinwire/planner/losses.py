@@ -93,13 +93,14 @@ def within(limit: float, optimizer: OptimizerName, names: Iterable[str]) -> list
 
 def in_words(names: Sequence[str], optimizer: OptimizerName) -> str:
     """Return in a sentence what these candidates are expected to cost; empty where there are none."""
-    told = "; ".join(_told(name, optimizer) for name in dict.fromkeys(names))
-    return told and f"Expected loss under {optimizer}: {told}."
-
-
-def _told(name: str, optimizer: OptimizerName) -> str:
-    row = measured(name, optimizer)
-    if row is None:
-        return f"that of {name} was not measured"
-    betas = f", with betas {row.betas}" if row.betas else ""
-    return f"{name} ended at {row.ratio:.2f} times dense's ({row.loss:.3f} against {row.dense:.3f}{betas})"
+    told = []
+    for name in dict.fromkeys(names):
+        row = measured(name, optimizer)
+        if row is None:
+            told.append(f"that of {name} was not measured")
+        else:
+            betas = f", with betas {row.betas}" if row.betas else ""
+            told.append(
+                f"{name} ended at {row.ratio:.2f} times dense's ({row.loss:.3f} against {row.dense:.3f}{betas})"
+            )
+    return f"Expected loss under {optimizer}: {'; '.join(told)}." if told else ""

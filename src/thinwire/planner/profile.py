@@ -78,18 +78,14 @@ class Timeline:
         Args:
             caps: Bytes of each bucket at most. The last one holds for all further buckets.
         """
-        buckets: list[list[Bucket]] = [[]]
+        buckets: list[Bucket] = []
         for each in sorted(self.buckets, key=lambda bucket: bucket.ready):
-            held = sum(gradient.nbytes for part in buckets[-1] for gradient in part.gradients)
-            if held >= caps[min(len(buckets), len(caps)) - 1]:
-                buckets.append([])
-            buckets[-1].append(each)
-        return replace(self, buckets=tuple(_joined(parts) for parts in buckets if parts))
-
-
-def _joined(parts: Sequence[Bucket]) -> Bucket:
-    gradients = tuple(gradient for part in parts for gradient in part.gradients)
-    return Bucket(ready=max(part.ready for part in parts), gradients=gradients)
+            full = caps[min(len(buckets), len(caps)) - 1] if buckets else 0
+            if not buckets or sum(gradient.nbytes for gradient in buckets[-1].gradients) >= full:
+                buckets.append(each)
+            else:
+                buckets[-1] = Bucket(ready=each.ready, gradients=(*buckets[-1].gradients, *each.gradients))
+        return replace(self, buckets=tuple(buckets))
 
 
 @final

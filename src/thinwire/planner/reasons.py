@@ -6,7 +6,7 @@ from dataclasses import replace
 from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget, candidate
 from thinwire.planner.losses import measured
-from thinwire.planner.profile import Cost, Curve, Gradient, Profile
+from thinwire.planner.profile import Curve, Gradient, Profile
 from thinwire.planner.search import fastest
 from thinwire.planner.timeline import Work, step_seconds, work
 
@@ -58,7 +58,8 @@ def _changes(
         other = replace(profile, links=links)
         yield text, other, fastest(other, candidates)
     yield from ((text, profile, choice) for text, choice in _dearer(profile, budget))
-    free = {name: _free(cost) for name, cost in profile.costs.items()}
+    nothing = dict.fromkeys(("encode", "decode", "each", "exchange"), _NOTHING)
+    free = {name: replace(cost, **nothing) for name, cost in profile.costs.items()}
     yield "a processor on which compressing costs nothing", replace(profile, costs=free), choice
 
 
@@ -69,10 +70,6 @@ def _dearer(profile: Profile, budget: Budget) -> Iterator[tuple[str, Mapping[str
         if optimizer is not None and (row := measured(name, optimizer)) is not None:
             text = f"{name}, if you ask for it: it ended at {row.ratio:.2f} times uncompressed training's loss"
             yield text, fastest(profile, [*candidates, candidate(name)])
-
-
-def _free(cost: Cost) -> Cost:
-    return Cost(encode=_NOTHING, decode=_NOTHING, each=_NOTHING, exchange=_NOTHING, nbytes=cost.nbytes)
 
 
 def _total(part: Work) -> float:

@@ -11,6 +11,7 @@ from thinwire.exchanges import Link
 from thinwire.pipeline.boundary import Boundary, TopKBoundary
 from thinwire.planner.probe.links import Sent, fit, ladder
 from thinwire.planner.probe.measure import Ranks, stamp
+from thinwire.planner.probe.tiers import crossed
 from thinwire_lab.plan.cuts import Crossings, Cut
 
 _WARMUP, _REPEATS = 2, 7
@@ -69,14 +70,8 @@ def _link(stage: int, stages: Group, ranks: Ranks, seconds: float) -> Link:
 
     def send(size: int, runs: int) -> Sent:
         message = torch.zeros(size, dtype=torch.uint8, device=ranks.device)
-        times = [0.0] if peer is None else [_swapped(peers, peer, message) for _ in range(runs)]
+        times = [0.0] if peer is None else [crossed(peers, peer, message) for _ in range(runs)]
         (wall,) = ranks.mean([median_low(times)])
         return Sent(size, wall * share)
 
     return fit([(s.size, s.wall) for s in ladder(send, seconds)], None, 2)
-
-
-def _swapped(peers: Peers, peer: int, message: Tensor) -> float:
-    before = stamp(message.device)
-    peers.cross({peer: message}, {peer: message.numel()})
-    return stamp(message.device).since(before)

@@ -119,7 +119,13 @@ class Adaptive(Reducer):
         self._release(bucket, at)
         at = replace(at, watch=at.watch and not self.idle)
         future = self._reducer.reduce(bucket, at)
-        return future.then(lambda done: _finished(done, log))
+
+        def finish(done: "Future[Mean]") -> Mean:
+            mean = done.value()  # raises what the reducer raised
+            log.finish()
+            return mean
+
+        return future.then(finish)
 
     @override
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
@@ -172,9 +178,3 @@ def _raced(row: Row, predicted: str) -> Row:
     if row.choice == predicted:
         return row
     return replace(row, reason=f"measured steps decided so; predictions alone were for {predicted}")
-
-
-def _finished(done: "Future[Mean]", log: StepLog) -> Mean:
-    mean = done.value()
-    log.finish()
-    return mean

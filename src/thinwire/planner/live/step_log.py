@@ -70,7 +70,7 @@ class StepLog:
 
     def __init__(self, device: torch.device, before: "StepLog | None") -> None:
         self._device = device
-        self._first, self._began = stamp(device), before and before._last
+        self._first, self._began = stamp(device), before._done[-1] if before and before._done else None
         self._names: set[str] = set()
         self._ready: list[Stamp] = []
         self._done: list[Stamp] = []
@@ -117,10 +117,6 @@ class StepLog:
     def offsets(self) -> list[float]:
         """Seconds from the beginning to each bucket."""
         return [ready.since(self._began or self._first) for ready in self._ready]
-
-    @property
-    def _last(self) -> Stamp | None:
-        return self._done[-1] if self._done else None
 
 
 def median_period(logs: Sequence[Log]) -> float:

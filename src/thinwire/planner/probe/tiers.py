@@ -30,12 +30,13 @@ def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
     """Return tiers, the nearest first, of ranks numbered host by host, as torchrun does; a collective."""
     host = float(zlib.crc32(socket.gethostname().encode()))
     hosts = gathered([host], group, device)[:, 0].tolist()
-    found = [(stride, _pairs(stride, group, device)) for stride in _strides(group.size())]
+    strides = [1 << bit for bit in range((group.size() - 1).bit_length())]
+    found = [(stride, _pairs(stride, group, device)) for stride in strides]
     tiers: list[Tier] = []
     for stride, (link, seen) in found:
         together = all(hosts[i] == hosts[i ^ stride] for i in range(len(hosts)) if i ^ stride < len(hosts))
         tier = Tier(min(2 * stride, group.size()), link, together, seen)
-        if tiers and not _farther(link, tiers[-1].link):
+        if tiers and all(link.seconds(size) <= _APART * tiers[-1].link.seconds(size) for size in _SIZES):
             near = tiers.pop()
             tier = near._replace(size=tier.size, same_host=near.same_host and together)
         tiers.append(tier)
@@ -51,14 +52,6 @@ def described(tiers: list[Tier]) -> list[str]:
     ]
 
 
-def _strides(world_size: int) -> list[int]:
-    return [1 << bit for bit in range((world_size - 1).bit_length())]
-
-
-def _farther(link: Link, than: Link) -> bool:
-    return any(link.seconds(size) > _APART * than.seconds(size) for size in _SIZES)
-
-
 def _pairs(stride: int, group: Group, device: torch.device) -> tuple[Link, bool]:
     """Return the link of the slowest pair of ranks at this distance, and whether bytes told in it."""
     peers = Peers(group, device)
@@ -67,14 +60,15 @@ def _pairs(stride: int, group: Group, device: torch.device) -> tuple[Link, bool]
     def send(size: int, runs: int) -> Sent:
         message = torch.zeros(size, dtype=torch.uint8, device=device)
         longest(0.0, group, device)
-        taken = [_swap(peers, peer, message, device) for _ in range(runs if peer < peers.world_size else 0)]
-        return Sent(size, longest(median_low(taken or [0.0]), group, device))
+        taken = [0.0] if peer >= peers.world_size else [crossed(peers, peer, message) for _ in range(runs)]
+        return Sent(size, longest(median_low(taken), group, device))
 
     sent = ladder(send, _SECONDS, USUAL)
     return fit([(s.size, s.wall) for s in sent], None, 2), told([s.wall for s in sent])
 
 
-def _swap(peers: Peers, peer: int, message: torch.Tensor, device: torch.device) -> float:
-    before = stamp(device)
+def crossed(peers: Peers, peer: int, message: torch.Tensor) -> float:
+    """Return the seconds in which this rank and another swap a message."""
+    before = stamp(message.device)
     peers.cross({peer: message}, {peer: message.numel()})
-    return stamp(device).since(before)
+    return stamp(message.device).since(before)
