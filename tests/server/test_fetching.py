@@ -28,8 +28,7 @@ from thinwire import codecs
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
-from thinwire.server.asking import Rows
-from thinwire.server.fetching import longest_question, question, read_answer, read_question
+from thinwire.server.fetching import Rows, longest_question, question, read_answer, read_question
 from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, FrameError, GoneError, Kind
 from thinwire.server.layout import Layout, entries, pack, table
 

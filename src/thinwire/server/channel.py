@@ -10,10 +10,9 @@ from typing import final
 from torch import Tensor
 
 from thinwire.errors import FingerprintError, PayloadError, ServerError
-from thinwire.server.asking import Fetches, Rows, ask
 from thinwire.server.calling import PAUSE, Settings, called
 from thinwire.server.exchange import Base, Copy
-from thinwire.server.fetching import question
+from thinwire.server.fetching import Fetches, Rows, question
 from thinwire.server.frames import NONE, Flag, Frame, FrameError, GoneError, Kind, Wire
 from thinwire.server.layout import Bytes
 from thinwire.server.log import Log, Sent
@@ -102,7 +101,7 @@ class Channel:
             number = self._fetches.add(keys)
             wire = self._wire
         with _closing_if_gone(wire):
-            ask(wire, number, body)
+            wire.send(Kind.FETCH, *body, number=number)
         return number
 
     def wait_for_rows(self, number: int) -> None:
@@ -239,15 +238,12 @@ class Channel:
                 rest.transmit(self._wire, Flag.BRIEF if self._log.after(rest.number) else NONE)
                 while self._sent < rest.number:
                     self._take(self._wire.receive())
-            else:
-                self._ask_again()
-
-    def _ask_again(self) -> None:
-        """Ask the oldest open question once more, and take in its answer. Raises GoneError."""
-        number = self._fetches.oldest
-        ask(self._wire, number, question(self.rows.layout, self._fetches.keys(number)))
-        while number in self._fetches:
-            self._take(self._wire.receive())
+            else:  # ask the oldest open question once more
+                number = self._fetches.oldest
+                body = question(self.rows.layout, self._fetches.keys(number))
+                self._wire.send(Kind.FETCH, *body, number=number)
+                while number in self._fetches:
+                    self._take(self._wire.receive())
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is Kind.PARAMETERS:

@@ -12,12 +12,11 @@ from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
 from thinwire.codecs import Codec
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer
-from thinwire.server.asking import Rows
 from thinwire.server.calling import Settings
 from thinwire.server.channel import Channel
 from thinwire.server.environment import addresses, split
 from thinwire.server.exchange import Copy, Draining, Uplink, drainable
-from thinwire.server.fetching import longest_answer
+from thinwire.server.fetching import Rows, longest_answer
 from thinwire.server.joining import Secret, agreed, given_secret, secret_of
 from thinwire.server.layout import Layout, check_fetchable, entries, frozen, shards
 from thinwire.server.places import Places
@@ -78,7 +77,10 @@ def connect(
         ...     trainer.step()
         True
     """
-    _check_drain(recipe, drain)
+    if drain is not None and not drainable(recipe):
+        raise TypeError(
+            "drain= sends the residual of error feedback; this recipe's memory keeps something else: leave out drain="
+        )
     given = given_secret(secret)
     memories = [memory for memory in recipe.memories() if memory.stateful]
     _check_free(memories)
@@ -139,10 +141,3 @@ def _release(memories: Sequence[Memory], places: Sequence[Places]) -> None:
     for memory in memories:
         memory.restore({})  # what waits is lost, and no later trainer sends it
         _AT_WORK.pop(id(memory), None)
-
-
-def _check_drain(recipe: Reducer, drain: int | None) -> None:
-    if drain is not None and not drainable(recipe):
-        raise TypeError(
-            "drain= sends the residual of error feedback; this recipe's memory keeps something else: leave out drain="
-        )

@@ -97,13 +97,10 @@ class Door:
             self._report(host, error)
         finally:
             self._let_in(session)
-            self._count(session)
+            with self._shared.lock:
+                self._shared.ended[0] += session.wire.sent
+                self._shared.ended[1] += session.wire.received
             self._talks.pop(threading.current_thread(), None)
-
-    def _count(self, session: Session) -> None:
-        with self._shared.lock:
-            self._shared.ended[0] += session.wire.sent
-            self._shared.ended[1] += session.wire.received
 
     def _report(self, host: str, error: Exception) -> None:
         with self._lock:

@@ -72,7 +72,8 @@ class Uplink:
         parts = self._layout.of_recipe(self._recipe, number - 1)
         if drain:
             released = {s.name: self._released(s, part, gradients) for part in parts for s in part.segments}
-            sections = [_dense(part, released) for part in self._layout.dense]
+            whole = [torch.cat([released[s.name] for s in part.segments]) for part in self._layout.dense]
+            sections = [Dense(values=x).to_buffer().cpu() for x in whole]
         else:
             sections = [self._encoded(part, number, gradients) for part in parts]
         for memory in {id(part.memory): part.memory for part in parts}.values():
@@ -315,10 +316,6 @@ class Copy:
         for entry, found in zip(self._layout.pushed, rows, strict=True):
             write_rows(self.places.parameters[entry.name], entry, found)
         self.base = base
-
-
-def _dense(part: Part, values: Mapping[str, Tensor]) -> Tensor:
-    return Dense(values=torch.cat([values[segment.name] for segment in part.segments])).to_buffer().cpu()
 
 
 def _rows(entry: Entry, gradient: Tensor | None) -> Tensor:

@@ -85,16 +85,11 @@ def parse(header: bytes | bytearray, limits: Mapping[Kind, int]) -> tuple[Kind, 
     magic, protocol, kind, flags, number, version, length = HEADER.unpack(header)
     if magic != MAGIC or protocol != PROTOCOL:
         raise FrameError(f"got {bytes(magic)!r}, version {protocol}; expected {MAGIC!r}, version {PROTOCOL}")
-    if kind not in limits or flags > max_flags():
+    if kind not in limits or flags > sum(Flag):
         raise FrameError(f"got kind {kind} with flags {flags}; expected one of {[int(each) for each in limits]}")
     if length > limits[Kind(kind)]:
         raise FrameError(f"a {Kind(kind).name} of {length} bytes; at most {limits[Kind(kind)]} may come")
     return Kind(kind), Flag(flags), number, version, length
-
-
-def max_flags() -> int:
-    """Return all flags together."""
-    return int(Flag.DRAINED | Flag.SAVE | Flag.DROPPED | Flag.BRIEF)
 
 
 def leave_to_this_process(connection: socket.socket) -> socket.socket:

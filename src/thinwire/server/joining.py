@@ -58,10 +58,8 @@ def secret_of(given: str | None, host: str) -> bytes:
     """Return the secret for a server: given, or at localhost this user's own; ValueError if a public one has none."""
     if given is not None:
         return given.encode()
-    return _own_secret() if _is_loopback(host) else _no_secret(host)
-
-
-def _no_secret(host: str) -> bytes:
+    if _is_loopback(host):
+        return _own_secret()
     raise ValueError(
         f"the server is at {host!r}, where others can reach it, and has no secret: pass secret=, or set "
         f"{VARIABLE} on the server and on every trainer ({_MAKE})"

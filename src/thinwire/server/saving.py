@@ -1,10 +1,126 @@
-"""When a server's checkpoint is written, and what is in it."""
+"""A server's checkpoint: when it is written, and a file that is the old state or the new one whenever it stops."""
 
+import os
 import threading
-from typing import final
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, final
+from weakref import finalize
+from zipfile import BadZipFile, ZipFile
 
+import torch
+
+from thinwire.errors import StateError
 from thinwire.server.central import Central
-from thinwire.server.durable import Durable
+
+_VERSION = 1
+
+
+@final
+class Durable:
+    """A checkpoint at `path`, written beside it, synced and renamed; the one before is kept as `path`.previous."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._previous = self._path.with_name(f"{self._path.name}.previous")
+        self._beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        self._mine = -1  # a descriptor, kept so that no other file gets its number
+        self._let_go: Callable[[], object] = bool
+        self._tried = False
+
+    def try_to_write(self) -> None:
+        """Raise OSError if no file can be written there."""
+        if self._path.is_dir():
+            raise IsADirectoryError(f"checkpoint is {str(self._path)!r}, a folder; expected a file in it")
+        try:
+            self._beside.touch()
+            self._beside.unlink()
+        except OSError as error:
+            raise type(error)(
+                error.errno, f"checkpoint cannot be written: {error.strerror}", str(self._path)
+            ) from error
+
+    def save(self, state: dict[str, Any], *, keep: bool = True) -> None:
+        """Replace the checkpoint; OSError, with the old one in place, where that fails or it is another server's."""
+        if not self._is_mine():
+            raise FileExistsError(
+                f"{self._path} was written by another process: give each server a checkpoint of its own, and stop a "
+                "server before you restart it"
+            )
+        beside = self._beside
+        try:
+            with beside.open("wb") as file:
+                torch.save({"format": _VERSION, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            self._try(beside)
+            mine = os.open(beside, os.O_RDONLY)
+            if keep:
+                self._keep_previous()
+            beside.replace(self._path)
+            self._keep(mine)
+        except RuntimeError as error:  # torch's, where the disk is full
+            raise OSError(f"{beside} could not be written: {error}") from error
+        finally:
+            beside.unlink(missing_ok=True)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _try(self, beside: Path) -> None:
+        """Read the first checkpoint back. Raises OSError if that cannot be done: a later start could not either."""
+        if self._tried:
+            return
+        try:
+            _read(beside)
+        except UnpicklingError as error:
+            raise OSError(
+                f"the optimizer's or scheduler's state cannot be read back ({error}): keep numbers and tensors in it"
+            ) from error
+        self._tried = True
+
+    def _keep_previous(self) -> None:
+        with suppress(OSError):  # there is none yet, or the file system has no hard links
+            link = self._beside.with_suffix(".old")
+            link.unlink(missing_ok=True)
+            os.link(self._path, link)
+            link.replace(self._previous)
+
+    def _is_mine(self) -> bool:
+        """Whether the file there is the one that this server has read or written last, or none."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return True
+        return self._mine >= 0 and os.path.samestat(found, os.fstat(self._mine))
+
+    def _keep(self, descriptor: int) -> None:
+        self._let_go()
+        self._mine, self._let_go = descriptor, finalize(self, os.close, descriptor)
+
+    def load(self, restore: Callable[[dict[str, Any]], None]) -> bool:
+        """Hand what was saved to `restore`. Return whether there was anything. Raises StateError if it is damaged."""
+        if not self._path.exists():
+            return False
+        self._keep(os.open(self._path, os.O_RDONLY))
+        try:
+            saved = _read(self._path)
+            if saved["format"] != _VERSION:
+                raise StateError(f"{self._path} has format {saved['format']}; expected {_VERSION}")
+            restore(saved)
+        except StateError:
+            raise
+        except Exception as error:
+            others = f"{self._previous}, which is the one before it," if self._previous.exists() else "a copy of it"
+            raise StateError(
+                f"{self._path} is no checkpoint of a server, or damaged ({error}): put {others} in its place, or "
+                "move it away to start anew"
+            ) from error
+        return True
 
 
 @final
@@ -35,3 +151,11 @@ class Saving:
             )  # gradients were finite on what is there
             with self._lock:
                 self._saved, self._version = state["applied"], state["version"]
+
+
+def _read(path: Path) -> Any:
+    """Return what a file holds, if the checksums in it are right: torch.load does not look."""
+    with ZipFile(path) as records:
+        if (damaged := records.testzip()) is not None:
+            raise BadZipFile(f"the checksum of {damaged} is wrong")
+    return torch.load(path, weights_only=True)

@@ -103,12 +103,10 @@ class Server:
         while not self._closing.is_set():
             saving.soon.wait(self._every)
             saving.soon.clear()
-            if saving.durable is not None and not self._closing.is_set() and not self._shared.central.failure:
-                self._save_or_complain()
-
-    def _save_or_complain(self) -> None:
-        try:
-            self.save()
-        except OSError as error:
-            logger.error("the checkpoint could not be saved: %s. Trainers keep their updates", error)
-            self._closing.wait(1.0)
+            if saving.durable is None or self._closing.is_set() or self._shared.central.failure:
+                continue
+            try:
+                self.save()
+            except OSError as error:
+                logger.error("the checkpoint could not be saved: %s. Trainers keep their updates", error)
+                self._closing.wait(1.0)

@@ -17,14 +17,13 @@ from thinwire.memories import MomentumCorrection
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.reducer import Reducer
 from thinwire.server.central import Central, MakeScheduler
-from thinwire.server.durable import Durable
 from thinwire.server.environment import announce, check_unannounced, joint, place, split
 from thinwire.server.exchange import check_memories
 from thinwire.server.frames import leave_to_this_process
 from thinwire.server.joining import Secret, agreed, given_secret, secret_of
 from thinwire.server.layout import check_fetchable, entries, frozen, shards
 from thinwire.server.rules import Asynchronous, Rule, Synchronous
-from thinwire.server.saving import Saving
+from thinwire.server.saving import Durable, Saving
 from thinwire.server.server import Server
 from thinwire.server.session import Shared
 
@@ -125,7 +124,8 @@ def serve(
         lost=time.monotonic() if central.applied else -math.inf,
         agreed=agreed(recipe, down, mine, servers, here, fetch_rows=fetch_rows, frozen=frozen(model)),
     )
-    listener = _listening(host, port)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = leave_to_this_process(socket.create_server((host, port), family=family, backlog=128))
     server = Server(shared, listener, address=joint(*listener.getsockname()[:2]), every=every)
     central.places.claim()
     server.start()
@@ -147,11 +147,6 @@ def _resumed(checkpoint: str | os.PathLike[str] | None, central: Central) -> Dur
     durable.try_to_write()
     durable.load(central.restore)
     return durable
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return leave_to_this_process(socket.create_server((host, port), family=family, backlog=128))
 
 
 def _rule(central: Central, lock: threading.Condition, staleness: int | None, *, trainers: int, timeout: float) -> Rule:

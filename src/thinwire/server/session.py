@@ -106,7 +106,8 @@ class Session:
                 self._update(frame)
                 return True
             case Kind.FETCH:
-                self._fetch(frame)
+                version, body = rows_for(self._shared.central, self._shared.lock, frame.body)
+                self.wire.send(Kind.ROWS, *body, number=frame.number, version=version)
                 return True
             case Kind.WATCH:
                 self._show()
@@ -195,7 +196,8 @@ class Session:
     def _update(self, frame: Frame) -> None:
         shared, dropped = self._shared, False
         self._save_if_asked(frame)
-        known = self._applied()
+        with shared.lock:
+            known = shared.central.applied.get(self.trainer, 0)
         if frame.number > known + 1:
             raise FrameError(f"update {frame.number}; expected {known + 1}, the next of this trainer")
         if frame.number == known + 1:
@@ -234,17 +236,9 @@ class Session:
         body = pack(news.sections()) if news else []
         self.wire.send(Kind.PARAMETERS, acknowledged, *body, number=number, version=version, flags=flags)
 
-    def _fetch(self, frame: Frame) -> None:
-        version, body = rows_for(self._shared.central, self._shared.lock, frame.body)
-        self.wire.send(Kind.ROWS, *body, number=frame.number, version=version)
-
     def _meanwhile(self) -> None:
         if self.wire.gone():
             raise GoneError("the connection was closed")
-
-    def _applied(self) -> int:
-        with self._shared.lock:
-            return self._shared.central.applied.get(self.trainer, 0)
 
     def _durable(self) -> int:
         return self._shared.saving.latest(self.trainer)

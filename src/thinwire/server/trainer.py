@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from thinwire.checked import Count, Seconds, Size, checked
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
-from thinwire.server.asking import wanted
 from thinwire.server.channel import Channel
 from thinwire.server.exchange import LOSS, Base, Draining, Uplink
+from thinwire.server.fetching import wanted
 from thinwire.server.frames import Flag
 from thinwire.server.layout import named, pack
 
@@ -285,9 +285,5 @@ def _number(loss: float | Tensor | None) -> float:
 
 
 def _finite(gradients: Sequence[Tensor]) -> bool:
-    parts = [part for part in map(_values, gradients) if part.numel()]
+    parts = [part for x in gradients if (part := x._values() if x.is_sparse else x).numel()]
     return all(math.isfinite(end) for part in parts for end in part.aminmax())  # no second vector is made
-
-
-def _values(x: Tensor) -> Tensor:
-    return x._values() if x.is_sparse else x
