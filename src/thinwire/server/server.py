@@ -7,7 +7,6 @@ import threading
 import time
 from typing import Self, final
 
-from thinwire.checked import Positive, checked
 from thinwire.server.door import Door
 from thinwire.server.frames import SHORTEST
 from thinwire.server.session import Session, Shared
@@ -17,11 +16,10 @@ logger = logging.getLogger("thinwire")
 
 
 @final
-@checked
 class Server:
     """A running parameter server, which `serve` makes: use it as a context manager, or call `close`."""
 
-    def __init__(self, shared: Shared, listener: socket.socket, *, address: str, every: Positive) -> None:
+    def __init__(self, shared: Shared, listener: socket.socket, *, address: str, every: float) -> None:
         self._shared, self._address, self._every = shared, address, every
         self._door = Door(listener, shared)
         self._closing = threading.Event()

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from thinwire.checked import Count, Seconds, Size, checked
+from thinwire.checked import Count, checked
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.server.channel import Channel
@@ -29,7 +29,6 @@ Work = Callable[[nn.Module], None]
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
     """What a trainer has sent and received.
@@ -45,19 +44,18 @@ class Traffic:
         waited: Seconds that threads waited for answers, added up.
     """
 
-    updates: Size
-    saved: Size
-    skipped: Size
-    dropped: Size
-    drained: Size
-    sent_bytes: Size
-    received_bytes: Size
-    fetched_rows: Size
-    waited: Seconds
+    updates: int
+    saved: int
+    skipped: int
+    dropped: int
+    drained: int
+    sent_bytes: int
+    received_bytes: int
+    fetched_rows: int
+    waited: float
 
 
 @final
-@checked
 class Trainer:
     """A model whose parameters a server keeps, which `connect` makes: use it as a context manager, or call `close`."""
 
@@ -68,7 +66,7 @@ class Trainer:
         channels: Sequence[Channel],
         *,
         draining: Draining,
-        in_flight: Size,
+        in_flight: int,
         releases: bool,
         closed: Callable[[], None],
     ) -> None:

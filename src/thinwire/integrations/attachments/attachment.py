@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.checked import checked
 from thinwire.collectives import Group, Staging, used_here
 from thinwire.errors import MomentumError, StateError
 from thinwire.handle import Handle, MemoryUse
@@ -40,7 +39,6 @@ class LossScaler(Protocol):
 
 
 @final
-@checked
 class Attachment(Handle):
     """Reduces the gradients of one model with a recipe, and keeps residuals between steps: what `attach` returns.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, futures, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import BODY, checked, checked_telling
+from thinwire.checked import BODY, checked_telling
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
@@ -33,7 +33,6 @@ from thinwire.reducer import Reducer
 
 
 @final
-@checked
 class Replicas(Served):
     """Replicas of one model, and a handle, which `replicate` returns; `attachment` does the work."""
 

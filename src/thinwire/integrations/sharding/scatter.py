@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
-from thinwire.checked import BODY, checked, checked_telling
+from thinwire.checked import BODY, checked_telling
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
@@ -41,7 +41,6 @@ from thinwire.reducer.owners import to_owners
 
 
 @final
-@checked
 class Scattered(Served):
     """A model sharded over all ranks whose gradients reach their owners compressed: what `scatter` returns.
 

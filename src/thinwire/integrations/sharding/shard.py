@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
-from thinwire.checked import BODY, checked, checked_telling
+from thinwire.checked import BODY, checked_telling
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
 from thinwire.integrations.attachments.assembly import (
@@ -40,7 +40,6 @@ from thinwire.reducer import Reducer
 
 
 @final
-@checked
 class Shards(Served):
     """A sharded model whose replicas exchange gradients: what `shard` returns.
 

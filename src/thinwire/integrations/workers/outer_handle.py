@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
 
-from thinwire.checked import checked
 from thinwire.collectives import Group, all_gather_plain, broadcast_state
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
@@ -31,7 +30,6 @@ AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 @final
-@checked
 class Outer(Handle):
     """A worker that trains on its own between outer steps: what `outer` returns.
 
