@@ -169,11 +169,7 @@ def checked_telling(tell: Told) -> Callable[[T], T]:
     return check
 
 
-def _tell_nobody(error: Exception, given: Mapping[str, object]) -> None:
-    pass
-
-
-def _checking(function: Callable[..., object], tell: Told = _tell_nobody) -> Callable[..., object]:
+def _checking(function: Callable[..., object], tell: Told = lambda error, given: None) -> Callable[..., object]:
     parameters = signature(function).parameters
     names, takes_any = tuple(parameters), any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
     bound = int(names[:1] in (("self",), ("cls",)))  # most are called with nothing but names

@@ -20,6 +20,7 @@ from thinwire.integrations import Replicas
 from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import LossScaler
 from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.reducer import Reducer
 
 _log = logging.getLogger("thinwire")
@@ -131,13 +132,7 @@ class Members(Served):
         self._replicas.reduce()
 
     def _for_a_newcomer(self) -> dict[str, Any]:
-        """Return where this rank is, without the residual, which stays here."""
-        state, memories = self.attachment.state_dict(), self.attachment.recipe.memories()
-        notes = [
-            {name: {f: x for f, x in fields.items() if f in memory.free} for name, fields in held.items()}
-            for memory, held in zip(memories, state["memories"], strict=True)
-        ]
-        return state | {"memories": [{name: each for name, each in held.items() if each} for held in notes]}
+        return without_residuals(self.attachment.state_dict())
 
 
 @checked

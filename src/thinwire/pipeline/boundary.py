@@ -128,16 +128,13 @@ class Boundary(nn.Module, ABC):
         taken = flat if choice.kept is None else gather(flat, choice.kept)
         values, coded = narrowed(taken, self.values, flat.dtype, self._crossings)
         self._sums.add(flat.numel(), values, choice)
-        self._tell(flat.numel(), values.numel() if choice.kept is None else (choice.kept >= 0).sum())
+        for listener in self.listeners:
+            listener.add("elements", flat.numel())
+            listener.add("values", values.numel() if choice.kept is None else (choice.kept >= 0).sum())
         if choice.kept is None:
             return Dense(values=values, coded=coded), None
         indices = filled(choice.kept, flat.numel())
         return Sparse(indices=indices, values=values, numel=flat.numel(), coded=coded), choice.kept
-
-    def _tell(self, elements: int, kept: int | Tensor) -> None:
-        for listener in self.listeners:
-            listener.add("elements", elements)
-            listener.add("values", kept)
 
     def _layout(self, shape: torch.Size, dtype: torch.dtype) -> Words:
         width, numel = self._width(shape), math.prod(shape)

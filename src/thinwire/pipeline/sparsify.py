@@ -138,7 +138,9 @@ def sparsify(
     """
     make, places = _maker(density, values, start_dim, boundary), _places(stages)
     _check_new([place.module for place in places.values()])
-    made = {index: _made(make) for index in places}  # first, as it may raise
+    made = {index: make() for index in places}
+    if wrong := [type(each).__name__ for each in made.values() if not isinstance(each, Boundary)]:
+        raise TypeError(f"boundary= made a {wrong[0]}; expected a function that makes a Boundary")
     hooks = [hook for index, place in places.items() for hook in _hooked(place, made[index])]
     senders = {index: place.module for index, place in places.items() if not place.last}
     meter = Meter()
@@ -155,13 +157,6 @@ def _hooked(place: _Place, boundary: Boundary) -> Iterator[RemovableHandle]:
         for name, buffer in boundary.named_buffers():
             place.module.register_buffer(PREFIX + name, buffer)
         yield place.module.register_forward_hook(partial(_send, boundary))
-
-
-def _made(make: Make) -> Boundary:
-    boundary = make()
-    if not isinstance(boundary, Boundary):
-        raise TypeError(f"boundary= made a {type(boundary).__name__}; expected a function that makes a Boundary")
-    return boundary
 
 
 def _check_new(modules: Sequence[nn.Module]) -> None:

@@ -160,7 +160,13 @@ class Channel:
     def _fail(self, error: Exception) -> None:
         with self._changed:
             if not self._closed.is_set():
-                self._error = error if isinstance(error, (ServerError, FingerprintError)) else _broken(error)
+                self._error = error
+                if isinstance(error, (FrameError, PayloadError)):
+                    said = f"the server's answer cannot be read ({error}): are both of the same version of thinwire?"
+                    self._error = ServerError(said)
+                elif not isinstance(error, (ServerError, FingerprintError)):
+                    said = f"what listens to the server has failed: {type(error).__name__}: {error}"
+                    self._error = ServerError(said)
             self._changed.notify_all()
 
     def _rejoin(self, error: GoneError) -> None:
@@ -282,9 +288,3 @@ def _closing_if_gone(wire: Wire) -> Iterator[None]:
         yield
     except GoneError:
         wire.close()
-
-
-def _broken(error: Exception) -> ServerError:
-    if isinstance(error, (FrameError, PayloadError)):
-        return ServerError(f"the server's answer cannot be read ({error}): are both of the same version of thinwire?")
-    return ServerError(f"what listens to the server has failed: {type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from thinwire.server.exchange import check_memories
 from thinwire.server.frames import leave_to_this_process
 from thinwire.server.joining import Secret, agreed, given_secret, secret_of
 from thinwire.server.layout import check_fetchable, entries, frozen, shards
-from thinwire.server.rules import Asynchronous, Rule, Synchronous
+from thinwire.server.rules import Asynchronous, Synchronous
 from thinwire.server.saving import Durable, Saving
 from thinwire.server.server import Server
 from thinwire.server.session import Shared
@@ -99,7 +100,8 @@ def serve(
     parameters = entries(model)
     check_fetchable(parameters, fetch_rows=fetch_rows)
     mine = shards(parameters, servers)[here]
-    _check_on_cpu(model)
+    if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
+        raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
     central = Central(
         model,
         mine,
@@ -112,10 +114,11 @@ def serve(
     _check_momentum(recipe, central.optimizers)
     central.layout.prepare(recipe, down)
     lock = threading.Condition(threading.RLock())
+    rule = Synchronous if staleness == 0 else partial(Asynchronous, bound=staleness)
     shared = Shared(
         saving=Saving(central, lock, _resumed(checkpoint, central)),
         central=central,
-        rule=_rule(central, lock, staleness, trainers=trainers, timeout=timeout),
+        rule=rule(central, lock, trainers=trainers, timeout=timeout),
         lock=lock,
         recipe=recipe,
         codec=down,
@@ -134,11 +137,6 @@ def serve(
     return server
 
 
-def _check_on_cpu(model: nn.Module) -> None:
-    if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
-        raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
-
-
 def _resumed(checkpoint: str | os.PathLike[str] | None, central: Central) -> Durable | None:
     """Return where to save, when what is there has been restored."""
     if checkpoint is None:
@@ -147,12 +145,6 @@ def _resumed(checkpoint: str | os.PathLike[str] | None, central: Central) -> Dur
     durable.try_to_write()
     durable.load(central.restore)
     return durable
-
-
-def _rule(central: Central, lock: threading.Condition, staleness: int | None, *, trainers: int, timeout: float) -> Rule:
-    if staleness == 0:
-        return Synchronous(central, lock, trainers=trainers, timeout=timeout)
-    return Asynchronous(central, lock, trainers=trainers, timeout=timeout, bound=staleness)
 
 
 def _check_momentum(recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -102,7 +102,8 @@ class Trainer:
         begun = self._begun.get(module, self._bases())
         with self._open():
             gradients = self._gradients(module)
-            if not _finite(list(gradients.values())):
+            values = [x._values() if x.is_sparse else x for x in gradients.values()]
+            if not all(math.isfinite(end) for x in values if x.numel() for end in x.aminmax()):  # no second vector
                 self._skip()
                 return False
             bases = [
@@ -280,8 +281,3 @@ def _number(loss: float | Tensor | None) -> float:
     if loss is None:
         return math.nan
     return float(loss.detach()) if isinstance(loss, Tensor) else loss
-
-
-def _finite(gradients: Sequence[Tensor]) -> bool:
-    parts = [part for x in gradients if (part := x._values() if x.is_sparse else x).numel()]
-    return all(math.isfinite(end) for part in parts for end in part.aminmax())  # no second vector is made

@@ -76,6 +76,15 @@ def waits(field: str) -> bool:
     return field not in Noted.free and not field.startswith(COMMON)
 
 
+def without_residuals(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state for a rank that joins: residuals stay where they are."""
+    kept = [
+        {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
+        for memory in saved["memories"]
+    ]
+    return {**saved, "memories": [{name: each for name, each in memory.items() if each} for memory in kept]}
+
+
 def taken_over(saved: Mapping[int, object], rank: int, world_size: int) -> list[int]:
     """Return which of the saved ranks' waiting shares go to `rank`."""
     return [each for each in sorted(saved) if each % world_size == rank]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -101,7 +101,8 @@ def outer(
 
 def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
-    parameters = {name: nn.Parameter(_wide(local(p).detach())) for name, p in own.items()}
+    wide = {name: torch.promote_types(p.dtype, torch.float32) for name, p in own.items()}
+    parameters = {n: nn.Parameter(local(p).detach().to(wide[n], copy=True)) for n, p in own.items()}
     optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters))
     attachment = assembled(
         [weights.group],
@@ -112,11 +113,6 @@ def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weigh
         divisor=weights.divide,
     )
     return Fragment(own, attachment, optimizer)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Return a copy in float32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
 
 def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

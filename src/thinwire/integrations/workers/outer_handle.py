@@ -11,6 +11,7 @@ from torch._compile import _disable_dynamo as untraced
 from thinwire.collectives import Group, all_gather_plain, broadcast_state
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
+from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import local
@@ -296,7 +297,7 @@ class Outer(Handle):
         """Give those who join what they need, from the worker of this rank in the group. A collective."""
         told: Any = None
         if self.group.rank() == first:
-            told = outer_state.without_waiting(self._state()), self._running.tensors, self._frozen
+            told = without_residuals(self._state()), self._running.tensors, self._frozen
         saved, running, frozen = broadcast_state(told, self.group, first)
         if not joining:
             return

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.integrations.membership.redistribution import COMMON, waits
+from thinwire.integrations.membership.redistribution import COMMON
 from thinwire.integrations.membership.state import Standing, renamed
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps
@@ -62,7 +62,7 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
 def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps, *, joining: bool = False) -> int:
     """Load what `check` has found to fit. Return the ticks done. A collective, unless this worker is `joining`.
 
-    It then takes over another worker's state, `without_waiting`, where all of them are.
+    It then takes over another worker's state, `without_residuals`, where all of them are.
     """
     saved = renamed(saved, [name for fragment in fragments for name in fragment.parameters])
     ticks, common = int(saved["step"]), saved["memories"][-1]
@@ -70,28 +70,12 @@ def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSt
         done, attachment = steps.done(number, ticks), fragment.attachment
         go_on_from = attachment.membership.join if joining else attachment.load_state_dict
         go_on_from(_part(saved, fragment) | {"step": done, "draw": done})
-        _load_common(fragment, common, settings)
+        for name, p in fragment.parameters.items():
+            p.detach().copy_(common[name][_GLOBAL])
+        fragment.take_means({n: common[n][_MEAN] for n in fragment.parameters if _MEAN in common[n]})
+        _load_optimizer(fragment, common, settings)
         fragment.finished = done
     return ticks
-
-
-def without_waiting(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state for a worker that joins: without residuals, which stay where they are."""
-    kept = [
-        {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
-        for memory in saved["memories"]
-    ]
-    return {**saved, "memories": [{name: each for name, each in memory.items() if each} for memory in kept]}
-
-
-@torch.no_grad()
-def _load_common(
-    fragment: Fragment, common: Mapping[str, Mapping[str, Tensor]], settings: Sequence[Mapping[str, Any]]
-) -> None:
-    for name, p in fragment.parameters.items():
-        p.copy_(common[name][_GLOBAL])
-    fragment.take_means({n: common[n][_MEAN] for n in fragment.parameters if _MEAN in common[n]})
-    _load_optimizer(fragment, common, settings)
 
 
 def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:

@@ -93,8 +93,11 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
     alarm, told, count = Alarm(), decided, _LOOK_EVERY
     while True:
         logs = yield from steps(told, count)
-        told = Decided(decided.choice)
-        seconds = ping(_size(profile), ranks.group, ranks.device)
+        told, link = Decided(decided.choice), profile.links["all_reduce"]
+        # so long that bandwidth counts for more than latency
+        size = int(max(_PING_SECONDS, 2 * profile.world_size * link.latency) * link.bandwidth)
+        size = min(_MOST, max(_LEAST, size))
+        seconds = ping(size, ranks.group, ranks.device)
         (period,) = ranks.mean([median_period(logs)])
         tripped = alarm.trips(seconds)
         # if a look was unusual, look again at once
@@ -141,10 +144,3 @@ def _change(before: Profile, after: Profile) -> str:
         f"the link has changed from {8e-6 * was.bandwidth:.0f} to {8e-6 * now.bandwidth:.0f} Mbit/s "
         f"and from {1e3 * was.latency:.2f} to {1e3 * now.latency:.2f} ms"
     )
-
-
-def _size(profile: Profile) -> int:
-    """How many bytes must a message have for bandwidth to count for more than latency?"""
-    link = profile.links["all_reduce"]
-    seconds = max(_PING_SECONDS, 2 * profile.world_size * link.latency)
-    return min(_MOST, max(_LEAST, int(seconds * link.bandwidth)))

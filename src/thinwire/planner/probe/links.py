@@ -49,7 +49,9 @@ def probe_links(group: Group, device: torch.device, *, seconds: float = 4.0, mos
     if group.size() == 1:
         return Links(dict.fromkeys(_RUNS, _FREE), {}, {})
     share, largest = seconds / len(_RUNS), max(USUAL, most)
-    sent = {name: ladder(_sender(name, group, device), share, _most(name, group, largest)) for name in _RUNS}
+    # what is gathered takes as many times the memory as there are ranks
+    most_of = {name: max(USUAL, largest // group.size()) if name == "all_gather" else largest for name in _RUNS}
+    sent = {name: ladder(_sender(name, group, device), share, most_of[name]) for name in _RUNS}
     world_size = group.size()
     return Links(
         {name: fit([(s.size, s.wall) for s in each], _LIKE[name], world_size) for name, each in sent.items()},
@@ -129,11 +131,6 @@ def contention(group: Group, device: torch.device) -> float:
     ranks = gathered([host], group, device)[:, 0].eq(host).sum().item()
     load = ranks * torch.get_num_threads() / (os.cpu_count() or 1)
     return float(gathered([load if device.type == "cpu" and load >= 1 else 0.0], group, device).max())
-
-
-def _most(name: Transport, group: Group, largest: int) -> int:
-    """Return the bytes of the largest message: what is gathered takes as many times the memory as there are ranks."""
-    return max(USUAL, largest // group.size()) if name == "all_gather" else largest
 
 
 def _sender(name: Transport, group: Group, device: torch.device) -> Callable[[int, int], Sent]:
