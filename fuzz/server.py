@@ -23,7 +23,7 @@ from thinwire.errors import PayloadError
 from thinwire.server.exchange import LOSS, Uplink, read_update
 from thinwire.server.fetching import longest_question, question, read_answer, read_question, rows_for
 from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, Flag, FrameError, Kind, Wire, parse
-from thinwire.server.joining import agreed, respond
+from thinwire.server.joining import Terms, respond
 from thinwire.server.layout import Layout, entries, pack
 from thinwire.server.server import Server
 from thinwire.server.session import Session
@@ -52,7 +52,7 @@ class Fuzzed:
         )
         self.central = self.server._shared.central
         self.layout, mine = self.central.layout, entries(model)
-        self.agreed = agreed(recipe, None, mine, 1, 0, fetch_rows=True)
+        self.agreed = Terms(recipe=recipe, down=None, fetch_rows=True, parameters=[mine]).agreed(0)
         gradients = {name: torch.randn_like(p) for name, p in model.named_parameters() if name != "rows.weight"}
         keys = torch.tensor([[1, 5, 30]])
         gradients["rows.weight"] = torch.sparse_coo_tensor(keys, torch.ones(3, 4), (40, 4))

@@ -53,7 +53,7 @@ from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
 from thinwire.server.central import Central
 from thinwire.server.exchange import Draining
-from thinwire.server.layout import entries
+from thinwire.server.layout import Layout, entries
 from thinwire.server.rules import Synchronous
 from thinwire.server.saving import Saving
 from thinwire.server.session import Shared
@@ -285,7 +285,7 @@ def _blocks() -> payloads.Blocks:
 def _shared() -> Shared:
     model, sgd = nn.Linear(2, 2), lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     central = Central(
-        model, entries(model), make_optimizer=sgd, make_rows_optimizer=None, make_scheduler=None, damped=False
+        model, Layout(entries(model)), make_optimizer=sgd, make_rows_optimizer=None, make_scheduler=None, damped=False
     )
     lock = threading.Condition()
     return Shared(

@@ -17,7 +17,7 @@ from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.server.exchange import LOSS, Uplink
 from thinwire.server.frames import NONE, Flag, Frame, Kind, Wire
-from thinwire.server.joining import agreed, given_secret, respond, secret_of
+from thinwire.server.joining import Terms, given_secret, respond, secret_of
 from thinwire.server.layout import Layout, entries, pack
 
 NUMEL = 200
@@ -177,7 +177,8 @@ class Raw:
         limits = dict.fromkeys(Kind, 1 << 24)
         self.wire = _kept(Wire(socket.create_connection((host, int(port))), timeout=timeout, limits=limits))
         respond(self.wire, secret_of(given_secret(secret), host), address)
-        said = {"trainer": who, "agreed": agreed(self.recipe, None, mine, 1, 0, fetch_rows=fetch_rows)}
+        terms = Terms(recipe=self.recipe, down=None, fetch_rows=fetch_rows, parameters=[mine])
+        said = {"trainer": who, "agreed": terms.agreed(0)}
         self.wire.send(Kind.JOIN, json.dumps(said).encode(), number=self.wire.milliseconds)
         self.welcome = self.wire.receive()
 

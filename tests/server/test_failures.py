@@ -15,8 +15,8 @@ from torch import nn
 
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
-from thinwire.server.durable import Durable
 from thinwire.server.frames import Kind
+from thinwire.server.saving import Durable
 
 __all__ = ["closed"]
 

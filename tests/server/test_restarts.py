@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from thinwire import codecs, recipes
 from thinwire.errors import StateError
 from thinwire.server import Trainer, calling, environment
-from thinwire.server.durable import Durable
 from thinwire.server.frames import Frame
+from thinwire.server.saving import Durable
 
 __all__ = ["closed"]
 

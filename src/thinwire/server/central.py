@@ -47,16 +47,14 @@ class Central:
     def __init__(
         self,
         model: nn.Module,
-        parameters: Sequence[Entry],
+        layout: Layout,
         *,
         make_optimizer: MakeOptimizer,
         make_rows_optimizer: MakeOptimizer | None,
         make_scheduler: MakeScheduler | None,
         damped: bool,
-        fetch_rows: bool = False,
     ) -> None:
-        self.layout = Layout(parameters, fetch_rows=fetch_rows)
-        self._model, self.places = model, Places(self.layout, model)
+        self.layout, self._model, self.places = layout, model, Places(layout, model)
         self.parameters, self.flats = self.places.parameters, self.places.flats
         self._gradients = {dtype: torch.zeros_like(flat) for dtype, flat in self.flats.items()}
         self._views = {segment.name: view(self._gradients[dtype], segment) for dtype, segment in self.layout.segments()}

@@ -17,8 +17,7 @@ from thinwire.server.channel import Channel
 from thinwire.server.environment import addresses, split
 from thinwire.server.exchange import Copy, Draining, Uplink, drainable
 from thinwire.server.fetching import Rows, longest_answer
-from thinwire.server.joining import Secret, agreed, given_secret, secret_of
-from thinwire.server.layout import Layout, check_fetchable, entries, frozen, shards
+from thinwire.server.joining import Secret, Terms, given_secret, secret_of
 from thinwire.server.places import Places
 from thinwire.server.trainer import Trainer
 
@@ -84,9 +83,7 @@ def connect(
     given = given_secret(secret)
     memories = [memory for memory in recipe.memories() if memory.stateful]
     _check_free(memories)
-    parameters = entries(model)
-    check_fetchable(parameters, fetch_rows=fetch_rows)
-    unmoved = frozen(model)
+    terms = Terms.of(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
     settings = partial(
         Settings,
         trainer=secrets.token_hex(16),
@@ -94,16 +91,14 @@ def connect(
         patience=reconnect,
         log_bytes=log_bytes,
     )
-    parts, hosts = shards(parameters, servers), addresses(address, servers)
     uplinks, channels = list[Uplink](), list[Channel]()
     with ExitStack() as if_one_fails:
-        for index, (place, mine) in enumerate(zip(hosts, parts, strict=True)):
-            layout = Layout(mine, fetch_rows=fetch_rows)
-            layout.prepare(recipe, down)
+        for index, place in enumerate(addresses(address, servers)):
+            layout = terms.layout(index)
             its = settings(
                 address=place,
                 secret=secret_of(given, split(place)[0]),
-                agreed=agreed(recipe, down, mine, servers, index, fetch_rows=fetch_rows, frozen=unmoved),
+                agreed=terms.agreed(index),
                 longest_answer=_HEAD
                 + layout.limit(layout.dense if down is None else layout.of_codec(down), layout.pushed),
                 longest_rows=longest_answer(layout),

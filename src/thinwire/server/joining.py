@@ -16,8 +16,11 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self, final
+
+from torch import nn
 
 from thinwire.checked import BODY
 from thinwire.codecs import Codec
@@ -25,7 +28,7 @@ from thinwire.errors import ServerError
 from thinwire.reducer import Reducer
 from thinwire.reducer.base import words
 from thinwire.server.frames import PROTOCOL, Wire
-from thinwire.server.layout import Entry
+from thinwire.server.layout import Entry, Layout, entries, frozen, shards
 
 Secret = Annotated[str | None, BODY]
 """A secret, which no error may show."""
@@ -148,24 +151,47 @@ def _cut(text: str, start: int = 0) -> str:
     return f"{'… ' * bool(start)}{text[start : start + _SHOWN]}{' …' * (len(text) > start + _SHOWN)}"
 
 
-def agreed(
-    recipe: Reducer,
-    down: Codec | None,
-    parameters: Sequence[Entry],
-    servers: int,
-    index: int,
-    *,
-    fetch_rows: bool = False,
-    frozen: str = "none",
-) -> dict[str, str]:
-    """Return in words what a server and its trainers must have in common; `frozen` as `layout.frozen` returns it."""
-    return {
-        "recipe": words(recipe),
-        "down": words(down),
-        "fetch_rows": str(fetch_rows),
-        "what is frozen (its hash)": frozen,
-        "the place among the servers": f"{index} of {servers}",
-    } | {f"parameter {each.name}": str(each) for each in parameters}
+@final
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a server and its trainers must have in common: of which model, and how updates and answers are encoded.
+
+    `parameters` are those of each server. `frozen` is a hash of what is not trained.
+    """
+
+    recipe: Reducer
+    down: Codec | None
+    fetch_rows: bool
+    parameters: Sequence[Sequence[Entry]]
+    frozen: str = "none"
+
+    @classmethod
+    def of(cls, model: nn.Module, recipe: Reducer, down: Codec | None, *, servers: int, fetch_rows: bool) -> Self:
+        """Return those of this model. Raises ValueError for rows to fetch of one without, and for too many servers."""
+        parameters = entries(model)
+        if fetch_rows and not any(each.rows for each in parameters):
+            raise ValueError(
+                "fetch_rows=True, and the model has no rows to fetch: make its embeddings with sparse=True, or drop it"
+            )
+        parts = shards(parameters, servers)
+        return cls(recipe=recipe, down=down, fetch_rows=fetch_rows, parameters=parts, frozen=frozen(model))
+
+    def layout(self, index: int) -> Layout:
+        """Return the layout of a server's parameters, ready for use. Raises TypeError for a recipe without codec."""
+        made = Layout(self.parameters[index], fetch_rows=self.fetch_rows)
+        made.check(self.recipe)
+        made.compile(self.recipe, self.down)
+        return made
+
+    def agreed(self, index: int) -> dict[str, str]:
+        """Return them in words, for the server of this number."""
+        return {
+            "recipe": words(self.recipe),
+            "down": words(self.down),
+            "fetch_rows": str(self.fetch_rows),
+            "what is frozen (its hash)": self.frozen,
+            "the place among the servers": f"{index} of {len(self.parameters)}",
+        } | {f"parameter {each.name}": str(each) for each in self.parameters[index]}
 
 
 def _proof(secret: bytes, role: bytes, both: bytes) -> bytes:

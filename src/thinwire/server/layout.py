@@ -80,14 +80,6 @@ def frozen(model: nn.Module) -> str:
     return digest.hexdigest()[:16] if found else "none"
 
 
-def check_fetchable(parameters: Sequence[Entry], *, fetch_rows: bool) -> None:
-    """Raise ValueError for rows to fetch of a model that has none."""
-    if fetch_rows and not any(each.rows for each in parameters):
-        raise ValueError(
-            "fetch_rows=True, and the model has no rows to fetch: make its embeddings with sparse=True, or drop it"
-        )
-
-
 def shards(parameters: Sequence[Entry], servers: int) -> list[list[Entry]]:
     """Divide parameters, at least one each, among servers: the largest first, to whichever has least so far."""
     if servers > len(parameters):
@@ -174,11 +166,6 @@ class Layout:
             Part(memory=memory, codec=codec, segments=tuple(found), numel=self.sizes[dtype], dtype=dtype)
             for (dtype, _, codec), (memory, found) in groups.items()
         )
-
-    def prepare(self, recipe: Reducer, codec: Codec | None) -> None:
-        """Check the recipe, and compile what reads it and the codec. Raises TypeError."""
-        self.check(recipe)
-        self.compile(recipe, codec)
 
     def check(self, recipe: Reducer) -> None:
         """Raise TypeError if a recipe, now or after its warm-up, has something without memory and codec."""

@@ -21,8 +21,7 @@ from thinwire.server.central import Central, MakeScheduler
 from thinwire.server.environment import announce, check_unannounced, joint, place, split
 from thinwire.server.exchange import check_memories
 from thinwire.server.frames import leave_to_this_process
-from thinwire.server.joining import Secret, agreed, given_secret, secret_of
-from thinwire.server.layout import check_fetchable, entries, frozen, shards
+from thinwire.server.joining import Secret, Terms, given_secret, secret_of
 from thinwire.server.rules import Asynchronous, Synchronous
 from thinwire.server.saving import Durable, Saving
 from thinwire.server.server import Server
@@ -97,22 +96,18 @@ def serve(
     check_memories(recipe)
     host, port = split(address or "127.0.0.1:0")
     known = secret_of(given_secret(secret), host)
-    parameters = entries(model)
-    check_fetchable(parameters, fetch_rows=fetch_rows)
-    mine = shards(parameters, servers)[here]
+    terms = Terms.of(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
     if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
         raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
     central = Central(
         model,
-        mine,
+        terms.layout(here),
         make_optimizer=make_optimizer,
         make_rows_optimizer=make_rows_optimizer,
         make_scheduler=make_scheduler,
         damped=damped,
-        fetch_rows=fetch_rows,
     )
     _check_momentum(recipe, central.optimizers)
-    central.layout.prepare(recipe, down)
     lock = threading.Condition(threading.RLock())
     rule = Synchronous if staleness == 0 else partial(Asynchronous, bound=staleness)
     shared = Shared(
@@ -125,7 +120,7 @@ def serve(
         secret=known,
         timeout=timeout,
         lost=time.monotonic() if central.applied else -math.inf,
-        agreed=agreed(recipe, down, mine, servers, here, fetch_rows=fetch_rows, frozen=frozen(model)),
+        agreed=terms.agreed(here),
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = leave_to_this_process(socket.create_server((host, port), family=family, backlog=128))

@@ -106,8 +106,7 @@ class Session:
                 self._update(frame)
                 return True
             case Kind.FETCH:
-                version, body = rows_for(self._shared.central, self._shared.lock, frame.body)
-                self.wire.send(Kind.ROWS, *body, number=frame.number, version=version)
+                self._fetch(frame)
                 return True
             case Kind.WATCH:
                 self._show()
@@ -235,6 +234,10 @@ class Session:
             news = None if flags & Flag.BRIEF else self._downlink.news(number)
         body = pack(news.sections()) if news else []
         self.wire.send(Kind.PARAMETERS, acknowledged, *body, number=number, version=version, flags=flags)
+
+    def _fetch(self, frame: Frame) -> None:
+        version, body = rows_for(self._shared.central, self._shared.lock, frame.body)
+        self.wire.send(Kind.ROWS, *body, number=frame.number, version=version)
 
     def _meanwhile(self) -> None:
         if self.wire.gone():

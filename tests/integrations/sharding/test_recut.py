@@ -22,7 +22,7 @@ import thinwire as tw
 from thinwire.errors import StateError
 from thinwire.integrations.membership import state
 from thinwire.integrations.momentum.correction import corrections
-from thinwire.integrations.sharding.recut import Cuts, Piece, recut
+from thinwire.integrations.sharding.layout import Cuts, Piece, recut
 from thinwire.integrations.training.gradients import local
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer

@@ -21,8 +21,7 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.redistribution import noting, redistribute, taken_over
 from thinwire.integrations.membership.together import agreed, first_found, together, union
 from thinwire.integrations.replicas.replicate import Replicas
-from thinwire.integrations.sharding.layout import Layout
-from thinwire.integrations.sharding.recut import Piece, recut
+from thinwire.integrations.sharding.layout import Layout, Piece, recut
 from thinwire.integrations.sharding.scatter import Scattered
 from thinwire.integrations.sharding.shard import Shards
 from thinwire.integrations.workers.outer_handle import Outer

@@ -1,16 +1,88 @@
-"""Where a rank stands among those that save together: which replica it is of, and which shard it holds."""
+"""Which shard a rank holds among those that save together, and resharding to another number of shards.
+
+A memory holds a number for each element of a parameter, so it is cut as the parameter is. Notes, such as PowerSGD's Q
+and thresholds, are about a shard as a whole: those of other shards are dropped, and start from scratch.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, NamedTuple, final
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from thinwire.collectives import Group
+from thinwire.errors import StateError
+from thinwire.integrations.membership.redistribution import check_alike
 from thinwire.integrations.membership.together import union
 from thinwire.integrations.sharding.fsdp import is_dtensor
-from thinwire.integrations.sharding.recut import Cuts
+from thinwire.memories import Noted
+from thinwire.memories.base import State
+
+Shape = tuple[int, ...]
+
+
+class Piece(NamedTuple):
+    """One of so many shards."""
+
+    shard: int
+    shards: int
+
+    @classmethod
+    def at(cls, place: list[list[int]]) -> "Piece":
+        """Return the one that a state or a layout calls by its place. Raises StateError for several dimensions."""
+        if len(place) > 1:
+            raise StateError(
+                f"the shard is {place}, cut in {len(place)} dimensions of the mesh, and only those of one can be "
+                "resharded: go on with the same mesh"
+            )
+        return cls(*place[0]) if place else cls(0, 1)
+
+    @property
+    def place(self) -> list[list[int]]:
+        """How a state calls it."""
+        return [list(self)] if self.shards > 1 else []
+
+
+@final
+@dataclass(frozen=True)
+class Cuts:
+    """How parameters are cut: their whole shapes, and for those that are cut along another dimension than 0, which."""
+
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, nn.Parameter]) -> "Cuts":
+        """Return those of DTensors; a plain parameter is whole."""
+        found: dict[str, int] = {}
+        for name, p in parameters.items():
+            placements: Any = getattr(p, "placements", ())
+            found[name] = next((each.dim for each in placements if each.is_shard()), 0)
+        return cls({name: tuple(p.shape) for name, p in parameters.items()}, {n: d for n, d in found.items() if d})
+
+    def rows(self, name: str, piece: Piece) -> range:
+        """Return which indices of the dimension that is cut lie in a piece: FSDP cuts as torch.chunk does."""
+        length = self._whole(name)[self.dims.get(name, 0)]
+        step = -(-length // piece.shards)
+        return range(min(length, piece.shard * step), min(length, (piece.shard + 1) * step))
+
+    def shape(self, name: str, piece: Piece) -> Shape:
+        """Return the shape of a parameter's piece."""
+        sizes = list(self._whole(name))
+        sizes[self.dims.get(name, 0)] = len(self.rows(name, piece))
+        return tuple(sizes)
+
+    def common(self, name: str, one: Piece, other: Piece) -> range:
+        """Return which indices lie in both pieces."""
+        mine, theirs = self.rows(name, one), self.rows(name, other)
+        return range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
+
+    def _whole(self, name: str) -> Shape:
+        if name not in self.shapes:
+            raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
+        return self.shapes[name]
 
 
 @final
@@ -40,3 +112,50 @@ class Layout:
         ranks = union(groups, dict.fromkeys(dist.get_process_group_ranks(group), ""))
         place = [[each.rank(), each.size()] for each in island]
         return cls(groups=groups, ranks=tuple(sorted(ranks)), shard=place, cuts=Cuts.of(parameters))
+
+
+def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piece: Piece) -> dict[str, Any]:
+    """Return the state of a piece from those that a replica's shards saved; what a missing one held becomes zeros."""
+    first, *others = pieces.values()
+    for each in others:
+        check_alike(first, each)
+    if first.get("dims", {}) != cuts.dims:
+        raise StateError(
+            f"parameters were cut along other dimensions than the first: {first.get('dims', {})}, and now "
+            f"{dict(cuts.dims)}: shard the model as it was"
+        )
+    memories = [
+        _memory({shard: each["memories"][i] for shard, each in pieces.items()}, shards, cuts, piece)
+        for i in range(len(first["memories"]))
+    ]
+    return {**first, "shard": piece.place, "memories": memories}
+
+
+def _memory(held: Mapping[int, State], shards: int, cuts: Cuts, piece: Piece) -> State:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name in dict.fromkeys(name for memory in held.values() for name in memory):
+        fields = {shard: memory[name] for shard, memory in held.items() if name in memory}
+        for each in dict.fromkeys(f for of_shard in fields.values() for f in of_shard if f not in Noted.free):
+            parts = {shard: of_shard[each] for shard, of_shard in fields.items() if each in of_shard}
+            found.setdefault(name, {})[each] = _field(parts, shards, cuts, piece, name)
+    return found
+
+
+def _field(parts: Mapping[int, Tensor], shards: int, cuts: Cuts, piece: Piece, name: str) -> Tensor:
+    like = next(iter(parts.values()))
+    dim = cuts.dims.get(name, 0)
+    whole = like.new_zeros(cuts.shape(name, piece))
+    start = cuts.rows(name, piece).start
+    for shard, flat in parts.items():
+        source = Piece(shard, shards)
+        if not (rows := cuts.common(name, source, piece)):
+            continue
+        shape = cuts.shape(name, source)
+        if flat.numel() != torch.Size(shape).numel():
+            raise ValueError(
+                f"the residual of {name!r} on shard {shard} of {shards} has {flat.numel()} elements; expected those of "
+                f"{shape}: the model was of another shape, or cut in another way"
+            )
+        taken = flat.view(shape).narrow(dim, rows.start - cuts.rows(name, source).start, len(rows))
+        whole.narrow(dim, rows.start - start, len(rows)).copy_(taken)
+    return whole.view(-1)
