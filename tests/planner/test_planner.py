@@ -79,17 +79,6 @@ def test_what_was_not_seen_of_a_link_survives_json_and_is_known_of_a_slower_one(
     assert found.on(Link(latency=0.0, bandwidth=bandwidth * 2)).unseen
 
 
-def test_a_profile_from_before_says_that_its_bandwidth_was_not_measured() -> None:
-    raw = json.loads(_single().to_json())
-    del raw["unseen"]
-    assert not Profile.from_json(json.dumps(raw)).unseen
-    raw["links"]["all_reduce"] = {"latency": 0.1, "bandwidth": 1e15}
-    old = Profile.from_json(json.dumps(raw))
-    assert old.unseen == {"all_reduce": 0}
-    assert "not known. Measure again" in decide(old).why().decision
-    assert not Profile.from_json(json.dumps(raw | {"world_size": 1, "made": {}})).unseen
-
-
 def test_a_profile_survives_a_file(tmp_path: Path) -> None:
     _single().save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == Profile.load(str(tmp_path / "p.json")) == _single()

@@ -110,8 +110,6 @@ class Plan:
     @property
     def missing(self) -> str:
         """What might have been chosen too, had it been measured, in words; empty where nothing is missing."""
-        if 0 in self.profile.unseen.values():
-            return "This profile lacks the bandwidth, so whether compression pays is not known. Measure again to know."
         if not self.unmeasured:
             return ""
         names, by = ", ".join(self.unmeasured), f" under {self.optimizer}" if self.optimizer else ""

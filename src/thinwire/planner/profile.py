@@ -13,8 +13,6 @@ from thinwire.checked import Amount, Count, Like, Number, Seconds, Size, checked
 from thinwire.exchanges import Link, Network, Transport
 
 SCHEMA = "thinwire.profile/2"
-"""Today's names of a saved profile's candidates, by schema."""
-_FREE = 1e14  # bytes per second: no link of that kind was ever measured
 TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
 
 
@@ -166,7 +164,7 @@ class Profile:
         links: Per transport, fitted to measured times.
         busy: Per transport, fitted to the processor seconds of one rank.
         unseen: Of a transport whose bandwidth could not be told from its latency, the largest message that was sent, in
-            bytes; 0 where that is not known. Its link then has the least bandwidth that fits.
+            bytes. Its link then has the least bandwidth that fits.
         costs: By candidate.
         slowdown: Seconds by which a processor second of communication delays computing that overlaps it; 0 where
             nothing competes for cores, as on a GPU.
@@ -244,25 +242,16 @@ def _read(raw: Any) -> dict[str, Any]:
     schema = raw.pop("schema", None)
     if schema != SCHEMA:
         raise ValueError(f"this is no profile: its schema is {schema!r}; expected {SCHEMA!r}")
-    raw["timeline"] = _timeline(**raw["timeline"])
+    whole = raw["timeline"]
+    whole["buckets"] = tuple(
+        Bucket(ready=float(b["ready"]), gradients=tuple(Gradient(**g) for g in b["gradients"]))
+        for b in whole["buckets"]
+    )
+    raw["timeline"] = Timeline(**whole)
     for name in ("links", "busy"):
         raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
-    raw.setdefault("unseen", _never_seen(raw))
     raw["tiers"] = tuple(raw.get("tiers", ()))
-    raw["costs"] = {name: _cost(cost) for name, cost in raw["costs"].items()}
+    for name, cost in raw["costs"].items():
+        curves = {part: tuple((float(x), float(y)) for x, y in curve["points"]) for part, curve in cost.items()}
+        raw["costs"][name] = Cost(**{part: Curve(points) for part, points in curves.items()})
     return raw
-
-
-def _never_seen(raw: Mapping[str, Any]) -> dict[Transport, int]:
-    """Return the transports of which an older probe saw no bandwidth: it then took them for as good as free."""
-    alone = raw.get("made", {}).get("world_size", raw["world_size"]) == 1
-    return {t: 0 for t, link in raw["links"].items() if link.bandwidth >= _FREE and not alone}
-
-
-def _timeline(buckets: list[dict[str, Any]], **others: float) -> Timeline:
-    read = (Bucket(ready=float(b["ready"]), gradients=tuple(Gradient(**g) for g in b["gradients"])) for b in buckets)
-    return Timeline(buckets=tuple(read), **{name: float(seconds) for name, seconds in others.items()})
-
-
-def _cost(raw: Mapping[str, Any]) -> Cost:
-    return Cost(**{name: Curve(tuple((float(x), float(y)) for x, y in curve["points"])) for name, curve in raw.items()})

@@ -130,17 +130,18 @@ class ToOwners(Reducer):
         self.memory.retain(bucket.segments.names, whole)
 
 
+def rows_of(rows: int, owner: int, ranks: int) -> range:
+    """Return which of so many rows a rank owns, as `torch.chunk` cuts them: the last may own fewer, or none."""
+    each = -(-rows // ranks)
+    return range(min(owner * each, rows), min((owner + 1) * each, rows))
+
+
 def part_of(segment: Segment, owner: int, ranks: int) -> Segment:
-    """Return the rows that a rank owns, as `torch.chunk` cuts them: those of the last owners may be fewer, or none."""
+    """Return the rows that a rank owns."""
     rows, *others = segment.shape
-    chunk, width = -(-rows // ranks), segment.length // max(rows, 1)
-    first, end = min(owner * chunk, rows), min((owner + 1) * chunk, rows)
-    return replace(
-        segment,
-        offset=segment.offset + first * width,
-        length=(end - first) * width,
-        shape=(end - first, *others),
-    )
+    mine, width = rows_of(rows, owner, ranks), segment.length // max(rows, 1)
+    start, length = segment.offset + mine.start * width, len(mine) * width
+    return replace(segment, offset=start, length=length, shape=(len(mine), *others))
 
 
 def to_owners(recipe: Reducer) -> Reducer:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from thinwire.codecs import Codec, Identity
 from thinwire.errors import PayloadError
+from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.memories import Memory, NoMemory
 from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Compressed, Reducer, Segment
@@ -54,13 +55,9 @@ def named(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def entries(model: nn.Module) -> list[Entry]:
     """Return the model's parameters that are trained. Raises ValueError if there are none, or one is empty."""
-    sparse = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    }
+    sparse = sparse_weights(model)
     found = [
-        Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=id(p) in sparse)
+        Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=p in sparse)
         for name, p in named(model).items()
         if p.requires_grad
     ]

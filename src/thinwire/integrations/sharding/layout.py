@@ -19,6 +19,7 @@ from thinwire.integrations.membership.together import union
 from thinwire.integrations.sharding.fsdp import is_dtensor
 from thinwire.memories import Noted
 from thinwire.memories.base import State
+from thinwire.reducer.owners import rows_of
 
 Shape = tuple[int, ...]
 
@@ -64,9 +65,7 @@ class Cuts:
 
     def rows(self, name: str, piece: Piece) -> range:
         """Return which indices of the dimension that is cut lie in a piece: FSDP cuts as torch.chunk does."""
-        length = self._whole(name)[self.dims.get(name, 0)]
-        step = -(-length // piece.shards)
-        return range(min(length, piece.shard * step), min(length, (piece.shard + 1) * step))
+        return rows_of(self._whole(name)[self.dims.get(name, 0)], *piece)
 
     def shape(self, name: str, piece: Piece) -> Shape:
         """Return the shape of a parameter's piece."""
