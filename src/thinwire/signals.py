@@ -1,8 +1,9 @@
 """What a codec encodes: a tensor, or a sum that one pass can both compute and select from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, final
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from typing import Any, Protocol, Self, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -10,10 +11,12 @@ from torch.nn.functional import pad
 
 from thinwire import kernels, waits
 from thinwire.kernels import Chunking, Draw, Picks
-from thinwire.kernels.parts import Cut, cut_of, in_dtype
+from thinwire.kernels.parts import Cut, Parts, cut_of, in_dtype
 from thinwire.kernels.ranges import is_alone
 
 _T = TypeVar("_T")
+_CAPTURED = 1 << 25
+"""Up to so many elements a captured launch is worth more than kernels that know where their one vector begins."""
 
 
 class Note(Protocol):
@@ -105,6 +108,7 @@ class Signals(Sequence[Signal]):
 
     dtype: torch.dtype
     device: torch.device
+    _factors: tuple[Any, ...] = ()
 
     def __init__(self, made: Sequence[Signal] = (), *columns: Sequence[Any]) -> None:
         self._made, self._columns = dict(enumerate(made)), columns
@@ -130,6 +134,22 @@ class Signals(Sequence[Signal]):
         return signal
 
     @property
+    def place(self) -> Hashable:
+        """What computing them depends on, beside the numbers in memory; None if that cannot be said."""
+        columns = [_place(column) for column in self._columns]
+        return None if None in columns or not columns else (type(self), self._factors, self.share, *columns)
+
+    def again(self) -> Self:
+        """Return these signals once more, as they were made."""
+        other = copy(self)
+        other._made, other._done = {}, [isinstance(self, Plains)] * len(self)
+        return other
+
+    def settle(self, other: "Signals") -> None:
+        """Take it that these have been computed as the others have, which `again` returned."""
+        self._done = other._done
+
+    @property
     def lengths(self) -> Sequence[int]:
         """How many elements each has."""
         return self.cut.lengths
@@ -150,7 +170,7 @@ class Signals(Sequence[Signal]):
         Returns indices (int32), which count from each vector's first element, and values: as many as the first draw's
         capacity, then as many as the next one's. Where fewer are picked, −1 with value 0 follows.
         """
-        return joined(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws))
+        return joined(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
 
     def chunk_topk(self, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk of each: positions and values, one after another's."""
@@ -162,11 +182,18 @@ class Signals(Sequence[Signal]):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _found(
-        self, together: Callable[[slice, Any], _T], alone: Callable[[Signal, Any], _T], arguments: Sequence[Any]
+        self,
+        together: Callable[[slice, Any], _T],
+        alone: Callable[[Signal, Any], _T],
+        arguments: Sequence[Any],
+        few: int = 0,
     ) -> list[_T]:
-        """Return what is found of neighbours that are taken together, and of each other one alone."""
+        """Return what is found of neighbours that are taken together, and of each other one alone.
+
+        On a GPU a single vector goes the way of several if it has a few elements only.
+        """
         found = []
-        for some, small in self._groups:
+        for some, small in self._groups(few):
             if small:
                 found.append(together(some, arguments if some.stop - some.start == len(self) else arguments[some]))
             else:
@@ -205,11 +232,10 @@ class Signals(Sequence[Signal]):
         whole = some.stop - some.start == len(self._done)
         return list(self._columns) if whole else [column[some] for column in self._columns]
 
-    @property
-    def _groups(self) -> Sequence[tuple[slice, bool]]:
+    def _groups(self, few: int) -> Sequence[tuple[slice, bool]]:
         if self.device.type in waits.HOST:
             return self.cut.by_size
-        return [(slice(0, len(self)), len(self) > 1 or is_alone(self.lengths[0]))]
+        return [(slice(0, len(self)), len(self) > 1 or is_alone(self.lengths[0]) or self.lengths[0] <= few)]
 
 
 @final
@@ -227,6 +253,12 @@ class Plains(Signals):
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
         xs: Sequence[Tensor] = self._part(some)[0]
         return xs
+
+
+def _place(column: Sequence[Any]) -> Hashable:
+    if isinstance(column, Parts):
+        return column.flat.data_ptr(), column.flat.dtype, column.cut
+    return tuple(column) if all(isinstance(x, float | int) for x in column) else None
 
 
 def numbers(some: slice) -> range:

@@ -64,6 +64,8 @@ class _Sums:
 
     steps: int = 0
     amounts: dict[str, Any] = field(default_factory=dict)
+    noted: list[tuple[str, Tensor]] = field(default_factory=list)
+    """Amounts on a device, not added up yet: buckets end on streams of their own, and a step waits for all of them."""
     seconds: dict[str, float] = field(default_factory=dict)
     flights: list[tuple[float, float]] = field(default_factory=list)
     waiting: Tensor | None = None
@@ -71,6 +73,7 @@ class _Sums:
 
     def fold_into(self, total: "_Sums") -> None:
         """Add these sums of one step to the total."""
+        self.add_noted()
         total.steps += self.steps
         for name, amount in self.amounts.items():
             if name != "gradient" or self.waiting is not None:
@@ -79,6 +82,12 @@ class _Sums:
             total.seconds[name] = total.seconds.get(name, 0.0) + seconds
         if self.waiting is not None:
             total.waiting = self.waiting if total.waiting is None else total.waiting + self.waiting
+
+    def add_noted(self) -> None:
+        """Add up what has been noted."""
+        for name, amount in self.noted:
+            self.amounts[name] = self.amounts.get(name, 0.0) + amount
+        self.noted.clear()
 
     def spent(self) -> dict[str, float]:
         """Return the seconds spent by name. Exchanges that overlap count once."""
@@ -160,13 +169,17 @@ class Meter:
         """Add to what this step has of `name`. It counts as a step from the first amount on."""
         with self._lock:
             self._step.steps = 1
-            self._step.amounts[name] = self._step.amounts.get(name, 0.0) + amount
+            if isinstance(amount, Tensor):
+                self._step.noted.append((name, amount))
+            else:
+                self._step.amounts[name] = self._step.amounts.get(name, 0.0) + amount
 
     def stats(self, waiting: Callable[[], Sequence[Tensor]] = tuple) -> Stats:
         """Return the figures so far; `waiting` gives the residuals now."""
         self.watched = True
         with self._lock:
             step = self._step
+            step.add_noted()
             # A step that is called off for what is not finite leaves the total as it was.
             if math.isfinite(float(step.amounts.get("gradient", math.nan))):
                 step.waiting = squares(waiting())

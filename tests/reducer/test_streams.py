@@ -330,7 +330,7 @@ def test_the_communication_thread_waits_for_the_hooks_stream(
 @pytest.mark.parametrize("name", CODECS)
 def test_a_future_finds_all_tensors_of_what_was_exchanged(name: str) -> None:
     payload = CODECS[name].codec.encode(vector(400, 3), seed=1)
-    found = _extract_tensors(Exchanged(total=payload, delivered=payload.with_values(payload.values * 2), sent_bytes=1))
+    found = _extract_tensors(Exchanged(summed=payload, delivered=payload.with_values(payload.values * 2), sent_bytes=1))
     pickled = _extract_tensors([payload, payload.with_values(payload.values * 2)])
     assert {x.data_ptr() for x in found} >= {x.data_ptr() for x in payload.tensors()}
     assert len(found) >= len(pickled) > 0

@@ -51,8 +51,9 @@ class Cast(Codec):
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
         """Return the same of each. A format takes all in one call."""
-        if self.elementwise or len(signals) == 1:  # plain numbers are joined when they are narrow
+        if self.elementwise:  # plain numbers are joined when they are narrow
             return super().encode_signals(signals, seeds=seeds, cut=cut, numel=numel)
-        x, dtype, share = torch.cat(whole(signals.tensors())), signals.dtype, signals.share
+        parts, dtype, share = whole(signals.tensors()), signals.dtype, signals.share
+        x = parts[0] if len(parts) == 1 else torch.cat(parts)
         values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share)
         return Dense(values=values, numel=numel, regions=cut.regions, coded=coded)

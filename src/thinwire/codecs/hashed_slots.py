@@ -14,7 +14,9 @@ from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, sample_bytes, side_by_side
+from thinwire.kernels import Draw
 from thinwire.kernels.parts import Cut
+from thinwire.kernels.replay import changing, fixed
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signals
@@ -54,10 +56,14 @@ class HashedSlots(BucketCodec):
         """Return m slots. NaN counts as largest, so a collision cannot hide it."""
         slots = [kept(self.density, length) for length in signals.lengths]
         wanted = [min(length, self._picks(m)) for length, m in zip(signals.lengths, slots, strict=True)]
-        each = zip(signals.lengths, wanted, seeds, strict=True)
-        draws = [draw(length, n, 2 * n + PICKS_IN_SAMPLE, seed) for length, n, seed in each]
+
+        def drawn() -> list[Draw]:
+            each = zip(signals.lengths, wanted, seeds, strict=True)
+            return [draw(length, n, 2 * n + PICKS_IN_SAMPLE, seed) for length, n, seed in each]
+
+        draws = changing(drawn, len(slots))
         indices, values = signals.pick(draws)
         magnitudes = values.abs().to(torch.float32).view(torch.int32)
-        runs, vectors = [each.capacity for each in draws], signals.tensors()
+        runs, vectors = [each.capacity for each in fixed(draws)], signals.tensors()
         found = kernels.hashed_slots_of_each(vectors, indices, magnitudes, runs, slots, seeds)
         return side_by_side(signals, found, slots, self.values, seeds=seeds, cut=cut, numel=numel, slots=True)

@@ -8,7 +8,9 @@ from typing import final
 from thinwire.checked import Multiple, checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import draw, sample_bytes, side_by_side
+from thinwire.kernels import Draw
 from thinwire.kernels.parts import Cut
+from thinwire.kernels.replay import changing
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signals
@@ -40,7 +42,10 @@ class SampledThreshold(BucketCodec):
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements, padding included. NaN counts as largest."""
         counts = [kept(self.density, length) for length in signals.lengths]
-        each = zip(signals.lengths, counts, seeds, strict=True)
-        draws = [draw(length, self._picks(k), k, seed) for length, k, seed in each]
-        found = signals.pick(draws)
+
+        def draws() -> list[Draw]:
+            each = zip(signals.lengths, counts, seeds, strict=True)
+            return [draw(length, self._picks(k), k, seed) for length, k, seed in each]
+
+        found = signals.pick(changing(draws, len(counts)))
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)

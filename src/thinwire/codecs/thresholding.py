@@ -95,7 +95,7 @@ def side_by_side(
         regions=regions,
         runs=counts,
         ascending=not slots,
-        seeds=tuple(seeds) if slots else (),
+        seeds=seeds if slots else (),
         coded=coded,
     )
 

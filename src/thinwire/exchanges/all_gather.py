@@ -12,7 +12,7 @@ from torch.futures import Future
 from thinwire.collectives import Group, all_gather, room, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
-from thinwire.waits import Verdict, noted_in, noting
+from thinwire.waits import Verdict, noted_in, noting, on_host
 
 
 @final
@@ -26,15 +26,17 @@ class AllGather(Exchange):
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
         """Start gathering. The future raises PayloadError if a rank's buffer has a different layout."""
-        mine = payload.to_buffer()
+        mine = payload.packed
         buffers = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
         gathered = all_gather(buffers.view(-1), mine, group)
-        sent, verdict = self.sent_bytes(payload, group.size()), noted_in()
+        sent, waits = self.sent_bytes(payload, group.size()), noted_in() is None or on_host(mine)
 
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
             used_here(buffers)  # what is returned, torch itself records for later callbacks' streams
-            return Exchanged(total=received(payload, buffers, verdict), delivered=payload, sent_bytes=sent)
+            if waits:
+                return Exchanged(summed=received(payload, buffers, None), delivered=payload, sent_bytes=sent)
+            return Exchanged(buffers=buffers, delivered=payload, sent_bytes=sent)
 
         return gathered.then(finish)
 

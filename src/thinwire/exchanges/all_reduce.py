@@ -52,4 +52,4 @@ def _copied(values: Tensor) -> Tensor:
 
 def _finish(done: "Future[object]", total: Payload, delivered: Payload, sent_bytes: float) -> Exchanged:
     done.value()  # raises what the collective raised
-    return Exchanged(total=total, delivered=delivered, sent_bytes=sent_bytes)
+    return Exchanged(summed=total, delivered=delivered, sent_bytes=sent_bytes)

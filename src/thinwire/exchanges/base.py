@@ -64,15 +64,28 @@ class Network(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
-    """The sum over ranks, the part of this rank's payload that went into it, and the bytes this rank sent."""
+    """The sum over ranks, the part of this rank's payload that went into it, and the bytes this rank sent.
 
-    total: Payload
+    Where the host must not wait for a GPU there may be `buffers` in place of a sum: all payloads, packed and not read.
+    """
+
     delivered: Payload
     sent_bytes: Amount
+    summed: Payload | None = None
+    buffers: Tensor | None = None
+
+    @property
+    def total(self) -> Payload:
+        """The sum over ranks. Raises RuntimeError if it has not been read."""
+        if self.summed is None:
+            raise RuntimeError("what arrived has not been read: call delivered.from_buffers(buffers)")
+        return self.summed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Name the tensors alone. A future of a GPU pickles what it holds to find them, at every step."""
-        return tuple, ((*self.total.tensors(), *self.delivered.tensors()),)
+        arrived = () if self.buffers is None else (self.buffers,)
+        summed = () if self.summed is None else self.summed.tensors()
+        return tuple, ((*arrived, *summed, *self.delivered.tensors()),)
 
 
 @runtime_checkable

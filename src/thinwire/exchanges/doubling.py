@@ -43,7 +43,7 @@ class RecursiveDoubling(Rounds):
             current = _swap(peers, partner, current, send=False)
         elif partner < peers.world_size:
             _swap(peers, partner, current, receive=False)
-        return Exchanged(total=current, delivered=payload, sent_bytes=peers.sent_bytes)
+        return Exchanged(summed=current, delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """Each round sends what 1, 2, 4, … ranks picked together, and an 8-byte length before each message."""

@@ -28,7 +28,7 @@ class OwnerSharded(Rounds):
         shards = _shards(merged([own]), peers.world_size)
         mine = merged(_in_rank_order(peers, shards[peers.rank], _swap_all(peers, shards)))
         sums = _in_rank_order(peers, mine, _swap_all(peers, [mine] * peers.world_size))
-        return Exchanged(total=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
+        return Exchanged(summed=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """A rank sends all but 1/K of its rows, then 1/K of all rows to each rank; 8 bytes before each message."""

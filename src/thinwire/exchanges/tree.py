@@ -64,7 +64,7 @@ class GlobalTopKTree(Rounds):
             rows = spread(delivered, outcome.keys)
             peers.all_reduce(rows)
             outcome = outcome.rekeyed(outcome.keys, rows)
-        return Exchanged(total=outcome, delivered=delivered, sent_bytes=peers.sent_bytes)
+        return Exchanged(summed=outcome, delivered=delivered, sent_bytes=peers.sent_bytes)
 
     def arriving(self, values: int, world_size: int) -> float:
         """One table in each round."""

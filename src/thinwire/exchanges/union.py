@@ -42,7 +42,7 @@ class UnionAllReduce(Rounds):
         total = own.rekeyed(keys, spread(own, keys))
         if keys.numel():
             total = total.rekeyed(total.keys, self._sum(peers, total, seeds))
-        return Exchanged(total=total, delivered=payload, sent_bytes=peers.sent_bytes)
+        return Exchanged(summed=total, delivered=payload, sent_bytes=peers.sent_bytes)
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """Bitmap and packed rows travel 2(K − 1)/K times each."""

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.kernels.replay import recording
+
 P = ParamSpec("P")
 _LARGE = 1 << 22
 _CACHE_LINE = 64
@@ -44,6 +46,9 @@ class kept(Generic[P]):  # noqa: N801 - a decorator
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         """Return the tensor."""
         found: _Shared = self._make(*args, **kwargs)
+        recorder = recording()
+        if recorder is not None:
+            recorder.keep(found.x)
         return found.x if found.ready is None else found.here()
 
 
@@ -51,6 +56,9 @@ class _Shared:
     """A tensor, the event after which it is there if it lies on a GPU, and which streams know that it is."""
 
     def __init__(self, x: Tensor) -> None:
+        recorder = recording()
+        if recorder is not None and recorder.capturing:  # it would be made anew in every replay, and only then
+            recorder.refuse()
         self.x, self._streams = x, set[int]()
         self.ready: Any = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
 
@@ -76,6 +84,16 @@ def constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor in main memory on a device. The host does not wait, as the copy leaves from pinned memory."""
+    return sent_anew(lambda: x, device)
+
+
+def sent_anew(make: Callable[[], Tensor], device: torch.device) -> Tensor:
+    """Do the same with what `make` returns. Where the work is captured, it is made and sent again at every replay."""
+    recorder = recording()
+    return _sent(make(), device) if recorder is None else recorder.send(make, _sent, device)
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return x
     pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

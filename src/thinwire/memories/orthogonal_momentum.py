@@ -1,7 +1,7 @@
 """Momentum orthogonalised on each rank before anything is chosen: Muon's update (Jordan et al. 2024) is sent."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self, final
 
@@ -193,6 +193,25 @@ class _Update(Signal):
         self.moves: bool | Tensor = False
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
+    @property
+    def place(self) -> Hashable:
+        """What computing it depends on, beside the numbers in memory; None for a further part."""
+        if self._gradient is None or self._earlier is not None:
+            return None
+        tensors = (*self._momenta, *self._updates, self._gradient)
+        return *(x.data_ptr() for x in tensors), self.dtype, self._matrix, self._factors
+
+    def again(self) -> "_Update":
+        """Return it as it was made."""
+        assert self._gradient is not None
+        other = _Update(self._momenta, self._updates, self._gradient, self._factors, None)
+        other.shape = self.shape
+        return other
+
+    def settle(self, other: "_Update") -> None:
+        """Take it that this has been computed as the other has."""
+        self._gradient, self.computed, self.moves = None, True, other.moves
+
     def tensor(self) -> Tensor:
         (before, m), (waited, update), factors = self._momenta, self._updates, self._factors
         if self._gradient is None:
@@ -239,6 +258,28 @@ class _Update(Signal):
 @final
 class _Updates(Signals):
     """The updates of a bucket."""
+
+    @property
+    def place(self) -> Hashable:
+        """What computing them depends on."""
+        places = [signal.place for signal in self._each]
+        return None if None in places else (_Updates, self.share, *places)
+
+    def again(self) -> "_Updates":
+        """Return them as they were made."""
+        other = _Updates([signal.again() for signal in self._each])
+        other.share, other.shapes = self.share, self.shapes
+        return other
+
+    def settle(self, other: Signals) -> None:
+        """Take it that these have been computed as the others have."""
+        assert isinstance(other, _Updates)
+        for mine, its in zip(self._each, other._each, strict=True):
+            mine.settle(its)
+
+    @property
+    def _each(self) -> list[_Update]:
+        return list(self)  # type: ignore[arg-type]  # of no other kind
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
         return _computed([self[i] for i in numbers(some)])

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -59,6 +60,11 @@ class Payload(ABC):
     @abstractmethod
     def to_buffer(self) -> Tensor:
         """Return the bytes that travel as one contiguous uint8 tensor; docs/explanation/wire-format.md has them."""
+
+    @cached_property
+    def packed(self) -> Tensor:
+        """What `to_buffer` returns, made once."""
+        return self.to_buffer()
 
     @abstractmethod
     def from_buffers(self, buffers: Tensor) -> Self:

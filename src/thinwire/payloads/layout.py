@@ -1,5 +1,6 @@
 """The layout of a sparse payload: where its elements lie, in which order, and how their indices travel."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
@@ -33,10 +34,10 @@ class Layout:
     @classmethod
     @lru_cache(maxsize=1024)  # they stay the same from step to step
     def of(
-        cls, regions: Regions, runs: tuple[int, ...], numel: int, *, ascending: bool, seeds: tuple[int, ...]
+        cls, regions: Regions, runs: tuple[int, ...], numel: int, *, ascending: bool, slotted: bool = False
     ) -> "Layout":
-        """Return the layout with the shortest coding. Elements ascend in each region, or with `seeds` lie in slots."""
-        if seeds:
+        """Return the layout with the shortest coding. Elements ascend in each region, or lie in slots."""
+        if slotted:
             return cls(regions, runs, numel, _shorter_in_slots(regions, runs, numel))
         if not (ascending and in_order(regions)):
             return cls(regions, runs, numel)
@@ -54,7 +55,7 @@ class Layout:
             return slots.nbytes(self.regions, self.runs)
         return indices.nbytes(self.coding, self.count, self.numel)
 
-    def section(self, elements: Tensor, seeds: tuple[int, ...]) -> Tensor:
+    def section(self, elements: Tensor, seeds: Sequence[int]) -> Tensor:
         """Return the section that names `elements` (int32). Raises PayloadError if they do not fit this layout."""
         if self.coding == SLOTS:
             return slots.section(elements, self.regions, self.runs, seeds)

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.kernels import Slotted
-from thinwire.kernels.memory import constant, sent
+from thinwire.kernels.memory import constant, sent_anew
 from thinwire.payloads import wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.indices import is_cheap_to_check
@@ -33,13 +33,17 @@ def section(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Seq
     Raises PayloadError unless each index (int32) is in the slot that its region's seed assigns to it, or is its
     region's last index.
     """
-    packed = struct.pack(f"<Q{len(seeds)}Q", len(seeds), *(seed & _LARGEST_SEED for seed in seeds))
-    head = sent(torch.frombuffer(bytearray(packed), dtype=torch.uint8), indices.device)
+    head = sent_anew(lambda: _head(seeds), indices.device)
     codes, misplaced = kernels.slots_encode(indices, _parts(regions, runs), head.view(torch.int64)[1:])
     if is_cheap_to_check(codes) and int(misplaced):
         counts, by = (", ".join(map(str, numbers)) for numbers in (runs, seeds))
         raise PayloadError(f"indices are not in the order of {counts} slots by seed {by}")
     return torch.cat([head, codes])
+
+
+def _head(seeds: Sequence[int]) -> Tensor:
+    packed = struct.pack(f"<Q{len(seeds)}Q", len(seeds), *(seed & _LARGEST_SEED for seed in seeds))
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 def read(buffers: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:

@@ -39,7 +39,7 @@ class Sparse(Keyed):
     regions: Regions = field(default=())
     runs: tuple[int, ...] = field(default=())
     ascending: bool = True
-    seeds: tuple[int, ...] = ()
+    seeds: Sequence[int] = ()
     agreed: bool = False
     coded: Coded | None = None
 
@@ -56,7 +56,7 @@ class Sparse(Keyed):
     @cached_property
     def layout(self) -> Layout:
         """Where the elements lie, in which order, and how their indices travel."""
-        return Layout.of(self.regions, self.runs, self.numel, ascending=self.ascending, seeds=self.seeds)
+        return Layout.of(self.regions, self.runs, self.numel, ascending=self.ascending, slotted=bool(self.seeds))
 
     @property
     def summable(self) -> bool:
@@ -121,7 +121,7 @@ class Sparse(Keyed):
 
     def named_nbytes(self, count: int) -> int:
         """Return how many bytes it takes to name `count` elements, which ascend if the regions do."""
-        return Layout.of(self.regions, (count,), self.numel, ascending=True, seeds=()).nbytes
+        return Layout.of(self.regions, (count,), self.numel, ascending=True).nbytes
 
     def to_buffer(self) -> Tensor:
         """Return header, values and indices as uint8. Raises PayloadError if indices are not in their order."""
@@ -202,7 +202,7 @@ class Sparse(Keyed):
             regions=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
             ascending=all(part._ascends for part in parts),
-            seeds=sum((part.seeds for part in parts), ()) if all(part.seeds for part in parts) else (),
+            seeds=tuple(seed for part in parts for seed in part.seeds) if all(part.seeds for part in parts) else (),
             agreed=all(part.agreed for part in parts),
             coded=numbers.joined([part.coded for part in parts]),
         )

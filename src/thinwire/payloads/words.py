@@ -119,7 +119,7 @@ class Words:
 
     @property
     def _layout(self) -> Layout:
-        return Layout.of(((0, self.numel),), (self.count,), self.numel, ascending=True, seeds=())
+        return Layout.of(((0, self.numel),), (self.count,), self.numel, ascending=True)
 
     @property
     def _indices_nbytes(self) -> int:

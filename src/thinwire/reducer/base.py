@@ -228,8 +228,10 @@ def words(recipe: object) -> str:
 
 def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:
     """Report how many of the payload's elements travel."""
+    if listeners:
+        carried = payload.carried()
     for listener in listeners:
-        listener.add("values", payload.carried())
+        listener.add("values", carried)
 
 
 def note_rows(gradient: Tensor, at: Round) -> int:

@@ -11,14 +11,16 @@ from torch.futures import Future
 from thinwire import trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
-from thinwire.collectives import Group, taking
-from thinwire.exchanges import Exchange, Exchanged
+from thinwire.collectives import Group, taking, used_here
+from thinwire.exchanges import Exchange, Exchanged, all_gather
+from thinwire.kernels import replay
+from thinwire.kernels.replay import Piece, Replays, following
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.payloads.scratch import widening
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed, note_values
-from thinwire.signals import Signal
-from thinwire.waits import noting, on_host
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed
+from thinwire.signals import Signal, Signals
+from thinwire.waits import Verdict, noting, on_host
 
 
 @final
@@ -47,16 +49,20 @@ class Compressed(Reducer):
         if self.codec.elementwise and not self.memory.stateful:
             bucket = Bucket(flat=bucket.flat, segments=bucket.segments.coalesced)
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
-        watch, scale, listeners, staging = at.watch, at.scale, at.listeners, at.staging
-        unread = at.verdict is not None and not on_host(bucket.flat)
+        watch, scale, listeners, staging, verdict = at.watch, at.scale, at.listeners, at.staging, at.verdict
+        unread = verdict is not None and not on_host(bucket.flat)
         start = trace.now()
-        payload = self._encode(bucket, at)
+        (payload, carried), captured = self._encode(bucket, at)
         trace.took("encode", start, listeners)
-        note_values(payload, listeners)
         staging.need(self._scratch(bucket, payload, at))
         seeds = at.seeds(bucket.segments.names)
         start = trace.now()
-        with noting(at.verdict), taking(staging) as taken:
+        with following(captured), noting(at.verdict), taking(staging) as taken:
+            if captured is not None:
+                used_here(bucket.flat)
+                carried = carried.clone() if isinstance(carried, Tensor) else carried  # a replay writes it anew
+            for listener in listeners:
+                listener.add("values", carried)
             future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
 
         def finish(done: "Future[Exchanged]") -> Mean:
@@ -64,7 +70,9 @@ class Compressed(Reducer):
             trace.took("exchange", start, listeners)
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             begin = trace.now()
-            finite = self._decode(exchanged, bucket, watch=watch, scale=scale, unread=unread)
+            if verdict is not None and unread:
+                self._decode_unread(exchanged, bucket, scale, verdict, captured)
+            finite = unread or self._decode(exchanged, bucket, watch=watch, scale=scale)
             trace.took("decode", begin, listeners)
             staging.keep(taken)
             return Mean(finite, bucket.flat)
@@ -79,15 +87,43 @@ class Compressed(Reducer):
         """Return the memory."""
         return self.memory
 
-    def _encode(self, bucket: Bucket, at: Round) -> Payload:
+    def _encode(self, bucket: Bucket, at: Round) -> "tuple[tuple[Payload, int | Tensor], Piece | None]":
+        """Return the payload and how many values travel, and what stands for the memory that a replay overwrites."""
         codec, segments = self.codec.at(at.step), bucket.segments
         own = at.seeds(segments.names, shared=False)
         signals = self.memory.compensate_each(segments.names, bucket.views(), at.scale, own)
         signals.share, signals.shapes = at.scale if self.memory.stateful else None, segments.shapes
-        seeds = at.seeds(segments.names) if codec.shared_seed else own
-        payload = codec.encode_signals(signals, seeds=seeds, cut=segments.cut, numel=bucket.flat.numel())
-        _check_computed(codec, signals.computed)
-        return payload
+        seeds, counted = at.seeds(segments.names) if codec.shared_seed else own, bool(at.listeners)
+
+        def encoded(signals: Signals, seeds: Sequence[int]) -> tuple[Payload, int | Tensor]:
+            payload = codec.encode_signals(signals, seeds=seeds, cut=segments.cut, numel=bucket.flat.numel())
+            _check_computed(codec, signals.computed)
+            return payload, payload.carried() if counted else 0
+
+        def packed(seeds: Sequence[int]) -> tuple[tuple[Payload, int | Tensor], Signals]:
+            computed = signals.again()
+            payload, carried = encoded(computed, seeds)
+            _ = payload.packed
+            return (payload, carried), computed
+
+        if at.verdict is None or not self._repeats(bucket) or signals.place is None:
+            return encoded(signals, seeds), None
+        work = (codec, counted, signals.place)
+        (found, computed), captured = self._replays(bucket, "encode").run(work, packed, seeds)
+        signals.settle(computed)
+        return found, captured
+
+    def _repeats(self, bucket: Bucket) -> bool:
+        return self.exchange.transport == "all_gather" and replay.possible(bucket.flat.device)
+
+    def _replays(self, bucket: Bucket, name: str) -> Replays:
+        """Return the pieces of this bucket's work that may be repeated."""
+        known, key = bucket.segments.known, ("replays", id(self), name)
+        if key not in known:
+            apart = name == "encode"
+            known[key] = self, Replays(bucket.flat.device, name, alone=apart)  # self: or its id may come again
+        found: Replays = known[key][1]
+        return found
 
     def _scratch(self, bucket: Bucket, payload: Payload, at: Round) -> int:
         """Return what this bucket takes. It stays the same for as many values."""
@@ -105,15 +141,39 @@ class Compressed(Reducer):
         most = max(own, *(rule.nbytes(lengths, values, arriving) for rule in rules))
         return most + widening(bucket.flat.dtype, lengths)
 
-    def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float, unread: bool) -> bool:
-        if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
-            self.memory.retain(bucket.segments.names, exchanged.delivered)
-        exchanged.total.write(bucket.flat)
-        if unread:
-            return not self.memory.stateful or self._clamp_unread(exchanged.total, bucket, scale)
-        if not watch or exchanged.total.is_finite(bucket.flat):
+    def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
+        total = exchanged.total
+        self._write(exchanged.delivered, total, bucket)
+        if not watch or total.is_finite(bucket.flat):
             return True
-        return self.memory.stateful and self._clamp(exchanged.total, bucket, scale)
+        return self.memory.stateful and self._clamp(total, bucket, scale)
+
+    def _write(self, delivered: Payload, total: Payload, bucket: Bucket) -> None:
+        if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
+            self.memory.retain(bucket.segments.names, delivered)
+        total.write(bucket.flat)
+
+    def _decode_unread(
+        self, exchanged: Exchanged, bucket: Bucket, scale: float, verdict: Verdict, captured: Piece | None
+    ) -> None:
+        """Write the mean, while the host does not wait: it looks at the verdict and at the mean when the step ends."""
+
+        def decoded(_: Sequence[int]) -> Verdict:
+            found = Verdict()
+            if exchanged.buffers is None:
+                total = exchanged.total
+            else:
+                total = all_gather.received(exchanged.delivered, exchanged.buffers, found)
+            self._write(exchanged.delivered, total, bucket)
+            if self.memory.stateful:
+                self._clamp_unread(total, bucket, scale)
+            return found
+
+        if captured is None or exchanged.buffers is None:
+            verdict.take_in(decoded(()))
+            return
+        key = captured, scale, exchanged.buffers.data_ptr(), bucket.flat.data_ptr()
+        verdict.take_in(self._replays(bucket, "decode").run(key, decoded)[0])
 
     def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> bool:
         """Write a finite sum that exceeds the gradient's range, clamped to it; keep this rank's share of the rest.
@@ -131,11 +191,11 @@ class Compressed(Reducer):
             self.memory.retain([segment.name], minus_overflow)
         return True
 
-    def _clamp_unread(self, total: Payload, bucket: Bucket, scale: float) -> bool:
-        """Do what `_clamp` does, without asking whether it is needed. Returns True: the caller looks himself."""
+    def _clamp_unread(self, total: Payload, bucket: Bucket, scale: float) -> None:
+        """Do what `_clamp` does, without asking whether it is needed."""
         wide = _widened(total, bucket.flat)
         if wide is None:
-            return True
+            return
         narrow = [bucket.flat[s.offset : s.offset + s.length] for s in bucket.segments]
         parts = [wide[s.offset : s.offset + s.length] for s in bucket.segments]
         needed = ~_all_finite(narrow) & _all_finite(parts)
@@ -143,7 +203,6 @@ class Compressed(Reducer):
             gradient.copy_(torch.where(needed, fitted(part, gradient.dtype), gradient))
             minus_overflow = torch.where(needed, (gradient - part).mul_(scale), 0)
             self.memory.retain([segment.name], Dense(values=minus_overflow))
-        return True
 
 
 def _widened(total: Payload, flat: Tensor) -> Tensor | None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from thinwire.kernels.codes.reference import OffsetGrid, Rounding
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
-from thinwire.kernels.segments.triton import table as table_of
-from thinwire.kernels.segments.triton import tiles_of_each
+from thinwire.kernels.replay import Changing
+from thinwire.kernels.segments.triton import table_of, tiles_of_each
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
@@ -51,13 +51,12 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 def _run(kernel: Any, tensors: Sequence[Tensor], groups: Groups, seeds: Sequence[int], **constants: Any) -> None:
     """Launch a kernel on a single run, of which it knows where it begins, or on several."""
     device, numel = tensors[0].device, sum(groups.runs)
-    if len(groups.runs) == 1:
+    if len(groups.runs) == 1 and not isinstance(seeds, Changing):
         place = (0, numel, 0, groups.widths[0], *signed_keys(seeds[0]), None, 0)
         launch(kernel, tiles_of(numel, _BLOCK), *tensors, *place, **constants, BLOCK=_BLOCK)
         return
-    starts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
-    begins, firsts = starts
-    columns = table_of(device, begins, groups.runs, firsts, groups.widths, *signed_keys_of(seeds))
+    begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
+    columns = table_of(device, lambda: (begins, groups.runs, firsts, groups.widths, *signed_keys_of(seeds)))
     tiles = tiles_of_each(groups.runs, device, _BLOCK)
     launch(kernel, tiles.total, *tensors, *columns, tiles.of, tiles.total, **constants, BLOCK=_BLOCK)
 

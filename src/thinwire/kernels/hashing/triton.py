@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.kernels.hashing.reference import keys
-from thinwire.kernels.segments.triton import addresses, pointer, table, tiles_of_each
+from thinwire.kernels.segments.triton import addresses, pointer, table_of, tiles_of_each
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
@@ -52,9 +52,9 @@ def hashed_slots_of_each(
     seeds: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """See `reference.hashed_slots_of_each`."""
-    device, firsts, starts = indices.device, accumulate(runs[:-1], initial=0), accumulate(slots[:-1], initial=0)
-    lengths = [x.numel() for x in xs]
-    columns = table(device, addresses(xs), lengths, slots, seeds, list(firsts), runs, list(starts))
+    device, lengths, where = indices.device, [x.numel() for x in xs], addresses(xs)
+    firsts, starts = (list(accumulate(counts[:-1], initial=0)) for counts in (runs, slots))
+    columns = table_of(device, lambda: (where, lengths, slots, list(seeds), firsts, runs, starts))
     held = torch.full((sum(slots),), -1, dtype=torch.int64, device=device)
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
     launch(_hash_each, tiles.total, held, indices, priorities, *columns[1:], *tiles, BLOCK=_BLOCK)

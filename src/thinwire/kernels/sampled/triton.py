@@ -5,6 +5,7 @@ The k-th largest of a sample is found digit by digit, like that of a vector. So 
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 import triton
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.accumulate.triton import accumulate_each, accumulate_momentum_each
+from thinwire.kernels.replay import fixed
 from thinwire.kernels.sampled.reference import Draw
 from thinwire.kernels.segments.triton import (
     BINS,
@@ -22,7 +24,7 @@ from thinwire.kernels.segments.triton import (
     bar_of,
     count_digits,
     pointer,
-    table,
+    table_of,
     tiles_of_each,
     write_largest,
 )
@@ -63,25 +65,29 @@ def accumulate_momentum_sampled_select(
 def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Pick from each vector as its draw says. Returns indices and values as `accumulate_sampled_select` does."""
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
-    capacities = [draw.capacity for draw in draws]
-    starts = list(accumulate(capacities[:-1], initial=0))
-    sampled = [-(-(n - draw.offset) // draw.stride) for n, draw in zip(lengths, draws, strict=True)]
-    offsets, strides, ranks, _ = zip(*draws, strict=True)
-    columns = (addresses(xs), lengths, sampled, offsets, strides, ranks, capacities, starts)
-    at, size, samples, offset, stride, rank, room, begin = table(device, *columns)
+    capacities = [draw.capacity for draw in fixed(draws)]
+    starts, where = list(accumulate(capacities[:-1], initial=0)), addresses(xs)
+
+    def columns() -> Sequence[Any]:
+        now = list(draws)
+        sampled = [-(-(n - draw.offset) // draw.stride) for n, draw in zip(lengths, now, strict=True)]
+        offsets, strides, ranks, _ = zip(*now, strict=True)
+        return where, lengths, sampled, offsets, strides, ranks, capacities, starts
+
+    at, size, samples, offset, stride, rank, room, begin = table_of(device, columns)
     size_of_all = len(xs) * COUNTERS[like.element_size()]
     zeros = torch.zeros(2 * size_of_all + len(xs), dtype=torch.int32, device=device)
     first, second, nans = zeros.split([size_of_all, size_of_all, len(xs)])
-    most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, draws, strict=True))  # the same in every step
+    most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, fixed(draws), strict=True))  # the same in every step
     count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), first, rank, nans)
     indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=device)
     values, tiles = like.new_zeros(sum(capacities)), tiles_of_each(tuple(lengths), device)
     counts, kept = indices.new_empty(tiles.total), indices.new_empty(tiles.total, _ROOM)
-    where = (like, at, size, first, nans, rank, tiles.of, tiles.total)
+    among = (like, at, size, first, nans, rank, tiles.of, tiles.total)
     sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
-    launch(_find, tiles.total, counts, kept, *where, **sizes)
+    launch(_find, tiles.total, counts, kept, *among, **sizes)
     ends, over = counts.cumsum(0, dtype=torch.int32), torch.zeros_like(room)
-    args = (indices, values, counts, kept, ends, room, begin, over, *where)
+    args = (indices, values, counts, kept, ends, room, begin, over, *among)
     launch(_gather, tiles.total, *args, **sizes)
     write_largest(Strided(at, size), like, tiles, second, over, begin, (indices, values))
     return indices, values

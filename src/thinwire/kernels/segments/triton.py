@@ -3,7 +3,7 @@
 A launch costs as much time as reading some megabytes, so for a bucket's small tensors it is launches that count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thinwire.kernels.memory import kept, sent
+from thinwire.kernels.memory import kept, sent, sent_anew
 from thinwire.kernels.parts import begins
 from thinwire.kernels.triton import TILE, launch, magnitudes
 
@@ -36,10 +36,20 @@ def table(device: torch.device, *columns: "Sequence[int] | NDArray[Any]") -> Ten
 
     Rows are filled up to an even number, so that every column begins at a multiple of 16 bytes.
     """
-    rows = len(columns[0])
-    numbers = np.zeros((len(columns), rows + rows % 2), np.int64)
-    numbers[:, :rows] = columns
-    return sent(torch.frombuffer(numbers, dtype=torch.int64).view(numbers.shape), device)
+    return table_of(device, lambda: columns)
+
+
+def table_of(device: torch.device, columns: "Callable[[], Sequence[Sequence[int] | NDArray[Any]]]") -> Tensor:
+    """Return the table of columns that may depend on numbers that change with the step."""
+
+    def numbers() -> Tensor:
+        made = columns()
+        rows = len(made[0])
+        found = np.zeros((len(made), rows + rows % 2), np.int64)
+        found[:, :rows] = made
+        return torch.frombuffer(found, dtype=torch.int64).view(found.shape)
+
+    return sent_anew(numbers, device)
 
 
 def factors(like: Tensor, numbers: Sequence[float]) -> "NDArray[Any]":

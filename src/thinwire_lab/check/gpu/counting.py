@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -83,16 +83,16 @@ def counting() -> Iterator[_Count]:
             count.add("triton")
             count.moved(args)
 
-    def tabled(device: torch.device, *columns: Sequence[int]) -> Tensor:
-        found = plain_table(device, *columns)
-        count.tabled(found, columns)
+    def tabled(device: torch.device, columns: Callable[[], Sequence[Any]]) -> Tensor:
+        found = plain_table(device, columns)
+        count.tabled(found, columns())
         return found
 
     patches: list[tuple[Any, str, Any]] = [(Kernel, "__call__", call)]
     dispatch.triton_is_there()
-    plain_table = import_module("thinwire.kernels.segments.triton").table
+    plain_table = import_module("thinwire.kernels.segments.triton").table_of
     for module in [m for n, m in sys.modules.items() if n.startswith("thinwire.kernels.") and n.endswith(".triton")]:
-        counted = (("launch", launch), ("table", tabled), ("addresses", _Addresses))
+        counted = (("launch", launch), ("table_of", tabled), ("addresses", _Addresses))
         patches += [(module, name, value) for name, value in counted if hasattr(module, name)]
     with patched(*patches), trace.listen(count), count:  # type: ignore[arg-type]  # any listener will do
         yield count

@@ -1,6 +1,6 @@
 """What would a step take? From counts alone, so that the first run on a cluster can refute it.
 
-A recipe's hook keeps the host busy with launches, and the device with launches and passes over the bucket. Both run
+A recipe's hook keeps the host busy for each bucket, and the device with launches and passes over it. Both run
 beside the model's own: whichever is busier sets the pace. What travels overlaps with backward, two thirds of computing,
 and only the rest is waited for.
 """
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HOST, OWN, LAUNCH = 35e-6, 14e-6, 5e-6  # seconds a launch: of Python for ours and a model's, and of the device
-BANDWIDTH, RATE = 3e12, 400e12  # bytes a second, and operations of a model's products
+FEW, CAPTURED = 5, 0.5e-3  # more launches than so many are captured; then a bucket keeps the host busy for so long
+BANDWIDTH, RATE = 3e12, 230e12  # bytes a second, and a model's operations, as our GPT does them on an H100
 LAYER_LAUNCHES, PARAMETERS_A_LAYER = 100, 8e6  # of forward and backward together
 BUCKET = 25 << 20  # bytes
 TOKENS = 16384  # of each rank
@@ -39,7 +40,8 @@ def _step(row: Row, parameters: float, rate: float) -> float:
     buckets = math.ceil(4 * parameters / BUCKET)
     computing = 6 * parameters * TOKENS / RATE
     launches, scale = sum(row["launches"].values()), BUCKET / 4 / row["elements"]
-    host = OWN * parameters / PARAMETERS_A_LAYER * LAYER_LAUNCHES + HOST * buckets * launches
+    ours = CAPTURED if launches > FEW else HOST * launches
+    host = OWN * parameters / PARAMETERS_A_LAYER * LAYER_LAUNCHES + buckets * ours
     device = computing + buckets * max(LAUNCH * launches, row["bytes"] * scale / BANDWIDTH)
     travelling = buckets * row["sent_bytes"] * scale * 8 / rate
     return max(host, device) + max(0.0, travelling - computing * 2 / 3)

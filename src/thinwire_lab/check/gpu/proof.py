@@ -189,7 +189,7 @@ def _show(proof: Proof) -> None:
         for row in rows
     ]
     if not proof.interpreted:
-        headings += ["host, us", "device busy, ms", "step, ms", "copy, ms"]
+        headings += ["host, us", "captured", "device busy, ms", "captured step, ms", "copy, ms"]
     title = f"A bucket of {WORLD} ranks on {proof.document['device']}"
     print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 2)))
     if proof.interpreted:
@@ -209,7 +209,8 @@ def _times(row: Row) -> list[str]:
     if "host_us" not in row:
         return []
     busy = sum(row["busy_ms"].values())
-    return [f"{row['host_us']['all']:.0f}", f"{busy:.3f}", f"{row['device_ms']:.3f}", f"{row['floor_ms']:.3f}"]
+    host = [f"{found['host_us']['all']:.0f}" for found in (row, row["captured"])]
+    return [*host, f"{busy:.3f}", f"{row['captured']['device_ms']:.3f}", f"{row['floor_ms']:.3f}"]
 
 
 def _stepped(parts: dict[str, Row]) -> Table:

@@ -25,7 +25,7 @@ RECIPES = ("bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "qsgd", "
 TOKENS = (4096, 16384, 65536)
 SHAPE = Shape(context=512, width=896, heads=14, layers=13)
 _ADAPTIVE = {"fading", "orthogonal"}  # recipes for AdamW; the others are timed under SGD
-_STEPS = 12
+_WARM_UP, _STEPS = 14, 12  # by then a bucket's kernels are captured
 
 
 def timed(tokens: int, device: torch.device, names: tuple[str, ...], shape: Shape = SHAPE) -> Iterator[dict[str, Any]]:
@@ -68,7 +68,7 @@ def _ms(name: str, tokens: int, device: torch.device, shape: Shape, *, adaptive:
 
 def _each(step: Callable[[], None], device: torch.device) -> list[float]:
     """Return the milliseconds of each of some steps, as they follow one another."""
-    for _ in range(4):
+    for _ in range(_WARM_UP):
         step()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(_STEPS + 1)]
     marks[0].record()

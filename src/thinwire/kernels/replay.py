@@ -1,0 +1,296 @@
+"""Work that a GPU repeats in every step: captured as a CUDA graph, and from then on one launch in place of dozens.
+
+The host would take ten times as long to launch a bucket's kernels as the GPU takes to run them. What is captured runs
+again on the same memory with the same numbers. So whatever it depends on is its key, and numbers that change with the
+step are `Changing`: only `sent_anew` may read them, and it does so before every replay. Work that reads them elsewhere
+is never captured.
+"""
+
+import gc
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache, cached_property, partial
+from typing import Any, TypeVar, cast, final
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+_ALIGN = 16  # bytes
+_MOST = 16
+"""How many pieces of work of one bucket are remembered: a few sets of buffers take turns."""
+
+
+@final
+class Changing(Sequence[T]):
+    """Numbers that differ from step to step, made when they are read."""
+
+    def __init__(self, make: Callable[[], Sequence[T]], length: int) -> None:
+        self._make, self._length = make, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[T]:
+        _note_reading()
+        return iter(self._make())
+
+    def __getitem__(self, i: Any) -> Any:
+        """Return one, or those of a slice, which are made when they are read, too."""
+        if isinstance(i, slice):
+            return Changing(lambda: self._make()[i], len(range(*i.indices(self._length))))
+        _note_reading()
+        return self._make()[i]
+
+    @cached_property
+    def now(self) -> Sequence[T]:
+        """They as they are in this step, for what is the same in every step."""
+        recording = _open.get()
+        return self._make() if recording is None else recording.reading(self._make)[0]
+
+
+def changing(make: Callable[[], Sequence[T]], length: int) -> Sequence[T]:
+    """Return what `make` returns; while work is recorded, as `Changing`."""
+    return make() if _open.get() is None else Changing(make, length)
+
+
+def fixed(numbers: Sequence[T]) -> Sequence[T]:
+    """Return numbers, of which the caller takes only what is the same in every step."""
+    return numbers.now if isinstance(numbers, Changing) else numbers
+
+
+class UnrepeatableError(Exception):
+    """The work depends on something that changes from step to step."""
+
+
+@final
+class Recording:
+    """What a piece of work takes from the host: numbers sent to the device, and tensors that are kept there.
+
+    Without `room` this is a rehearsal: it finds out how many bytes are sent (`needs`), and whether the work can be
+    repeated (`repeats`). With `room`, pinned bytes, the work is captured, and numbers leave from there.
+    """
+
+    def __init__(self, room: Tensor | None = None) -> None:
+        self.needs, self.repeats = 0, True
+        self.fills: list[tuple[Callable[[], Tensor], Tensor]] = []
+        self._held: list[Tensor | None] = [room]  # a replay reads and writes them
+        self._room, self._depth, self._changes = room, 0, False
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the work is captured, and not just rehearsed."""
+        return self._room is not None
+
+    def reading(self, make: Callable[[], T]) -> tuple[T, bool]:
+        """Return what `make` returns, which may read what changes, and whether it did."""
+        before, self._changes, self._depth = self._changes, False, self._depth + 1
+        try:
+            return make(), self._changes
+        finally:
+            self._changes, self._depth = before or self._changes, self._depth - 1
+
+    def note_reading(self) -> None:
+        """Note that something that changes is read."""
+        self._changes = True
+        if not self._depth:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Note that the work cannot be repeated. Raises UnrepeatableError while it is captured."""
+        self.repeats = False
+        if self.capturing:
+            raise UnrepeatableError
+
+    def keep(self, x: Tensor) -> None:
+        """Keep a tensor for as long as the work may be repeated."""
+        self._held.append(x)
+
+    def send(
+        self, make: Callable[[], Tensor], plain: Callable[[Tensor, torch.device], Tensor], to: torch.device
+    ) -> Tensor:
+        """Send what `make` returns, now and before every replay."""
+        x, changes = self.reading(make)
+        begin, self.needs = self.needs, self.needs + -(-x.nbytes // _ALIGN) * _ALIGN
+        if self._room is None:
+            return plain(x, to)
+        place = self._room[begin : begin + x.nbytes].view(x.dtype).view(x.shape)
+        place.copy_(x)
+        if changes:
+            self.fills.append((make, place))
+        return place.to(to, non_blocking=True)
+
+
+_open: ContextVar[Recording | None] = ContextVar("thinwire.replay", default=None)
+
+
+def recording() -> Recording | None:
+    """Return what records the work that is being done; None if nothing does."""
+    return _open.get()
+
+
+def _note_reading() -> None:
+    recording = _open.get()
+    if recording is not None:
+        recording.note_reading()
+
+
+@contextmanager
+def _recorded(recording: Recording) -> Iterator[None]:
+    token = _open.set(recording)
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+@final
+class Lane:
+    """A stream of a GPU, and memory that its graphs share, as they run one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream, self._pool, self.pinned = torch.cuda.Stream(device), torch.cuda.graph_pool_handle(), True
+        self._lock = threading.Lock()  # buckets end in the threads of their collectives
+        with self.taken():  # without any graph the memory would be given up, and torch cannot capture in it again
+            self._keeper = self.captured(lambda: torch.zeros(1, device=device))
+
+    @contextmanager
+    def taken(self, *, alone: bool = False) -> Iterator[None]:
+        """Within, work goes to this stream, after what the current one has, which then waits for it unless `alone`."""
+        with self._lock, torch.cuda.device(self._stream.device):
+            here = torch.cuda.current_stream()
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                yield
+            if not alone:
+                here.wait_stream(self._stream)
+
+    def followed(self) -> Any:
+        """Return a context in which work goes to this stream, after what it has."""
+        return torch.cuda.stream(self._stream)
+
+    def captured(self, work: Callable[[], Any]) -> "Graph":
+        """Return work captured. Nothing has run yet."""
+        return Graph(work, self._pool)
+
+
+@final
+class Graph:
+    """A captured piece of work. `result`: what it returned, whose tensors every replay writes anew."""
+
+    def __init__(self, work: Callable[[], Any], pool: Any) -> None:
+        self._graph, self._done = torch.cuda.CUDAGraph(), torch.cuda.Event()
+        collects = gc.isenabled()
+        gc.disable()  # a capture does not survive that another graph is freed
+        # Other threads, NCCL's among them, go on calling what a capture does not allow.
+        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            self.result = work()
+        finally:
+            self._graph.capture_end()
+            if collects:
+                gc.enable()
+
+    def wait(self) -> None:
+        """Wait until the last replay, of a step or more ago, has run."""
+        self._done.synchronize()
+
+    def replay(self) -> None:
+        """Run it."""
+        self._graph.replay()
+        self._done.record()
+
+
+LANES: dict[str, Callable[[torch.device], Any]] = {"cuda": Lane}
+"""What captures work, by kind of device."""
+
+
+def possible(device: torch.device) -> bool:
+    """Whether work on a device can be captured."""
+    return device.type in LANES
+
+
+@cache
+def _lane(device: torch.device, name: str) -> Any:
+    return LANES[device.type](device)
+
+
+@final
+class Replays:
+    """The repeated work of one bucket, on a lane called `name`.
+
+    alone: once work is captured, the current stream does not wait for it. Whoever needs the result is `following`.
+    """
+
+    def __init__(self, device: torch.device, name: str, *, alone: bool = False) -> None:
+        self._lane, self._alone = _lane(device, name), alone
+        self._pieces = OrderedDict[Hashable, Piece]()
+
+    def run(
+        self, key: Hashable, work: Callable[[Sequence[int]], T], seeds: Sequence[int] = ()
+    ) -> "tuple[T, Piece | None]":
+        """Do work that depends on `key`, the seeds and what lies in memory. Return its result.
+
+        The second time it is rehearsed, the third time captured. From then on every result is the same object, and a
+        token comes with it that stands for the memory which the next replay overwrites.
+        """
+        piece = self._pieces.pop(key, None) or Piece(self._lane, len(seeds))
+        self._pieces[key] = piece
+        if len(self._pieces) > _MOST:
+            self._pieces.popitem(last=False)
+        piece.seeds_now = seeds
+        with self._lane.taken(alone=self._alone and piece.graph is not None):
+            return piece.run(work), piece if piece.graph is not None else None
+
+
+def following(piece: "Piece | None") -> Any:
+    """Return a context in which work comes after a captured piece, on its stream; with None, on the current one."""
+    return nullcontext() if piece is None else piece.lane.followed()
+
+
+@final
+class Piece:
+    """A piece of work, and how far it has come."""
+
+    def __init__(self, lane: Any, count: int) -> None:
+        self.lane, self.seeds_now = lane, cast(Sequence[int], ())
+        self._seeds = Changing(lambda: self.seeds_now, count)
+        self._recording: Recording | None = None
+        self._met, self.graph = False, cast(Any, None)
+
+    def run(self, work: Callable[[Sequence[int]], Any]) -> Any:
+        """Do it, as it is or from the graph."""
+        if self.graph is None and self._recording is not None and self._recording.repeats:
+            self._capture(work, self._recording.needs)
+        if self.graph is not None:
+            return self._replayed()
+        if self._met and self._recording is None:
+            self._recording = Recording()
+            with _recorded(self._recording):
+                return work(self._seeds)
+        self._met = True
+        return work(self.seeds_now)
+
+    def _capture(self, work: Callable[[Sequence[int]], Any], needs: int) -> None:
+        self._recording = Recording(torch.empty(max(1, needs), dtype=torch.uint8, pin_memory=self.lane.pinned))
+        try:
+            with _recorded(self._recording):
+                self.graph = self.lane.captured(partial(work, self._seeds))
+        except (RuntimeError, UnrepeatableError) as error:
+            self._recording.repeats = False
+            warnings.warn(
+                f"a bucket's kernels are launched one by one, as they cannot be captured: {error}", stacklevel=2
+            )
+
+    def _replayed(self) -> Any:
+        fills = [] if self._recording is None else self._recording.fills
+        if fills:
+            self.graph.wait()
+        for make, place in fills:
+            place.copy_(make())
+        self.graph.replay()
+        return self.graph.result

@@ -1,0 +1,125 @@
+"""Is a bucket that is replayed the bucket that would have been reduced? Captures are imitated in main memory."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.kernels import replay
+from thinwire.kernels.memory import constant, sent_anew
+from thinwire.kernels.replay import Changing, Replays, changing, fixed
+from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work
+from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
+from thinwire_lab.check.gpu.imitation import Imitation, imitating
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+CPU = torch.device("cpu")
+NEVER = {"dense", "bf16"}  # all-reduced, in a launch or two
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    yield fake_group(WORLD)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("tensors", [1, 3])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_replayed_bucket_is_the_one_that_would_have_been_reduced(name: str, tensors: int) -> None:
+    case = Case(recipe=name, tensors=tensors, dtype="float32", numel=tensors * 1088)
+    with gpu_path(), imitating():
+        plain, replayed = Work(case, CPU), Work(case, CPU)
+        replayed.gradients = plain.gradients
+        before = Imitation.replays
+        for _ in range(10):
+            plain.gradients.normal_()
+            for work in (plain, replayed):
+                work.prepare()
+            with patched((replay, "LANES", {})):
+                plain.step()
+            replayed.step()
+            assert torch.equal(plain.flat, replayed.flat)
+        for one, other in zip(plain.recipe.memories(), replayed.recipe.memories(), strict=True):
+            torch.testing.assert_close(one.state(), other.state(), rtol=0, atol=0)
+        assert (Imitation.replays > before) == (name not in NEVER)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_step_that_is_called_off_is_replayed_alike() -> None:
+    case = Case(recipe="topk", tensors=3, dtype="float32", numel=3 * 1088)
+    with gpu_path(), imitating():
+        plain, replayed = Work(case, CPU), Work(case, CPU)
+        replayed.gradients = plain.gradients
+        for step in range(24):
+            plain.gradients.normal_()
+            for work in (plain, replayed):
+                work.prepare()
+                with patched((replay, "LANES", {})) if work is plain else nullcontext():
+                    work.start().wait()
+                for memory in work.recipe.memories():
+                    (memory.rollback if step % 5 == 4 else memory.commit)()
+                work.count += 1
+            assert torch.equal(plain.flat, replayed.flat)
+
+
+def test_numbers_that_change_are_sent_anew() -> None:
+    out, x = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    with imitating():
+        replays = Replays(CPU, "test")
+
+        def work(seeds: Sequence[int]) -> Tensor:
+            doubled = changing(lambda: [2 * seed for seed in seeds], len(seeds))
+            out.copy_(sent_anew(lambda: torch.tensor(list(doubled)), CPU) + x + len(fixed(doubled)))
+            return out
+
+        for step in range(6):
+            x.fill_(100 * step)
+            found, captured = replays.run("key", work, [step, step + 1, step + 2])
+            assert found.tolist() == [2 * step + 3 + 100 * step + add for add in (0, 2, 4)]
+            assert (captured is not None) == (step >= 2)
+
+
+def test_work_that_reads_elsewhere_what_changes_is_never_captured() -> None:
+    with imitating():
+        replays = Replays(CPU, "test")
+        for step in range(5):
+            assert replays.run("key", lambda seeds: seeds[0] + 1, [step]) == (step + 1, None)
+
+
+def test_what_cannot_be_captured_is_said_once_and_goes_on() -> None:
+    with imitating():
+        replays = Replays(CPU, "test")
+        made: list[float] = []
+
+        def work(_: Sequence[int]) -> float:
+            made.append(float(len(made)))
+            constant((made[-1],), torch.float32, CPU)  # in a capture it would be made anew, and for that alone
+            return made[-1]
+
+        for _ in range(2):
+            replays.run("key", work)
+        with pytest.warns(UserWarning, match="launched one by one"):
+            replays.run("key", work)
+        assert replays.run("key", work) == (4.0, None)
+
+
+def test_old_work_is_forgotten() -> None:
+    with imitating():
+        replays = Replays(CPU, "test")
+        for _ in range(4):
+            for key in range(40):
+                assert replays.run(key, lambda _: 1) == (1, None)
+        assert len(replays._pieces) <= 16
+
+
+def test_what_changes_is_read_when_it_is_needed() -> None:
+    now = [1, 2, 3]
+    numbers = Changing(lambda: now, 3)
+    some = numbers[1:]
+    now = [4, 5, 6]
+    assert (list(numbers), list(some), numbers[0], len(some)) == ([4, 5, 6], [5, 6], 4, 2)
