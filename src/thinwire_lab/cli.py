@@ -52,7 +52,7 @@ def bench(
         str | None,
         typer.Option(
             help="Rows, separated by commas, each with a density of its own if wanted, as topk:0.02; see --list.",
-            show_default="dense,torch_fp16,torch_powersgd,topk,dgc,dragonn",
+            show_default="dense,torch_bf16,bf16,torch_powersgd,topk,dgc,dragonn",
         ),
     ] = None,
     density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",

@@ -69,7 +69,6 @@ _ROWS = (
         sends="every value in 16 bits",
         summed=True,
         conserving=False,
-        benched=False,
         planned=True,
     ),
     Method(

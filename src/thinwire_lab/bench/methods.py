@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
@@ -100,13 +100,16 @@ def _fsdp(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: f
     optimizers[0].register_step_pre_hook(lambda *_: trace.count("sent_bytes", (ranks - 1) / ranks * nbytes))
 
 
-def _fp16(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
-    def hook(state: object, bucket: Bucket) -> Future[Tensor]:
-        _count(2 * bucket.buffer().numel(), model.process_group)
-        with trace.span("encode"):
-            return fp16_compress_hook(model.process_group, bucket)
+def _half(its_hook: Callable[..., Future[Tensor]]) -> Install:
+    def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+        def hook(state: object, bucket: Bucket) -> Future[Tensor]:
+            _count(2 * bucket.buffer().numel(), model.process_group)
+            with trace.span("encode"):
+                return its_hook(model.process_group, bucket)
 
-    model.register_comm_hook(None, hook)
+        model.register_comm_hook(None, hook)
+
+    return install
 
 
 def _powersgd(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
@@ -219,7 +222,12 @@ ENTRANTS = {
         shards_natively=True,
         served=True,
     ),
-    "torch_fp16": Entrant(description="PyTorch's fp16_compress_hook", install=_fp16, sparse_embeddings=False),
+    "torch_bf16": Entrant(
+        description="PyTorch's bf16_compress_hook", install=_half(bf16_compress_hook), sparse_embeddings=False
+    ),
+    "torch_fp16": Entrant(
+        description="PyTorch's fp16_compress_hook", install=_half(fp16_compress_hook), sparse_embeddings=False
+    ),
     "torch_powersgd": Entrant(
         description=f"PyTorch's powerSGD_hook, rank {POWERSGD_RANK}, in one bucket",
         install=_powersgd,

@@ -15,7 +15,7 @@ from thinwire_lab.inputs import BadInput, check_density, counts, names, numbers
 from thinwire_lab.problems import PROBLEMS
 from thinwire_lab.problems.optimizers import check_optimizer
 
-DEFAULT = ("dense", "torch_fp16", "torch_powersgd", "topk", "dgc", "dragonn")
+DEFAULT = ("dense", "torch_bf16", "bf16", "torch_powersgd", "topk", "dgc", "dragonn")
 """The rows of a run for which the user names none."""
 _ON_SHARDS = ("dense", "topk", "dgc", "powersgd", "fading")
 """The same with --shard; `fading` only where momentum is Adam's."""
@@ -31,7 +31,7 @@ _SERVED = ("dense", "topk", "dct_dp")
 _WITHOUT_REPLICAS = ("dense", "topk", "qsgd", "signsgd")
 """The same where the only island has all workers."""
 _SECOND_ACT: dict[str, Any] = {
-    "recipes": ("dense", "torch_powersgd", "topk", "fading"),
+    "recipes": ("dense", "bf16", "torch_powersgd", "topk", "fading"),
     "steps": 120,
     "optimizer": "adamw",
 }

@@ -77,7 +77,7 @@ def _whole(results: Results) -> Table:
 
 
 def _time_columns(results: Results) -> list[Column[Row]]:
-    free = results.free_step_seconds
+    free, baseline = results.free_step_seconds, results.baseline
 
     def step(row: Row) -> str:
         low, middle, high = map(milliseconds, (row.step_seconds.p20, row.step_seconds.p50, row.step_seconds.p80))
@@ -87,7 +87,7 @@ def _time_columns(results: Results) -> list[Column[Row]]:
         return f"{row.step_seconds.p50 / free:.2f}x" if free else UNKNOWN
 
     def speedup(row: Row) -> str:
-        return UNKNOWN if row.speedup_vs_dense is None else f"{row.speedup_vs_dense:.2f}x"
+        return UNKNOWN if baseline is None else f"{baseline.step_seconds.p50 / row.step_seconds.p50:.2f}x"
 
     def part(name: str) -> Column[Row]:
         return Column(heading=f"{name}\nms", text=lambda row: milliseconds(getattr(row.split_seconds, name)))
@@ -155,7 +155,8 @@ def _notes(results: Results) -> list[str]:
     """Explain the columns that this run needs explained."""
     free = results.free_step_seconds
     lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
-    lines = [f"free net: {lifted}. speed up: dense's median step over this one."]
+    baseline = "" if results.baseline is None else f" speed up: {results.baseline.recipe}'s median step over this one."
+    lines = [f"free net: {lifted}.{baseline}"]
     lines += [
         f"bytes: sent per step per {results.sender}. measured: on the link, headers included. dense: by float32 "
         "all-reduce."

@@ -13,6 +13,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from thinwire_lab.inputs import write_atomically
 
 SCHEMA = "thinwire.bench/2"
+HALF = frozenset({"torch_bf16", "torch_fp16", "bf16", "fp16"})
+"""Rows that everybody has: all values, in 16 bits."""
 UNTHROTTLED = "UNTHROTTLED"
 
 
@@ -215,6 +217,12 @@ class Results:
     def dense(self) -> Row | None:
         """The uncompressed row the others are compared with, if it was run."""
         return next((row for row in self.rows if row.is_dense), None)
+
+    @property
+    def baseline(self) -> Row | None:
+        """The row with the shortest step of those that need no compression, in float32 or 16 bits, if any was run."""
+        rows = [row for row in self.rows if row.is_dense or (row.recipe in HALF and row.boundary == 1)]
+        return min(rows, key=lambda row: row.step_seconds.p50, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from thinwire_lab.bench.results import Results, Row
+from thinwire_lab.bench.results import HALF, Results, Row
 from thinwire_lab.show.units import UNKNOWN, duration, loss_text
 
 CLOSE = 1.05  # times within 5 % of each other are named together: one run cannot tell them apart
@@ -32,8 +32,10 @@ def _first_at_target(results: Results) -> str:
     text = f"First at the target loss of {results.target_loss:.3f}: {best}, in {duration(times[best])}"
     if close := [label for label in others if times[label] <= CLOSE * times[best]]:
         text += f" ({_listed(close)} within 5%)"
-    if "dense" in others:
-        text += f", {times['dense'] / times[best]:.1f} times as fast as dense"
+    baselines = [label for label in others if label == "dense" or label in HALF]
+    if best not in HALF and baselines:  # soonest first
+        named = dict.fromkeys((baselines[0], *(label for label in baselines if label == "dense")))
+        text += ", " + _listed([f"{times[label] / times[best]:.1f} times as fast as {label}" for label in named])
     missed = [row.label for row in results.rows if row.label not in times]
     return text + (f". Not reached by {_listed(missed)}." if missed else ".")
 

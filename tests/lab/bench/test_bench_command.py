@@ -50,7 +50,7 @@ def _bench(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]
         (["--recipes", "topk:2"], "no share"),
         (["--recipes", "topk:a"], "topk:0.01"),
         (["--recipes", "qsgd:0.1"], "takes no density"),
-        (["--model", "lstm_sparse", "--data", "."], "try --recipes dense,topk,dgc,dragonn"),
+        (["--model", "lstm_sparse", "--data", "."], "try --recipes dense,bf16,topk,dgc,dragonn"),
         (["--extend", "0.5"], "--extend is 0.5"),
         (["--model", "nope"], "'nope'"),
         (["--model", "lstm"], "--data"),
@@ -259,7 +259,7 @@ def test_who_asks_for_nothing_in_particular_sees_adamw_too() -> None:
     sgd, adamw = options.read(**USUAL).acts
     assert (sgd.optimizer, sgd.recipes, sgd.steps) == ("sgd", options.DEFAULT, 300)
     assert adamw.optimizer == "adamw"
-    assert {"dense", "topk", "fading", "torch_powersgd"} == set(adamw.recipes)
+    assert {"dense", "bf16", "topk", "fading", "torch_powersgd"} == set(adamw.recipes)
     assert adamw.steps < sgd.steps
     assert (adamw.rate, adamw.workers, adamw.model) == (sgd.rate, sgd.workers, sgd.model)
 

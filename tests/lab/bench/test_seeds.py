@@ -173,7 +173,7 @@ def test_workers_are_told_the_optimizer_and_the_report_names_it() -> None:
 
 def test_what_an_optimizer_cannot_train_with_is_left_out_of_the_default_and_that_is_said() -> None:
     results, _, _ = _session(optimizer="adamw", recipes=None)
-    assert [row.recipe for row in results.rows] == ["dense", "torch_fp16", "torch_powersgd", "topk"]
+    assert [row.recipe for row in results.rows] == ["dense", "torch_bf16", "bf16", "torch_powersgd", "topk"]
     out = io.StringIO()
     print_report(Console(file=out, width=200), results)
     assert "Left out: dgc and dragonn, which take over SGD's momentum; --optimizer is adamw." in out.getvalue()
