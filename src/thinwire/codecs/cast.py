@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from typing_extensions import override
 
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec
@@ -19,11 +20,15 @@ from thinwire.signals import Signal, Signals
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Cast(Codec):
-    """Send every value as `values`: float16 or bfloat16, rounded to nearest, or a format of a few bits.
+    """Send every value, in fewer bits.
 
-    What happens beyond float16's 65504? If a memory keeps the rest (`Signal.share`), the value is limited. If not, it
-    becomes infinite and shows, like any overflow. bfloat16 has float32's range. Formats scale each tensor on its own.
-    Their codes cannot be added on the way, so gather them. Raises ValueError for other dtypes.
+    Args:
+        values: float16 or bfloat16, rounded to nearest, or a format of a few bits. Beyond float16's 65504 a value is
+            limited if a memory keeps the rest (`Signal.share`), and otherwise becomes infinite, like any overflow.
+            Formats scale each tensor on its own; their codes cannot be added on the way, so gather them.
+
+    Raises:
+        ValueError: For other dtypes.
     """
 
     values: torch.dtype | Format = torch.float16
@@ -44,8 +49,8 @@ class Cast(Codec):
         """The payload: narrower values, or codes and the numbers that they stand for."""
         return Scratch(value=10.5) if isinstance(self.values, Format) else Scratch(value=2)
 
+    @override
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
-        """Return all values, in fewer bits."""
         values, coded = narrowed(signal.tensor(), self.values, signal.dtype, seed, signal.share)
         return Dense(values=values, coded=coded)
 

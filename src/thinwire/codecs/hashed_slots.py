@@ -1,7 +1,4 @@
-"""DRAGONN's hashed slots (Wang et al. 2022, Alg. 1).
-
-The slot of an index is `slot_of` in kernels/hashing/reference.py.
-"""
+"""DRAGONN's hashed slots: the slot of an index is `slot_of` in kernels/hashing/reference.py."""
 
 import math
 from collections.abc import Sequence
@@ -26,18 +23,19 @@ from thinwire.signals import Signals
 @checked
 @dataclass(frozen=True, kw_only=True)
 class HashedSlots(BucketCodec):
-    """Write each large element into slot h(index) of m = round(density · d) slots, and send the slots. No sort.
+    """Write large elements into slot h(index) of m = round(density · d) slots: no sort (Wang et al. 2022, Alg. 1).
 
-    Where two elements meet in a slot, the larger magnitude stays; the other is not sent. A threshold picks about
-    `surplus` · m elements. n picks fill m·(1 − (1 − 1/m)ⁿ) slots: 63 % at surplus 1, 86 % at 2.
+    Where two elements meet in a slot, the larger magnitude stays; the other is not sent. The paper keeps whichever was
+    written last. That delays large elements at random, and with momentum correction it made training unstable
+    (docs/explanation/decisions.md).
 
-    Which slot is it? `slot_of` in kernels/hashing/reference.py says. h is new for each seed and can be undone: slot and
-    quotient together give the index back. So the slot's number tells part of the index, and only the quotient travels.
-    An empty slot has its own code.
+    h is new for each seed and can be undone: slot and quotient together give the index back, so only the quotient
+    travels. An empty slot has its own code.
 
-    The paper keeps whichever element was written last. That delays large elements at random, and with momentum
-    correction it made training unstable (docs/explanation/decisions.md). Raises ValueError for a density outside (0, 1]
-    or a surplus of 0 or less.
+    Args:
+        density: Slots over elements.
+        surplus: A threshold picks about surplus · m elements. n picks fill m·(1 − (1 − 1/m)ⁿ) slots: 63 % at 1, 86 % at
+            2.
     """
 
     density: Density

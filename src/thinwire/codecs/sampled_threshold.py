@@ -1,4 +1,4 @@
-"""Top-k with a threshold estimated from a sample, as Deep Gradient Compression selects (Lin et al. 2018)."""
+"""Top-k with a threshold estimated from a sample."""
 
 import math
 from collections.abc import Sequence
@@ -20,11 +20,12 @@ from thinwire.signals import Signals
 @checked
 @dataclass(frozen=True, kw_only=True)
 class SampledThreshold(BucketCodec):
-    """Send k = round(density · d) of the largest magnitudes, found with a threshold estimated from a sample.
+    """Send k = round(density · d) of the largest magnitudes, found by a sampled threshold (Lin et al. 2018).
 
-    The threshold aims at `surplus` · k elements. If k or more elements reach it, the k largest are sent: exactly the
-    Top-k. If fewer do, the rest of the payload is padding: the last index, value 0. Raises ValueError for a density
-    outside (0, 1] or a surplus below 1.
+    Args:
+        density: The share of elements to send.
+        surplus: The threshold aims at surplus · k elements. If k or more reach it, the k largest are sent: exactly the
+            Top-k. If fewer do, the rest of the payload is padding: the last index, value 0.
     """
 
     density: Density

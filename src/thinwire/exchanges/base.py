@@ -20,9 +20,11 @@ Transport = Literal["all_reduce", "all_gather", "point_to_point"]
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A network link: `latency` seconds per message and `bandwidth` bytes per second.
+    """A network link.
 
-    Raises ValueError unless both are 0 or more and the latency is finite.
+    Args:
+        latency: Seconds per message (α).
+        bandwidth: Bytes per second (B).
     """
 
     latency: Seconds
@@ -41,9 +43,11 @@ class Link:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Hops:
-    """`count` messages in a row, each of `nbytes`, from rank i to i + `stride`, for every i that `every` divides.
+    """Messages in a row, from rank i to i + `stride`, for every i that `every` divides.
 
-    With `swap`, they go to i XOR `stride` instead, and `stride` is a power of two.
+    Args:
+        count, nbytes: How many messages, each of so many bytes.
+        swap: They go to i XOR `stride` instead, and `stride` is a power of two.
     """
 
     stride: Count
@@ -122,8 +126,11 @@ class Exchange(ABC):
     ) -> "Future[Exchanged]":
         """Start the exchange; the future holds the sum, bit-identical on all ranks.
 
-        A region's result does not depend on what else is in the payload. Without `keep`, the exchange may overwrite
-        `payload`, and `delivered` means nothing. `seeds` has one per region, the same on all ranks; 0 by default.
+        A region's result does not depend on what else is in the payload.
+
+        Args:
+            keep: Without it, the exchange may overwrite `payload`, and `delivered` means nothing.
+            seeds: One per region, the same on all ranks; 0 by default.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Sparse recursive doubling with a switch to dense (SparCML, Renggli et al. 2019)."""
+"""Sparse recursive doubling with a switch to dense."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
@@ -17,17 +18,17 @@ from thinwire.payloads.keyed import spread
 @final
 @dataclass(frozen=True, kw_only=True)
 class RecursiveDoubling(Rounds):
-    """In round i, ranks 2ⁱ apart swap all their rows and add them. The sum is exact.
+    """Swap all rows with the rank 2ⁱ apart in round i, and add them (SparCML, Renggli et al. 2019).
 
-    Once naming rows costs more bytes than sending zeros, all rows travel. Ranks beyond the largest power of two first
-    send to a partner, and get the sum from it at the end. If no two ranks pick the same row,
-    T = 2·log₂ K·α + (K − 1)·n/B for K a power of two; other K take up to two rounds and (K + 1)·n/B more.
+    The sum is exact. Once naming rows costs more bytes than sending zeros, all rows travel. Ranks beyond the largest
+    power of two first send to a partner, and get the sum from it at the end. If no two ranks pick the same row, T =
+    2·log₂ K·α + (K − 1)·n/B for K a power of two; other K take up to two rounds and (K + 1)·n/B more.
     """
 
     uneven: ClassVar[bool] = True
 
+    @override
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        """Exchange and wait."""
         peers, own = Peers(group, payload.values.device), table(payload, "RecursiveDoubling")
         core = 1 << (peers.world_size.bit_length() - 1)
         partner = peers.rank ^ core

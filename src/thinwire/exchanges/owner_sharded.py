@@ -1,9 +1,11 @@
-"""Every key has an owner rank, which sums its rows (OmniReduce, Fei et al. 2021; Parallax, Kim et al. 2019)."""
+"""Every key has an owner rank, which sums its rows."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
+
+from typing_extensions import override
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
@@ -14,16 +16,16 @@ from thinwire.payloads import Keyed, Payload
 @final
 @dataclass(frozen=True, kw_only=True)
 class OwnerSharded(Rounds):
-    """Rows go to rank key mod K, which adds them in rank order and sends the sum to all ranks.
+    """Send rows to rank key mod K, which adds them and sends the sum to all (Fei et al. 2021; Kim et al. 2019).
 
-    This takes an all-to-all and an all-gather, and the sum is exact. T is about
-    2(K − 1)(2α + n/(K·B)) + (K − 1)·(u − n)/(K·B), where the ranks' picks together take u bytes.
+    This takes an all-to-all and an all-gather, and the sum, in rank order, is exact. T is about 2(K − 1)(2α + n/(K·B))
+    + (K − 1)·(u − n)/(K·B), where the ranks' picks together take u bytes.
     """
 
     uneven: ClassVar[bool] = True
 
+    @override
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        """Exchange and wait."""
         peers, own = Peers(group, payload.values.device), table(payload, "OwnerSharded")
         shards = _shards(merged([own]), peers.world_size)
         mine = merged(_in_rank_order(peers, shards[peers.rank], _swap_all(peers, shards)))

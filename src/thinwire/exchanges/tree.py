@@ -1,4 +1,4 @@
-"""gTop-k's all-reduce (Shi et al. 2019, Algs 2-4)."""
+"""gTop-k's all-reduce."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, final
 
 import torch
+from typing_extensions import override
 
 from thinwire.checked import checked
 from thinwire.collectives import Group, Peers
@@ -43,19 +44,23 @@ _DELIVERED: Mapping[Merge, Callable[[Keyed, list[Keyed], Keyed], Keyed]] = Mappi
 @checked
 @dataclass(frozen=True, kw_only=True)
 class GlobalTopKTree(Rounds):
-    """Up a binary tree, two ranks add their k rows and keep the k largest. All ranks get the root's k rows.
+    """Add k rows of two ranks at a time, up a binary tree, and keep the k largest (gTop-k, Shi et al. 2019, Algs 2-4).
 
-    k is per tensor, and rows are ranked by their ℓ2 norm. T = 2⌈log₂ K⌉(α + n/B). Rows that a merge drops stay with the
-    rank that merged, so nothing is lost. With merge="paper", each rank instead keeps its own picks that are not in the
-    outcome, whatever happened to them: a pick that one subtree drops but another brings to the root is lost. With
-    `exact_values`, the tree only finds the indices; one more all-reduce of k rows sums what every rank picked there.
+    All ranks get the root's k rows. k is per tensor, and rows are ranked by their ℓ2 norm. T = 2⌈log₂ K⌉(α + n/B).
+
+    Args:
+        merge: Rows that an "exact" merge drops stay with the rank that merged, so nothing is lost. With "paper", each
+            rank instead keeps its own picks that are not in the outcome: a pick that one subtree drops but another
+            brings to the root is lost.
+        exact_values: Whether the tree only finds the indices; one more all-reduce of k rows sums what every rank picked
+            there.
     """
 
     merge: Merge = "exact"
     exact_values: bool = False
 
+    @override
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        """Exchange and wait."""
         peers, own = Peers(group, payload.values.device), table(payload, "GlobalTopKTree")
         outcome, dropped = _up(peers, own, own.region_counts())
         outcome = _down(peers, outcome, own)

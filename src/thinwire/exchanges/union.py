@@ -25,10 +25,13 @@ Packed = Annotated[Encoder | None, Such(f"a codec of summable payloads: {_FIX}",
 @checked
 @dataclass(frozen=True, kw_only=True)
 class UnionAllReduce(Rounds):
-    """Ranks combine bitmaps of their keys by OR, then sum the rows of the union by a ring all-reduce. Exact.
+    """Combine bitmaps of the ranks' keys by OR, then sum the rows of the union by a ring all-reduce.
 
-    With `packed`, a codec of summable payloads, the rows travel encoded: by `Cast(values=torch.bfloat16)`, or by
-    `CountSketch(...)`, which makes this the S2 reducer (Ge et al. 2021). T = 2(K − 1)(2α + (bitmap + union)/(K·B)).
+    The sum is exact. T = 2(K − 1)(2α + (bitmap + union)/(K·B)).
+
+    Args:
+        packed: A codec of summable payloads that encodes the rows: `Cast(values=torch.bfloat16)`, or
+            `CountSketch(...)`, which makes this the S2 reducer (Ge et al. 2021).
     """
 
     uneven: ClassVar[bool] = True

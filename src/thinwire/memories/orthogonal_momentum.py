@@ -1,4 +1,4 @@
-"""Momentum orthogonalised on each rank before anything is chosen: Muon's update (Jordan et al. 2024) is sent."""
+"""Momentum orthogonalised on each rank before anything is chosen: Muon's update is sent."""
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -25,20 +25,23 @@ _ITERATIONS = 5
 @checked
 @dataclass(kw_only=True)
 class OrthogonalMomentum(AppliedMomentum):
-    """m ← μ·m + g;  E ← β·E + O(μ·m + g)/K;  after the exchange E ← E − delivered.
+    """Keep m ← μ·m + g and E ← β·E + O(μ·m + g)/K − delivered, where O is Muon's (Jordan et al. 2024).
 
     O brings the singular values of a matrix close to 1, on each of the K ranks by itself, so no rank and no direction
     outweighs the others: however small its gradient is, and however its loss is weighted. A large gradient still sets
     where m points, until it has faded. A rank whose gradient of the step is all zeros, as out of data within Join, adds
-    no O. E is the residual; β, its `decay`, shrinks it once a step. The invariant of `FadingMomentum` holds with
-    O/K in the place of the gradient. A tensor of more dimensions is taken for a matrix of its first, and a vector for
-    one of a single row.
+    no O. The invariant of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more dimensions is
+    taken for a matrix of its first, and a vector for one of a single row. O takes the loss scale, if there is one, as
+    gradients do.
 
-    If `momentum` is None, each parameter's μ is the one that the optimizer has for it: `attach(..., optimizer=)` moves
-    m out of the optimizer. What arrives has lost the gradient's length, so the optimizer must not need it, as AdamW
-    does not. It cannot be added to a gradient that is sent whole: if the recipe is removed, E is dropped, and m too
-    where the optimizer has no momentum. O takes the loss scale, if there is one, as gradients do. 16 bytes are held per
-    element, counting the copies that let a step be rolled back.
+    What arrives has lost the gradient's length, so the optimizer must not need it, as AdamW does not. It cannot be
+    added to a gradient that is sent whole: if the recipe is removed, E is dropped, and m too where the optimizer has no
+    momentum. 16 bytes are held per element, counting the copies that let a step be rolled back.
+
+    Args:
+        momentum: μ; None takes for each parameter the one that the optimizer has for it: `attach(..., optimizer=)`
+            moves m out of the optimizer.
+        decay: β, which shrinks E, the residual, once a step.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})

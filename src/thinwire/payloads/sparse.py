@@ -23,14 +23,15 @@ from thinwire.payloads.layout import CODINGS, Layout
 class Sparse(Keyed):
     """Values at int32 `indices`; all other elements of the regions are zero.
 
-    runs: lengths of stretches in which no index occurs twice, except as padding with value 0. A payload has one for
-        each region; a sum of several payloads has more.
-    ascending, seeds: the order of the indices, which decides how they travel. The codec fixes it, never the data.
-        Indices ascend within each run, or are in slot order (with a seed for each region), or in any order. In slot
-        order, element p of a run of m is in slot p of `kernels.slot_of` for m slots, and an empty slot holds the
-        region's last index with value 0.
-    agreed: every rank has the same indices, so only values need to travel.
-    coded: codes travel, and `values` are the numbers they decode to.
+    Args:
+        runs: Lengths of stretches in which no index occurs twice, except as padding with value 0. A payload has one for
+            each region; a sum of several payloads has more.
+        ascending, seeds: The order of the indices, which decides how they travel. The codec fixes it, never the data.
+            Indices ascend within each run, or are in slot order (with a seed for each region), or in any order. In slot
+            order, element p of a run of m is in slot p of `kernels.slot_of` for m slots, and an empty slot holds the
+            region's last index with value 0.
+        agreed: Every rank has the same indices, so only values need to travel.
+        coded: Codes travel, and `values` are the numbers they decode to.
     """
 
     indices: Tensor

@@ -27,10 +27,16 @@ _QUIET_NAN = 0x7FC00000
 @final
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """How `named` of `numel` elements of `dtype` travel (None: all of them), with values narrowed to `values`.
+    """How the values of a payload travel as float32 words.
 
     Forward: the values in order of their indices, then the indices, unless all elements travel. Backward: the gradient
     at the same elements. Each gets as many bits as there is room for: unchanged, or float32 rounded to that many bits.
+
+    Args:
+        named: How many elements travel; None is all.
+        numel: Of how many.
+        dtype: Of the elements.
+        values: What they are narrowed to.
     """
 
     named: int | None
@@ -62,9 +68,12 @@ class Words:
         return self._laid(*sections, *named)
 
     def read(self, words: Tensor) -> Sparse | Dense:
-        """Return the payload that was written. Any words of the right number are safe: no index is out of range.
+        """Return the payload that was written.
 
-        Raises PayloadError if their number is wrong: then the two ends disagree on density or values.
+        Any words of the right number are safe: no index is out of range.
+
+        Raises:
+            PayloadError: If their number is wrong: then the two ends disagree on density or values.
         """
         data = self._bytes(words)
         values = self._numbers(data)
@@ -78,7 +87,7 @@ class Words:
         return self._laid(values if bits == 8 * self.dtype.itemsize else shortened(values, bits))
 
     def read_gradient(self, words: Tensor) -> Tensor:
-        """Return the gradient's elements (count). Raises PayloadError as `read` does."""
+        """Return the gradient's elements (count), or raise PayloadError as `read` does."""
         data, bits = self._bytes(words), self.gradient_bits
         if bits == 8 * self.dtype.itemsize:
             return data[: self.count * self.dtype.itemsize].view(self.dtype)
@@ -134,10 +143,7 @@ class Words:
 
 
 def shortened(x: Tensor, bits: int) -> Tensor:
-    """Return the first `bits` (12 to 32) of each float32, rounded to nearest, ties to even: uint8, packed.
-
-    Values beyond the largest number become infinite; NaN stays NaN.
-    """
+    """Return the first `bits` (12 to 32) of each float32, rounded to nearest even, packed; overflow is infinite."""
     patterns = x.to(torch.float32).contiguous().view(torch.int32)
     if bits == 32:
         return patterns.view(torch.uint8)

@@ -28,9 +28,12 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The gradient of parameter `name` in a bucket: `length` elements from `offset` on.
+    """The gradient of one parameter in a bucket.
 
-    shape: its sizes in the order in which these elements lie, the outermost dimension first.
+    Args:
+        name: The parameter's.
+        offset, length: Its elements in the bucket.
+        shape: Its sizes in the order in which these elements lie, the outermost dimension first.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Segment:
 
 @final
 class Segments(tuple[Segment, ...]):
-    """The segments of a bucket, or those of it that go one way. What follows from them is worked out once."""
+    """The segments of a bucket, or those of it that go one way, and what follows from them, worked out once."""
 
     @cached_property
     def names(self) -> list[str]:
@@ -93,12 +96,19 @@ class Bucket:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a reducer needs to know: the step's number (from 0), the group, and the factor that turns sums into means.
+    """What a reducer needs to know of one reduction.
 
-    `draw` numbers this reduction, so that its random choices differ from those of others. By default it is the step's
-    number, which is enough if a step has one reduction. With `watch`, results say whether they are finite. `listeners`
-    are told what the reduction sends and takes. With a `verdict` the host does not wait for a GPU: faults in received
-    payloads are noted there, and the caller checks whether the mean is finite. Buffers that travel come from `staging`.
+    Args:
+        step: The step's number, from 0.
+        group: The ranks.
+        scale: Turns sums into means.
+        draw: Numbers this reduction, so that its random choices differ from those of others. By default it is the
+            step's number, which is enough if a step has one reduction.
+        watch: Whether results say whether they are finite.
+        listeners: Are told what the reduction sends and takes.
+        verdict: With one the host does not wait for a GPU: faults in received payloads are noted there, and the caller
+            checks whether the mean is finite.
+        staging: Where buffers that travel come from.
     """
 
     step: int
@@ -149,10 +159,12 @@ class Seeds(Sequence[int]):
 
 
 class Mean(NamedTuple):
-    """A bucket that holds the mean, and whether that is finite (True if not watched).
+    """A bucket that holds the mean.
 
-    `flat` is here for a GPU: waiting for a future waits for the streams that wrote the tensors it holds, and for no
-    others.
+    Args:
+        finite: Whether it is; True if not watched.
+        flat: Is here for a GPU: waiting for a future waits for the streams that wrote the tensors it holds, and no
+            others.
     """
 
     finite: bool
@@ -186,12 +198,16 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Start. The future is done once the bucket holds the mean."""
+        """Start; the future is done once the bucket holds the mean."""
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        """Start reducing the gradient of a sparse embedding, a COO tensor; the future holds its mean, sparse too.
+        """Start reducing the gradient of a sparse embedding, by default uncompressed, as in DDP.
 
-        By default the rows travel uncompressed, as in DDP.
+        Args:
+            gradient: A COO tensor.
+
+        Returns:
+            A future of its mean, sparse too.
         """
         mean = (gradient * at.scale).coalesce()
         listeners, start = at.listeners, trace.now()
@@ -235,10 +251,7 @@ def note_values(payload: Payload, listeners: Sequence[Listener]) -> None:
 
 
 def note_rows(gradient: Tensor, at: Round) -> int:
-    """Report a coalesced gradient's rows, which all travel. Return the bytes that DDP sends for it.
-
-    DDP gathers every rank's indices and values.
-    """
+    """Report a coalesced gradient's rows, which all travel, and return the bytes that DDP sends for it."""
     nbytes = (at.group.size() - 1) * (gradient.indices().nbytes + gradient.values().nbytes)
     for listener in at.listeners:
         listener.add("dense_bytes", nbytes)

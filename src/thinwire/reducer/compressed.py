@@ -27,7 +27,10 @@ from thinwire.waits import Verdict, noting, on_host
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Compressed(Reducer):
-    """compensate → encode → exchange → decode, and retain what was not delivered. One collective per bucket."""
+    """Compress with one memory, codec and exchange: compensate → encode → exchange → decode, and retain the rest.
+
+    It takes one collective per bucket.
+    """
 
     memory: Memory
     codec: Codec
