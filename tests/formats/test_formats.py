@@ -11,7 +11,8 @@ from cases import vector
 from torch import Tensor
 
 from thinwire.errors import PayloadError
-from thinwire.formats import Coded, Format, Levels, Magnitudes, OffsetFloat, Sign, Ternary, balanced_eps, tuned_eps
+from thinwire.formats import Coded, Format, Levels, Magnitudes, OffsetFloat, Sign, Ternary, balanced_eps
+from thinwire_lab.papers.fft.offset_float import tuned_eps
 
 Bound = Callable[[Tensor, Tensor], Tensor]
 

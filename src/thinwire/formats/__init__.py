@@ -2,11 +2,11 @@
 
 from thinwire.formats.base import Format
 from thinwire.formats.coded import Coded
-from thinwire.formats.grid import balanced_eps, tuned_eps
+from thinwire.formats.grid import balanced_eps
 from thinwire.formats.levels import Levels
 from thinwire.formats.magnitudes import Magnitudes
 from thinwire.formats.offset_float import OffsetFloat
 from thinwire.formats.sign import Sign
 from thinwire.formats.ternary import Ternary
 
-__all__ = ["Coded", "Format", "Levels", "Magnitudes", "OffsetFloat", "Sign", "Ternary", "balanced_eps", "tuned_eps"]
+__all__ = ["Coded", "Format", "Levels", "Magnitudes", "OffsetFloat", "Sign", "Ternary", "balanced_eps"]

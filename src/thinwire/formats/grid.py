@@ -71,34 +71,6 @@ def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
     return _normal((pattern(max) >> shift) - 2 ** (bits - 1) + 2, shift, f"{bits} bits and mantissa {mantissa}")
 
 
-@checked
-def tuned_eps(
-    *, bits: Bits, mantissa: Mantissa, max: Normal, min: Lowest | None = None, start: Normal = 0.002
-) -> float:
-    """Return the eps that tuning finds: lower it while code 1…1 decodes below `min`, else raise it (Wang et al. 2020).
-
-    Each step moves eps by one number of the grid, from `start` on. In the end it swings between two numbers. This
-    returns the greater one, at which code 1…1 still reaches `min`. For min = -max that is `balanced_eps`.
-
-    Raises:
-        ValueError: If eps falls below float32's normal numbers.
-    """
-    shift = MANTISSA - mantissa
-    base, top = pattern(start) >> shift, pattern(max) >> shift
-    least = pattern(-min if min is not None else max) >> shift
-    while base > 0 and _last(base - 1, top, bits) >= least:
-        base -= 1
-    while _last(base, top, bits) < least:
-        base += 1
-    return _normal(base, shift, f"{bits} bits and mantissa {mantissa}")
-
-
-def _last(base: int, top: int, bits: int) -> int:
-    """Return the magnitude that code 1…1 decodes to, as a pattern on the grid."""
-    positives = top - base + 1
-    return 2**bits - 1 - positives + base - 1
-
-
 def _normal(base: int, shift: int, what: str) -> float:
     if base < 1 << (MANTISSA - shift):
         raise ValueError(f"no eps balances {what}: it would lie below {_LEAST:.3g}; take more mantissa or fewer bits")

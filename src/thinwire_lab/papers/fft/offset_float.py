@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from thinwire.formats import OffsetFloat, balanced_eps, tuned_eps
+from thinwire.formats import OffsetFloat, balanced_eps
+from thinwire.formats.grid import MANTISSA, number, pattern
 from thinwire.payloads import spectral
 from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.shared.claims import Finding
@@ -40,6 +41,33 @@ def adapts(material: Material) -> Finding:
         figures.append(f"{top:g}: {len(numbers)} positives from {numbers[0]:.3g} to {numbers[-1]:g}")
     how = "exact: the spacing doubles every 2^3 codes, and the range ends within one step of the one asked for"
     return Finding(holds=fits, figure="; ".join(figures), how=how)
+
+
+def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None, start: float = 0.002) -> float:
+    """Return the eps that tuning finds: lower it while code 1…1 decodes below `min`, else raise it (Wang et al. 2020).
+
+    Each step moves eps by one number of the grid, from `start` on. In the end it swings between two numbers. This
+    returns the greater one, at which code 1…1 still reaches `min`. For min = -max that is `balanced_eps`.
+
+    Raises:
+        ValueError: If eps falls below float32's normal numbers.
+    """
+    shift = MANTISSA - mantissa
+    base, top = pattern(start) >> shift, pattern(max) >> shift
+    least = pattern(-min if min is not None else max) >> shift
+    while base > 0 and _last(base - 1, top, bits) >= least:
+        base -= 1
+    while _last(base, top, bits) < least:
+        base += 1
+    if base < 1 << mantissa:
+        raise ValueError(f"no eps balances {bits} bits and mantissa {mantissa}: it would lie below float32's numbers")
+    return number(base << shift)
+
+
+def _last(base: int, top: int, bits: int) -> int:
+    """Return the magnitude that code 1…1 decodes to, as a pattern on the grid."""
+    positives = top - base + 1
+    return 2**bits - 1 - positives + base - 1
 
 
 @FFT_PAPER.claim("F10", "Tuning eps by the sign of (most negative value - min) converges to P = 2^N / 2")
