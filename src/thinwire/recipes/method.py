@@ -1,4 +1,4 @@
-"""What a method is, and a list of methods by name or as a table."""
+"""What a method is, and a list of methods by name."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -86,20 +86,3 @@ def by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
             raise ValueError(f"two methods are called {row.name!r}; expected a name of its own for each")
         found[row.name] = row
     return MappingProxyType(found)
-
-
-TRAITS = {"momentum": "momentum", "warms_up": "warms up", "summed": "summed", "conserving": "lossless", "rows": "rows"}
-
-
-def markdown(methods: Iterable[Method]) -> str:
-    """Return the methods as the Markdown table of docs/reference/recipes.md."""
-    columns = ("method", "paper", "sends", "density", "traits")
-    lines = [columns, ("---",) * len(columns), *map(_cells, methods)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cells(row: Method) -> tuple[str, ...]:
-    density = "" if row.density is None else f"{row.density:g}"
-    density += "" if row.share_of == "elements" else f" of {row.share_of}"
-    traits = ", ".join(word for field, word in TRAITS.items() if getattr(row, field))
-    return (f"`{row.name}`", row.paper, row.sends, density, traits)
