@@ -7,10 +7,8 @@ import ast
 import importlib
 import inspect
 import math
-import socket
 import tempfile
 import textwrap
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +32,6 @@ from thinwire import (
     formats,
     memories,
     outer_steps,
-    payloads,
     pipeline,
     planner,
     recipes,
@@ -42,21 +39,9 @@ from thinwire import (
     schedules,
     stats,
 )
-from thinwire.integrations.momentum.correction import Correction
-from thinwire.integrations.momentum.handover import Handover
-from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.workers.outer_handle import Outer
-from thinwire.integrations.workers.running import RunningStatistics
-from thinwire.integrations.workers.weights import Weights
-from thinwire.kernels import Chunking
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
-from thinwire.server.central import Central
-from thinwire.server.exchange import Draining
-from thinwire.server.layout import Layout, entries
-from thinwire.server.rules import Synchronous
-from thinwire.server.saving import Saving
-from thinwire.server.session import Shared
 
 ROOMS = (
     "thinwire",
@@ -255,11 +240,6 @@ def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def _world() -> dist.ProcessGroup:
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD
-
-
 def _profile() -> planner.Profile:
     timeline = planner.Timeline(buckets=(planner.Bucket(ready=0.1, gradients=(_gradient(),)),), computed=0.1)
     link = exchanges.Link(latency=0.0, bandwidth=1e9)
@@ -274,39 +254,6 @@ def _floats() -> torch.Tensor:
     return torch.ones(4)
 
 
-def _ints() -> torch.Tensor:
-    return torch.arange(4, dtype=torch.int32)
-
-
-def _blocks() -> payloads.Blocks:
-    return payloads.Blocks(keys=_ints(), values=torch.ones(8), numel=8, width=2)
-
-
-def _shared() -> Shared:
-    model, sgd = nn.Linear(2, 2), lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-    central = Central(
-        model, Layout(entries(model)), make_optimizer=sgd, make_rows_optimizer=None, make_scheduler=None, damped=False
-    )
-    lock = threading.Condition()
-    return Shared(
-        central=central,
-        rule=Synchronous(central, lock, trainers=1, timeout=1.0),
-        lock=lock,
-        recipe=recipes.dense(),
-        codec=None,
-        secret=b"",
-        timeout=1.0,
-        lost=0.0,
-        agreed={},
-        saving=Saving(central, lock, None),
-    )
-
-
-def _listener() -> socket.socket:
-    with socket.socket() as closed:
-        return closed
-
-
 class _Unreached(nn.Module):
     """It raises when it is asked for its parameters."""
 
@@ -314,31 +261,19 @@ class _Unreached(nn.Module):
         raise Reached
 
 
-def _handover() -> Handover:
-    return Correction([], [], {})
-
-
 VALID: Mapping[str, Callable[[], object]] = {
     # by constructor and argument, where the name alone does not tell
-    "Blocks.values": lambda: torch.ones(8),
-    "Blocks.numel": lambda: 8,
-    "Blocks.width": lambda: 2,
     "Candidate.name": lambda: "dense",
     "Method.recipe": lambda: recipes.topk,
-    "Spectral.block": lambda: 4,
-    "Words.values": lambda: None,
     **dict.fromkeys(("Compressed.codec", "ToOwners.codec"), codecs.Identity),
     "Candidate.codec": codecs.Identity,
     "with_feedback.codec": lambda: codecs.TopK,
     "candidate.name": lambda: "dense",
     "Profile.timeline": lambda: _profile().timeline,
-    "attach.recipe": recipes.dense,  # by default it measures
     "under.optimizer": lambda: "sgd",
     "sparsify.density": lambda: 0.5,  # by default it wants a boundary
     "Cost.nbytes": lambda: planner.Curve(((1.0, 0.0),)),
     "WithRows.rows": exchanges.OwnerSharded,
-    "Sketch.values": lambda: torch.ones(4),
-    "SketchTable.rows": lambda: 2,
     "Stages.values": lambda: (0.5,),
     "Plan.rows": lambda: (),
     "Row.nbytes": lambda: 1.0,
@@ -347,39 +282,27 @@ VALID: Mapping[str, Callable[[], object]] = {
     # by name
     **dict.fromkeys(("codec",), lambda: 1.0),
     **dict.fromkeys(("encode", "decode", "each", "exchange"), lambda: planner.Curve(((1.0, 0.0),))),
-    **dict.fromkeys(("numel", "length", "bits", "mantissa"), lambda: 4),
-    **dict.fromkeys(("width", "rank", "cells", "stride", "world_size", "micro_batches", "minimum_size"), lambda: 2),
+    **dict.fromkeys(("numel", "bits", "mantissa"), lambda: 4),
+    **dict.fromkeys(("width", "rank", "stride", "world_size", "minimum_size"), lambda: 2),
     **dict.fromkeys(("steps", "steps_each", "at_step", "steps_per_epoch"), lambda: 3),
-    **dict.fromkeys(("offset", "step", "stage", "seed", "start_dim", "dense_bytes", "nbytes", "named"), lambda: 1),
-    **dict.fromkeys(("density", "final", "tolerance", "scale", "largest_drop"), lambda: 0.5),
+    **dict.fromkeys(("step", "seed", "start_dim", "dense_bytes", "nbytes"), lambda: 1),
+    **dict.fromkeys(("density", "final", "tolerance", "largest_drop"), lambda: 0.5),
     **dict.fromkeys(("eps",), lambda: 0.01),
     **dict.fromkeys(("latency", "bandwidth", "max", "smoothness", "ready", "computed"), lambda: 1.0),
-    **dict.fromkeys(("wanted", "sent", "kept", "nonzero", "threshold", "count", "sent_bytes"), lambda: 1.0),
-    **dict.fromkeys(("dense_seconds", "seconds", "break_even", "saves", "start", "end", "value"), lambda: 1.0),
-    **dict.fromkeys(("name", "summary", "sends", "reason", "track", "label", "decision"), lambda: "words"),
+    **dict.fromkeys(("wanted", "sent", "kept", "nonzero", "threshold", "count"), lambda: 1.0),
+    **dict.fromkeys(("dense_seconds", "seconds", "break_even", "saves", "start", "value"), lambda: 1.0),
+    **dict.fromkeys(("name", "summary", "sends", "reason", "decision"), lambda: "words"),
     **dict.fromkeys(("choice",), lambda: "dense"),
-    "finite": lambda: True,
-    **dict.fromkeys(("values", "x", "flat", "scales", "codes"), _floats),
-    **dict.fromkeys(("keys", "indices"), _ints),
-    "positions": lambda: torch.arange(4, dtype=torch.int16),
-    "chunkings": lambda: (Chunking(4, 4, 1, 4, 4, None),),
+    **dict.fromkeys(("values",), _floats),
     **dict.fromkeys(("small", "large", "first", "then", "dense", "otherwise", "recipe", "how"), recipes.dense),
-    **dict.fromkeys(("total", "delivered"), lambda: payloads.Dense(values=_floats())),
-    **dict.fromkeys(("segments", "gradients", "waiting", "boundaries", "cuts", "advice", "stages"), tuple),
-    **dict.fromkeys(("reducers", "chosen", "parameters"), dict),
-    **dict.fromkeys(("_senders", "_hooks"), tuple),
-    **dict.fromkeys(("whole", "modules"), lambda: nn.Linear(2, 2)),
-    **dict.fromkeys(("may_be_unused",), lambda: False),
+    **dict.fromkeys(("gradients", "waiting", "advice", "stages"), tuple),
+    **dict.fromkeys(("reducers", "chosen"), dict),
+    **dict.fromkeys(("_hooks",), tuple),
+    **dict.fromkeys(("modules",), lambda: nn.Linear(2, 2)),
     "Sparsified.boundaries": dict,
     "Sparsified._senders": dict,
-    "Stats.step": stats.Figures,
-    "Stats.total": stats.Figures,
     "Why.rows": dict,
     "_meter": stats.Meter,
-    "Coded.codes": lambda: torch.zeros(4, dtype=torch.uint8),
-    "Coded.scales": lambda: torch.ones(1),
-    "Coded.format": formats.Ternary,
-    "of.format": formats.Ternary,
     "points": lambda: ((1.0, 1.0),),
     "sparsify.stages": lambda: [nn.Linear(2, 2), nn.Linear(2, 2)],
     "Noted.memory": memories.ErrorFeedback,
@@ -390,31 +313,21 @@ VALID: Mapping[str, Callable[[], object]] = {
     "with_feedback.exchange": exchanges.AllGather,
     "budget": planner.Budget,
     "candidates": lambda: planner.Budget().candidates(),
-    "coefficients": _blocks,
     "dtype": lambda: torch.float32,
-    "tables": lambda: (payloads.SketchTable(2, 2, 0),),
     "learning_rate": lambda: lambda step: 0.1,
-    "link": lambda: exchanges.Link(latency=0.0, bandwidth=1e9),
     "links": lambda: _profile().links,
     "profile": _profile,
     "group": lambda: dist.group.WORLD,
     "mesh": lambda: dist.group.WORLD,
-    "island": tuple,
     "overlap": lambda: True,
     **dict.fromkeys(("shard.model", "scatter.model"), _sharded),
-    "contributions": lambda: Contributions(recipes.dense(), {}, alone=True),
     "outer.model": lambda: _trained()[0],
     "outer.optimizer": lambda: _trained()[1],
-    **dict.fromkeys(("outer.steps", "Outer.steps"), lambda: outer_steps.diloco()),
-    **dict.fromkeys(("fragments", "optimizers"), tuple),
-    "frozen": dict,
-    "running": lambda: RunningStatistics(nn.Linear(2, 2)),
-    "weights": lambda: Weights(_world(), outer_steps.diloco(), None),
+    **dict.fromkeys(("outer.steps",), lambda: outer_steps.diloco()),
+    **dict.fromkeys(("fragments",), tuple),
     "every": lambda: 3,
-    "handover": _handover,
-    "divisor": lambda: lambda joined, continues: 1,
     "scaler": lambda: None,
-    **dict.fromkeys(("attachment", "handle"), _attachment),
+    **dict.fromkeys(("handle",), _attachment),
     "states": lambda: [_attachment().state_dict()],
     "redistribute.rank": lambda: 0,
     "model": _ddp,
@@ -430,22 +343,10 @@ VALID: Mapping[str, Callable[[], object]] = {
     "serve.model": lambda: nn.Linear(2, 2),
     "serve.make_optimizer": lambda: lambda parameters: _reach(),
     "connect.model": _Unreached,
-    "shared": _shared,
-    "listener": _listener,
     "address": lambda: "127.0.0.1:1",
-    "uplinks": tuple,
-    "channels": tuple,
-    "draining": lambda: Draining(None, 0),
-    "releases": lambda: True,
-    "closed": lambda: lambda: None,
-    **dict.fromkeys(("staleness", "updates"), dict),
-    **dict.fromkeys(("TrainerStatus.updates", "TrainerStatus.sent_bytes", "behind"), lambda: 1),
-    **dict.fromkeys(("TrainerStatus.loss", "quiet"), lambda: 1.0),
-    **dict.fromkeys(("Traffic.updates", "saved", "skipped", "drained", "received_bytes", "version"), lambda: 1),
-    "fetched_rows": lambda: 1,
-    **dict.fromkeys(("in_flight", "ServerStatus.sent_bytes", "Traffic.sent_bytes", "dropped"), lambda: 1),
-    "ServerStatus.trainers": dict,
-    "waited": lambda: 1.0,
+    **dict.fromkeys(("staleness",), dict),
+    **dict.fromkeys(("saved",), lambda: 1),
+    **dict.fromkeys(("in_flight",), lambda: 1),
 }
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Width, checked
@@ -36,16 +35,12 @@ class BlockTopK(Codec):
         x = signal.tensor()
         count = kept(self.density, -(-signal.numel // self.block))
         keys = kernels.largest_blocks(x, self.block, count)
-        values, coded = narrowed(_gathered(x, keys, self.block), self.values, signal.dtype, seed, signal.share)
+        indices = (keys.long()[:, None] * self.block + torch.arange(self.block, device=x.device)).view(-1)
+        blocks = x.index_select(0, indices.clamp(max=x.numel() - 1)).masked_fill_(indices >= x.numel(), 0)
+        values, coded = narrowed(blocks, self.values, signal.dtype, seed, signal.share)
         return Blocks(keys=keys, values=values, numel=signal.numel, width=self.block, coded=coded)
 
     def contraction(self, numel: int) -> float | None:
         """δ = k/b, with k the blocks sent. Blocks of equal norm attain it."""
         blocks = -(-numel // self.block)
         return None if self.values else kept(self.density, blocks) / max(1, blocks)
-
-
-def _gathered(x: Tensor, keys: Tensor, width: int) -> Tensor:
-    """Return the blocks, one after another. Beyond the vector's end there are zeros."""
-    indices = (keys.long()[:, None] * width + torch.arange(width, device=x.device)).view(-1)
-    return x.index_select(0, indices.clamp(max=x.numel() - 1)).masked_fill_(indices >= x.numel(), 0)

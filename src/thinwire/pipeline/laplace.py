@@ -58,7 +58,9 @@ class LaplaceBoundary(Boundary):
         flat, capacity = matrix.view(-1), self.count(*matrix.shape)
         if capacity is None:
             return Choice(None, matrix.new_zeros(1))
-        threshold = self._fitted(flat) if self.training else self._stored()
+        threshold = self._fitted(flat) if self.training else self.threshold
+        if not self.training and bool(threshold.isnan()):
+            raise RuntimeError("no threshold yet to evaluate with; train first, or load the state_dict of training")
         picks = near(Plain(flat), threshold.to(flat), capacity)
         kept, _ = limited(picks, capacity)
         return Choice(kept, threshold)
@@ -71,10 +73,4 @@ class LaplaceBoundary(Boundary):
         threshold = laplace_quantile(mean, deviation / 2**0.5, self.density)
         threshold = threshold.minimum(torch.maximum(-low, high))  # so that something always passes
         self.recent.copy_(torch.cat((self.recent[1:], threshold[None])))
-        return threshold
-
-    def _stored(self) -> Tensor:
-        threshold = self.threshold
-        if bool(threshold.isnan()):
-            raise RuntimeError("no threshold yet to evaluate with; train first, or load the state_dict of training")
         return threshold

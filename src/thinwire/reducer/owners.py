@@ -21,7 +21,6 @@ from thinwire.payloads.scratch import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, completed, note_values
 from thinwire.reducer.compressed import Compressed
 from thinwire.signals import Plain, Signal, Signals
-from thinwire.waits import Verdict
 
 _RETAINING = Scratch(element=8)  # what was delivered, and its regions side by side
 
@@ -70,8 +69,11 @@ class ToOwners(Reducer):
             trace.count("sent_bytes", sum(sizes) - sizes[rank], *listeners)
             with trace.span("decode", *listeners):
                 self._retain(bucket, list(payloads.values()))
-                finite = mine is None or _decoded(mine, arriving, bucket.flat, verdict, watch=watch)
-            return Mean(finite, bucket.flat)
+                if mine is None:
+                    return Mean(True, bucket.flat)
+                total = received(mine, arriving, verdict)
+                total.write(bucket.flat)
+                return Mean(not watch or total.is_finite(bucket.flat), bucket.flat)
 
         return swapped.then(finish)
 
@@ -167,10 +169,3 @@ def _to_owners(line: Reducer) -> Reducer:
             "alone, such as recipes.topk()"
         )
     return ToOwners(memory=line.memory, codec=line.codec)
-
-
-def _decoded(mine: Payload, arriving: Tensor, out: Tensor, verdict: Verdict | None, *, watch: bool) -> bool:
-    """Write the sum of what has arrived. Return whether it is finite, True if not watched."""
-    total = received(mine, arriving, verdict)
-    total.write(out)
-    return not watch or total.is_finite(out)

@@ -23,7 +23,7 @@ from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import put_in_place, shape_in_memory
 from thinwire.integrations.training.optimizers import observe, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
-from thinwire.integrations.training.whole import Hook, Whole
+from thinwire.integrations.training.whole import Whole
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments
 from thinwire.stats import Stats
@@ -93,7 +93,7 @@ class Attachment(Handle):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Stay behind when the model is copied or saved, as DDP's own hook does."""
-        return Hook, ()
+        return type(None), ()
 
     @property
     def group(self) -> Group:
