@@ -4,18 +4,13 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from thinwire.checked import Range, Size, checked
-
-Measured = Annotated[float, Range("a number from 0 on, or NaN", least=0, most=math.inf, nan=True)]
-
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """What this rank sent in some steps, and how long that took; NaN stands for what is not known.
@@ -33,15 +28,15 @@ class Figures:
             called. If a step has several reductions, its ‖gradient‖² is the sum of theirs.
     """
 
-    steps: Size = 0
-    sent_bytes: Measured = 0.0
-    dense_bytes: Measured = 0.0
-    ratio: Measured = math.nan
-    density: Measured = math.nan
-    encode_ms: Measured = 0.0
-    exchange_ms: Measured = 0.0
-    decode_ms: Measured = 0.0
-    residual_ratio: Measured = math.nan
+    steps: int = 0
+    sent_bytes: float = 0.0
+    dense_bytes: float = 0.0
+    ratio: float = math.nan
+    density: float = math.nan
+    encode_ms: float = 0.0
+    exchange_ms: float = 0.0
+    decode_ms: float = 0.0
+    residual_ratio: float = math.nan
 
     def __repr__(self) -> str:
         """Return the figures in words, and only that nothing was exchanged if so: most are not known then."""
@@ -50,7 +45,6 @@ class Figures:
         return f"Figures({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in fields(self))})"
 
 
-@checked
 class Stats(NamedTuple):
     """The figures of the latest step, and those of all steps so far."""
 
