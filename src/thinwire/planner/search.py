@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from thinwire.checked import checked
 from thinwire.planner.candidates import Candidate
-from thinwire.planner.profile import Bucket, Gradient, Profile
-from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, work
+from thinwire.planner.profile import Bucket, Profile
+from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, works
 
 _SIZES = 8  # how many thresholds on a tensor's size are tried in a bucket
 _MANY = 64  # paths; beyond this we drop paths hardly better than another, because every bucket multiplies them
@@ -34,58 +34,35 @@ def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]
     through the buckets and drop a path if another is at least as good in every respect. If too many paths remain, we
     also drop those that another nearly beats, which may cost 0.2 % of a step.
     """
-    slack = _slack(profile, candidates)
+    names = [candidate.name for candidate in candidates if candidate.name in profile.costs]
+    shortest = min(step_seconds(profile, name) for name in ("dense", *names))
+    slack = _SLACK * shortest / max(1, len(profile.timeline.buckets))
     paths = [_Path(State(), ())]
     for bucket in profile.timeline.buckets:
-        options = list(_options(bucket, candidates, profile))
-        paths = _undominated(
-            (
-                _Path(passed(path.state, bucket.ready, option.works), (*path.taken, option))
-                for path in paths
-                for option in options
-            ),
-            slack,
-        )
+        options = list(_options(bucket, names, profile))
+        grown = [
+            _Path(passed(path.state, bucket.ready, option.works), (*path.taken, option))
+            for path in paths
+            for option in options
+        ]
+        paths = _kept(grown, 0.0)
+        paths = paths if len(paths) < _MANY else _kept(paths, slack)
     best = min(paths, key=lambda path: finished(path.state, profile))
     choice = {name: given for option in best.taken for name, given in option.choice.items()}
     return _relaxed(profile, choice)
 
 
-def _options(bucket: Bucket, candidates: Sequence[Candidate], profile: Profile) -> Iterator[_Option]:
-    yield _option(bucket.gradients, (), "dense", profile)
-    for candidate in candidates:
-        if candidate.name in profile.costs:
-            for size in _thresholds(bucket.gradients):
-                small = tuple(g for g in bucket.gradients if g.numel < size)
-                yield _option(small, tuple(g for g in bucket.gradients if g.numel >= size), candidate.name, profile)
-
-
-def _option(small: Sequence[Gradient], large: Sequence[Gradient], name: str, profile: Profile) -> _Option:
-    works = [work(who, mine, profile) for who, mine in ((name, large), ("dense", small)) if mine]
-    choice = {g.name: name for g in large} | {g.name: "dense" for g in small}
-    return _Option(choice=choice, works=tuple(works), compressed=sum(g.numel for g in large))
-
-
-def _thresholds(gradients: Sequence[Gradient]) -> list[int]:
-    sizes = sorted({g.numel for g in gradients})
-    step = max(1, -(-len(sizes) // _SIZES))
-    return sizes[::step]
-
-
-def _slack(profile: Profile, candidates: Sequence[Candidate]) -> float:
-    """Return the seconds that we may lose at each bucket."""
-    names = [candidate.name for candidate in candidates if candidate.name in profile.costs]
-    shortest = min(step_seconds(profile, name) for name in ("dense", *names))
-    return _SLACK * shortest / max(1, len(profile.timeline.buckets))
-
-
-def _undominated(paths: Iterable[_Path], slack: float) -> list[_Path]:
-    """Drop each path if another is no later in any respect. Of equal ones, the least compressed stays."""
-    kept = _kept(paths, 0.0)
-    return kept if len(kept) < _MANY else _kept(kept, slack)
+def _options(bucket: Bucket, names: Sequence[str], profile: Profile) -> Iterator[_Option]:
+    sizes = sorted({g.numel for g in bucket.gradients})
+    sizes = sizes[:: max(1, -(-len(sizes) // _SIZES))]
+    for name, size in (("dense", 0), *((name, size) for name in names for size in sizes)):
+        choice = {g.name: name if g.numel >= size else "dense" for g in bucket.gradients}
+        large = sum(g.numel for g in bucket.gradients if choice[g.name] != "dense")
+        yield _Option(choice=choice, works=tuple(works(bucket, choice, profile)), compressed=large)
 
 
 def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
+    """Drop each path if another is no later by more than `slack`. Of equal ones, the least compressed stays."""
     kept: list[_Path] = []
     for path in sorted(paths, key=lambda path: (path.state, sum(option.compressed for option in path.taken))):
         wire, decoded = path.state.wire + slack, path.state.decoded + slack  # those before it are no later
