@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Plan, decide, step_seconds
+from thinwire.planner.decide import winner
 from thinwire.planner.live import Adaptive
 from thinwire.planner.live.policy import Alarm, _spans, _with_rest, _with_slower_links
-from thinwire.planner.live.race import decision, proposals, winner
+from thinwire.planner.live.race import TOLERANCE, decision, proposals
 from thinwire.planner.live.step_log import Decided, Policy, steps
 from thinwire.planner.probe.links import fit
 from thinwire.reducer import Bucket, Round, Segment
@@ -66,9 +67,9 @@ def test_an_unusual_look_is_followed_by_another_at_once() -> None:
 
 
 def test_the_kinder_wins_unless_it_is_clearly_slower() -> None:
-    assert winner([1.02, 1.0, 1.5]) == 0
-    assert winner([1.05, 1.0, 1.5]) == 1
-    assert winner([2.0]) == 0
+    assert winner([1.02, 1.0, 1.5], TOLERANCE) == 0
+    assert winner([1.05, 1.0, 1.5], TOLERANCE) == 1
+    assert winner([2.0], TOLERANCE) == 0
 
 
 def test_what_races_is_the_plan_what_is_in_use_plain_ddp_and_what_comes_close() -> None:

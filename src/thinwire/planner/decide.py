@@ -1,7 +1,7 @@
 """Deciding what to compress: does it pay, and if so, with which candidate?"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from thinwire.checked import Fraction, checked
@@ -58,9 +58,13 @@ def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]
         return {g.name: DENSE.name for g in profile.timeline.gradients}
     tried = [fastest(profile, candidates[: count + 1]) for count in range(len(candidates))]
     seconds = [step_seconds(profile, choice) for choice in tried]
-    # each uses only so many candidates, least harm to the loss first; the first within the limit wins
+    return tried[winner(seconds, tolerance)]  # each uses only so many candidates, least harm to the loss first
+
+
+def winner(seconds: Sequence[float], tolerance: float) -> int:
+    """Return the index of the first that is within tolerance of the fastest."""
     limit = min(seconds) * (1 + tolerance)
-    return next((choice for choice, took in zip(tried, seconds, strict=True) if took <= limit), tried[-1])
+    return next(place for place, took in enumerate(seconds) if took <= limit)
 
 
 @checked

@@ -31,6 +31,8 @@ class Fragment:
         self._own, self.attachment, self.optimizer = dict(own), attachment, optimizer
         self.parameters: Mapping[str, nn.Parameter] = attachment.parameters
         self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values())))
+        names = attachment.names
+        self._views = {names[p]: v for b in self._buckets for p, v in zip(b.parameters, b.views, strict=True)}
         self._flying: list[torch.futures.Future[Tensor]] = []
         sharded = next((p for p in self._own.values() if isinstance(p, DTensor)), None)
         self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
@@ -73,11 +75,9 @@ class Fragment:
     @torch.no_grad()
     def measure(self) -> None:
         """Take down Δ = global − own, where what own ones cannot say of the global ones is no movement."""
-        own = self.own()
-        for bucket in self._buckets:
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                mine = own[self.attachment.names[p]]
-                torch.sub(p.detach().to(mine.dtype).to(view.dtype), mine, out=view)
+        for name, mine in self.own().items():
+            view = self._views[name]
+            torch.sub(self.parameters[name].detach().to(mine.dtype).to(view.dtype), mine, out=view)
 
     def finite(self) -> bool:
         """Whether what was taken down, or has arrived since, is finite on the whole island; a collective of it."""
@@ -128,9 +128,8 @@ class Fragment:
         """Have the outer optimizer take the mean that has arrived. Return whether there was one."""
         if not self.arrived:
             return False
-        for bucket in self._buckets:
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                p.grad = view
+        for name, p in self.parameters.items():
+            p.grad = self._views[name]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.arrived = False
@@ -161,18 +160,14 @@ class Fragment:
 
     def means(self) -> dict[str, Tensor]:
         """Return the means that have arrived and are not applied yet, shaped as their parameters. Not copies."""
-        if not self.arrived:
-            return {}
-        names = self.attachment.names
-        return {names[p]: v for b in self._buckets for p, v in zip(b.parameters, b.views, strict=True)}
+        return dict(self._views) if self.arrived else {}
 
     @torch.no_grad()
     def take_means(self, means: Mapping[str, Tensor]) -> None:
         """Go on from means that `means` returned, or from none."""
         self._flying, self.landed, self.arrived = [], False, bool(means)
-        for bucket in self._buckets if means else ():
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                view.copy_(means[self.attachment.names[p]])
+        for name, view in self._views.items() if means else ():
+            view.copy_(means[name])
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from thinwire.planner.candidates import DENSE, Budget
-from thinwire.planner.decide import chosen
+from thinwire.planner.decide import chosen, winner
 from thinwire.planner.live.step_log import Choice, Decided, Log, Policy, compressed, in_words, median_period, steps
 from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Profile
@@ -43,7 +43,7 @@ def decision(
         predicted = [step_seconds(profile, arm) for arm in arms]
     known = {arms.index({}): dense_seconds} if dense_seconds is not None and (slow or arms == [{}]) else {}
     seconds = (yield from _race(arms, known, ranks)) if len(arms) > 1 else [known.get(0, predicted[0])]
-    best = winner(seconds)
+    best = winner(seconds, TOLERANCE)
     text = f"{why}: {in_words(arms[best])}, {_ms(seconds[best])} a step, predicted {_ms(predicted[best])}"
     others = ", ".join(f"{in_words(arms[i])} {_ms(took)}" for i, took in enumerate(seconds) if i != best)
     told = f"{text}; against {others}" if others else text
@@ -69,12 +69,6 @@ def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
             arms.append(choice)
     order = [candidate.name for candidate in candidates]
     return sorted(arms[:_MOST], key=lambda arm: (max(map(order.index, arm.values()), default=-1), len(arm)))
-
-
-def winner(seconds: Sequence[float]) -> int:
-    """Return the index of the first that is within tolerance of the fastest."""
-    limit = min(seconds) * (1 + TOLERANCE)
-    return next(place for place, took in enumerate(seconds) if took <= limit)
 
 
 def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Policy[list[float]]:

@@ -1,9 +1,7 @@
 """What does a message cost? Latency α and inverse bandwidth β of each transport, fitted to a few sizes."""
 
 import os
-import socket
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from statistics import median, median_low
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from thinwire.collectives import Group, Peers, all_gather, all_reduce
 from thinwire.exchanges import AllGather, AllReduce, Exchange, Link, Transport
-from thinwire.planner.probe.measure import gathered, synchronize
+from thinwire.planner.probe.measure import gathered, hosts, synchronize
 
 SMALLEST, USUAL, LARGEST = 1 << 8, 1 << 22, 1 << 26
 """Bytes of the first message, of the last one where time allows, and of the last one where latency is long."""
@@ -127,8 +125,8 @@ def ping(nbytes: int, group: Group, device: torch.device) -> float:
 
 def contention(group: Group, device: torch.device) -> float:
     """How many seconds does a processor second of communication delay computing? 0 if cores are free; a collective."""
-    host = float(zlib.crc32(socket.gethostname().encode()))
-    ranks = gathered([host], group, device)[:, 0].eq(host).sum().item()
+    every = hosts(group, device)
+    ranks = every.count(every[group.rank()])
     load = ranks * torch.get_num_threads() / (os.cpu_count() or 1)
     return float(gathered([load if device.type == "cpu" and load >= 1 else 0.0], group, device).max())
 

@@ -1,6 +1,8 @@
 """Measuring together: times on a device, and figures shared by all ranks, so that all decide the same."""
 
+import socket
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -35,6 +37,12 @@ def gathered(figures: Sequence[float], group: Group, device: torch.device | None
     rows = mine.new_empty(group.size() * mine.numel())
     all_gather(rows, mine, group).wait()
     return rows.cpu().view(torch.float64).view(group.size(), len(figures))
+
+
+def hosts(group: Group, device: torch.device) -> list[float]:
+    """Return a number for each rank's host. A collective."""
+    mine = float(zlib.crc32(socket.gethostname().encode()))
+    return gathered([mine], group, device)[:, 0].tolist()
 
 
 def longest(seconds: float, group: Group, device: torch.device | None = None) -> float:

@@ -1,7 +1,5 @@
 """Are some ranks nearer than others?"""
 
-import socket
-import zlib
 from statistics import median_low
 from typing import NamedTuple
 
@@ -10,7 +8,7 @@ import torch
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
 from thinwire.planner.probe.links import USUAL, Sent, fit, ladder, told
-from thinwire.planner.probe.measure import gathered, longest, stamp
+from thinwire.planner.probe.measure import hosts, longest, stamp
 
 _SIZES = (1 << 8, 1 << 18)  # bytes, at which tiers are compared
 _SECONDS = 0.5  # for the pairs at one distance
@@ -28,13 +26,12 @@ class Tier(NamedTuple):
 
 def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
     """Return tiers, the nearest first, of ranks numbered host by host, as torchrun does; a collective."""
-    host = float(zlib.crc32(socket.gethostname().encode()))
-    hosts = gathered([host], group, device)[:, 0].tolist()
+    every = hosts(group, device)
     strides = [1 << bit for bit in range((group.size() - 1).bit_length())]
     found = [(stride, _pairs(stride, group, device)) for stride in strides]
     tiers: list[Tier] = []
     for stride, (link, seen) in found:
-        together = all(hosts[i] == hosts[i ^ stride] for i in range(len(hosts)) if i ^ stride < len(hosts))
+        together = all(every[i] == every[i ^ stride] for i in range(len(every)) if i ^ stride < len(every))
         tier = Tier(min(2 * stride, group.size()), link, together, seen)
         if tiers and all(link.seconds(size) <= _APART * tiers[-1].link.seconds(size) for size in _SIZES):
             near = tiers.pop()
