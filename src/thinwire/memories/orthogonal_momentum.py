@@ -1,9 +1,10 @@
 """Momentum orthogonalised on each rank before anything is chosen: Muon's update is sent."""
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self, final
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self, cast, final
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class OrthogonalMomentum(AppliedMomentum):
     _momentum: Staged = field(default_factory=Staged, init=False, repr=False)
     _update: Staged = field(default_factory=Staged, init=False, repr=False)
     _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
-    _begun: "dict[str, _Update]" = field(default_factory=dict, init=False, repr=False)
+    _begun: "dict[str, Callable[[], _Update]]" = field(default_factory=dict, init=False, repr=False)
     _loss_scale: float = field(default=1.0, init=False, repr=False)
 
     @property
@@ -77,21 +78,27 @@ class OrthogonalMomentum(AppliedMomentum):
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
         """Return β·E + scale · O. Raises RuntimeError when no momentum is known."""
         factors = _Factors(self._decay(name), self.decay, scale, self._loss_scale * scale)
-        earlier = self._begun.get(name) if self.begun(name) else None
+        earlier = self._begun[name]() if self.begun(name) and name in self._begun else None
         parts = self._momentum.open(name, gradient), self._update.open(name, gradient)
-        self._begun[name] = _Update(*parts, gradient, factors, earlier)
-        return self._begun[name]
+        signal = _Update(*parts, gradient, factors, earlier)
+        self._begun[name] = lambda: signal
+        return signal
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
         """Return that of each."""
-        pairs = zip(names, gradients, strict=True)
-        return _Updates([self.compensate(name, gradient, scale) for name, gradient in pairs])
+        if self._momentum.continue_any(names):
+            return super().compensate_each(names, gradients, scale, seeds)
+        decays = [self._decay(name) for name in names]
+        columns = (*self._momentum.open_each(names, gradients), *self._update.open_each(names, gradients))
+        signals = _Updates((*columns, gradients, decays), (self.decay, scale, self._loss_scale * scale))
+        self._begun.update((name, partial(signals.__getitem__, i)) for i, name in enumerate(names))
+        return signals
 
     def receive(self, name: str, momentum: Tensor) -> None:
         """Add an optimizer's momentum (flat). In a step that has begun, O and m become what they are with it."""
-        signal = self._begun.get(name)
+        signal = self._begun[name]() if name in self._begun else None
         if signal is not None:
             signal.add_ahead(-1)
         super().receive(name, momentum)
@@ -100,7 +107,7 @@ class OrthogonalMomentum(AppliedMomentum):
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered."""
-        delivered.subtract_from([self._update.staged(name) for name in names])
+        delivered.subtract_from(self._update.staged_each(names))
 
     def tensors(self) -> Mapping[str, Staged]:
         """Return m and E."""
@@ -196,21 +203,6 @@ class _Update(Signal):
         self.moves: bool | Tensor = False
         self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
 
-    @property
-    def place(self) -> Hashable:
-        """What computing it depends on, beside the numbers in memory; None for a further part."""
-        if self._gradient is None or self._earlier is not None:
-            return None
-        tensors = (*self._momenta, *self._updates, self._gradient)
-        return *(x.data_ptr() for x in tensors), self.dtype, self._matrix, self._factors
-
-    def again(self) -> "_Update":
-        """Return it as it was made."""
-        assert self._gradient is not None
-        other = _Update(self._momenta, self._updates, self._gradient, self._factors, None)
-        other.shape = self.shape
-        return other
-
     def settle(self, other: "_Update") -> None:
         """Take it that this has been computed as the other has."""
         self._gradient, self.computed, self.moves = None, True, other.moves
@@ -260,29 +252,28 @@ class _Update(Signal):
 
 @final
 class _Updates(Signals):
-    """The updates of a bucket."""
+    """The updates of a bucket: m and E before and after, gradients and decays of each, and factors of all."""
 
-    @property
-    def place(self) -> Hashable:
-        """What computing them depends on."""
-        places = [signal.place for signal in self._each]
-        return None if None in places else (_Updates, self.share, *places)
+    def __init__(self, columns: tuple[Sequence[Any], ...], factors: tuple[float, ...]) -> None:
+        super().__init__((), *columns)
+        self._factors, self._like = factors, cast("_Updates | None", None)
+        self.dtype, self.device = columns[4][0].dtype, columns[4][0].device
 
-    def again(self) -> "_Updates":
-        """Return them as they were made."""
-        other = _Updates([signal.again() for signal in self._each])
-        other.share, other.shapes = self.share, self.shapes
-        return other
+    def __getitem__(self, i: Any) -> Any:
+        """Return one signal. Raises IndexError if there are fewer."""
+        signal = super().__getitem__(i)
+        if self._like is not None:
+            signal.settle(self._like[i])
+        return signal
 
     def settle(self, other: Signals) -> None:
         """Take it that these have been computed as the others have."""
         assert isinstance(other, _Updates)
-        for mine, its in zip(self._each, other._each, strict=True):
-            mine.settle(its)
+        self._like = other
 
-    @property
-    def _each(self) -> list[_Update]:
-        return list(self)  # type: ignore[arg-type]  # of no other kind
+    def _make(self, *columns: Any) -> Signal:
+        before, m, waited, update, gradient, decay = columns
+        return _Update((before, m), (waited, update), gradient, _Factors(decay, *self._factors), None)
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
         return _computed([self[i] for i in numbers(some)])
