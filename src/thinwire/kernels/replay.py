@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, cached_property, partial
 from typing import Any, TypeVar, cast, final
@@ -223,7 +223,8 @@ def _lane(device: torch.device, name: str) -> Any:
 class Replays:
     """The repeated work of one bucket, on a lane called `name`.
 
-    alone: once work is captured, the current stream does not wait for it. Whoever needs the result is `following`.
+    alone: once work is captured, the current stream does not wait for it. Whoever needs the result goes on
+    in its lane, `followed`.
     """
 
     def __init__(self, device: torch.device, name: str, *, alone: bool = False) -> None:
@@ -245,11 +246,6 @@ class Replays:
         piece.seeds_now = seeds
         with self._lane.taken(alone=self._alone and piece.graph is not None):
             return piece.run(work), piece if piece.graph is not None else None
-
-
-def following(piece: "Piece | None") -> Any:
-    """Return a context in which work comes after a captured piece, on its stream; with None, on the current one."""
-    return nullcontext() if piece is None else piece.lane.followed()
 
 
 @final

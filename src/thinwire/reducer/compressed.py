@@ -1,6 +1,7 @@
 """The reducer that compresses a bucket's gradients with one memory, one codec and one exchange."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import final
 
@@ -14,7 +15,7 @@ from thinwire.codecs import Codec
 from thinwire.collectives import Group, taking, used_here
 from thinwire.exchanges import Exchange, Exchanged, all_gather
 from thinwire.kernels import replay
-from thinwire.kernels.replay import Piece, Replays, following
+from thinwire.kernels.replay import Piece, Replays
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.payloads.scratch import widening
@@ -60,7 +61,8 @@ class Compressed(Reducer):
         staging.need(self._scratch(bucket, payload, at))
         seeds = at.seeds(bucket.segments.names)
         start = trace.now()
-        with following(captured), noting(at.verdict), taking(staging) as taken:
+        followed = nullcontext() if captured is None else captured.lane.followed()
+        with followed, noting(at.verdict), taking(staging) as taken:
             if captured is not None:
                 used_here(bucket.flat)
                 carried = carried.clone() if isinstance(carried, Tensor) else carried  # a replay writes it anew
@@ -145,7 +147,8 @@ class Compressed(Reducer):
         return most + widening(bucket.flat.dtype, lengths)
 
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
-        total = exchanged.total
+        total = exchanged.summed
+        assert total is not None  # whoever waits reads it at once
         self._write(exchanged.delivered, total, bucket)
         if not watch or total.is_finite(bucket.flat):
             return True

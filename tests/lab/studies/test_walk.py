@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-MOST = {"topk": (46, 470, 470), "dgc": (50, 630, 580), "fading": (57, 820, 780)}
+MOST = {"topk": (47, 470, 470), "dgc": (51, 630, 580), "fading": (58, 820, 780)}
 """At most so many files, calls and moves between files in a settled step. How threads meet changes them by a tenth."""
 
 
