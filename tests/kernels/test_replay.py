@@ -19,6 +19,7 @@ from thinwire_lab.check.gpu.imitation import Imitation, imitating
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")
 NEVER = {"dense", "bf16"}  # all-reduced, in a launch or two
+OFTEN = {("topk", 3), ("dgc", 3), ("fading", 3), ("orthogonal", 1), ("qsgd", 1), ("bf16", 3)}
 
 
 @pytest.fixture
@@ -27,16 +28,22 @@ def group() -> Iterator[dist.ProcessGroup]:
     dist.destroy_process_group()
 
 
+CASES = [
+    pytest.param(name, tensors, marks=() if (name, tensors) in OFTEN else pytest.mark.slow)
+    for name in RECIPES
+    for tensors in (1, 3)
+]
+
+
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("tensors", [1, 3])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("name", "tensors"), CASES)
 def test_a_replayed_bucket_is_the_one_that_would_have_been_reduced(name: str, tensors: int) -> None:
     case = Case(recipe=name, tensors=tensors, dtype="float32", numel=tensors * 1088)
     with gpu_path(), imitating():
         plain, replayed = Work(case, CPU), Work(case, CPU)
         replayed.gradients = plain.gradients
         before = Imitation.replays
-        for _ in range(10):
+        for _ in range(13):  # two sets of buffers, each captured at its third use, and then what decodes them
             plain.gradients.normal_()
             for work in (plain, replayed):
                 work.prepare()
@@ -123,3 +130,9 @@ def test_what_changes_is_read_when_it_is_needed() -> None:
     some = numbers[1:]
     now = [4, 5, 6]
     assert (list(numbers), list(some), numbers[0], len(some)) == ([4, 5, 6], [5, 6], 4, 2)
+
+
+def test_captures_can_be_turned_off() -> None:
+    assert [replay.wanted(asked) for asked in (None, "", "1", "0")] == [True, True, True, False]
+    with pytest.raises(ValueError, match="THINWIRE_GRAPHS='no' is unknown; expected 0"):
+        replay.wanted("no")

@@ -7,6 +7,7 @@ is never captured.
 """
 
 import gc
+import os
 import threading
 import warnings
 from collections import OrderedDict
@@ -205,7 +206,14 @@ class Graph:
         self._done.record()
 
 
-LANES: dict[str, Callable[[torch.device], Any]] = {"cuda": Lane}
+def wanted(asked: str | None) -> bool:
+    """Return whether this value of THINWIRE_GRAPHS wants captures. Raises ValueError for an unknown one."""
+    if asked in (None, "", "0", "1"):
+        return asked != "0"
+    raise ValueError(f"THINWIRE_GRAPHS={asked!r} is unknown; expected 0, and kernels are launched one by one, or 1")
+
+
+LANES: dict[str, Callable[[torch.device], Any]] = {"cuda": Lane} if wanted(os.environ.get("THINWIRE_GRAPHS")) else {}
 """What captures work, by kind of device."""
 
 

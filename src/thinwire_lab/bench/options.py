@@ -35,7 +35,7 @@ _SECOND_ACT: dict[str, Any] = {
     "steps": 120,
     "optimizer": "adamw",
 }
-"""What the default run goes on with. The whole takes less than 8 minutes on 2 cores."""
+"""What the default run goes on with. The whole takes some ten minutes on 2 cores."""
 
 
 class Setting(NamedTuple):
