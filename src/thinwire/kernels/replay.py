@@ -187,12 +187,14 @@ class Graph:
         self._graph, self._done = torch.cuda.CUDAGraph(), torch.cuda.Event()
         collects = gc.isenabled()
         gc.disable()  # a capture does not survive that another graph is freed
-        # Other threads, NCCL's among them, go on calling what a capture does not allow.
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            self.result = work()
+            # Other threads, NCCL's among them, go on calling what a capture does not allow.
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self.result = work()
+            finally:
+                self._graph.capture_end()
         finally:
-            self._graph.capture_end()
             if collects:
                 gc.enable()
 
