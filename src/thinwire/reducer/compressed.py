@@ -111,10 +111,10 @@ class Compressed(Reducer):
             _ = payload.packed
             return (payload, carried), computed
 
-        if at.verdict is None or not self._repeats(bucket) or signals.place is None:
+        place = None if at.verdict is None or not self._repeats(bucket) else signals.place
+        if place is None:
             return encoded(signals, seeds), None
-        work = (codec, counted, signals.place)
-        (found, computed), captured = self._replays(bucket, "encode").run(work, packed, seeds)
+        (found, computed), captured = self._replays(bucket, "encode").run((codec, counted, place), packed, seeds)
         signals.settle(computed)
         return found, captured
 
