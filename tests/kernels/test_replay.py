@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
+from imitation import Imitation, imitating
 from torch import Tensor
 
 from thinwire.kernels import replay
@@ -14,7 +15,6 @@ from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.replay import Changing, Replays, changing, fixed
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
-from thinwire_lab.check.gpu.imitation import Imitation, imitating
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as 
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from thinwire_lab.studies.loops.material import Attach, Outcome, attached, batches, micro_batches, network, train
+from loops.material import Attach, Outcome, attached, batches, micro_batches, network, train
 
 ACCUMULATED = 4
 

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from thinwire_lab.studies.loops.material import (
+from loops.material import (
     INPUTS,
     MOMENTUM,
     OUTPUTS,

@@ -3,16 +3,18 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+WALK = Path(__file__).parents[1] / "walk.py"
 MOST = {"topk": (47, 470, 470), "dgc": (51, 630, 580), "fading": (58, 820, 780)}
 """At most so many files, calls and moves between files in a settled step. How threads meet changes them by a tenth."""
 
 
 @pytest.mark.parametrize("recipe", MOST)
 def test_a_gradient_walks_no_further_than_it_did(recipe: str) -> None:
-    command = [sys.executable, "-m", "thinwire_lab.studies.walk", recipe, "--files"]
+    command = [sys.executable, str(WALK), recipe, "--files"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"files (\d+), functions \d+, calls (\d+), moves (\d+)", said)
     assert found

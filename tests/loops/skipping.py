@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as users call it
 from torch.optim import SGD, AdamW, Optimizer
 
-from thinwire_lab.studies.loops.material import (
+from loops.material import (
     MOMENTUM,
     Attach,
     Outcome,
@@ -24,7 +24,7 @@ from thinwire_lab.studies.loops.material import (
     network,
     train,
 )
-from thinwire_lab.studies.loops.several import body_and_head
+from loops.several import body_and_head
 
 BAD, PERIOD = 4, 10
 """The batches 4, 14, 24, … are bad."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from thinwire_lab.studies.loops import everyday, models, several, skipping
-from thinwire_lab.studies.loops.material import Attach, Outcome
+from loops import everyday, models, several, skipping
+from loops.material import Attach, Outcome
 
 Loop = Callable[[Attach, int], Outcome]
 

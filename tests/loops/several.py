@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as users call it
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from thinwire_lab.studies.loops.material import (
+from loops.material import (
     BATCH,
     INPUTS,
     OUTPUTS,

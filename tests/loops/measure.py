@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire_lab.studies.loops.recipes import Way
-from thinwire_lab.studies.loops.scripts import LOOPS
+from loops import LOOPS
+from loops.recipes import Way
 
 LAST = 5
 """The last loss is a mean of so many, because batches differ."""

@@ -1,6 +1,6 @@
 """How far does a gradient walk? Files, functions, calls and moves from file to file in one settled step.
 
-    python -m thinwire_lab.studies.walk topk --files
+    python tests/walk.py topk --files
 
 From backward to the optimizer's step, with one rank of Gloo and one bucket. Exchanges end in threads of Gloo's own,
 which count too and meet differently from step to step, so the step with the middle number of calls of seven counts.

@@ -1,25 +1,17 @@
-"""Training loops as users write them, each beside plain DDP: thinwire_lab.studies.loops, whose loops these are."""
+"""Training loops as users write them, each beside plain DDP."""
 
-import json
-import math
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
-import typer
+from loops import LOOPS
+from loops.material import Unavailable
+from loops.measure import Ended, measure
+from loops.recipes import BY_NAME, WAYS
 from ranks import Ranks
-from typer.testing import CliRunner
 
 from thinwire.errors import MomentumError
-from thinwire_lab.studies.loops.__main__ import main
-from thinwire_lab.studies.loops.material import Unavailable
-from thinwire_lab.studies.loops.measure import Ended, measure
-from thinwire_lab.studies.loops.recipes import BY_NAME, WAYS
-from thinwire_lab.studies.loops.running import Row
-from thinwire_lab.studies.loops.scripts import LOOPS
-from thinwire_lab.studies.loops.table import markdown, summary, table
 
 STEPS = 16
 LONG = 60
@@ -141,61 +133,7 @@ def test_a_distance_by_hand() -> None:
     assert plain.distance(plain) == 0
 
 
-def test_a_table_by_hand() -> None:
-    same = {"last_loss": 0.51234, "plain_loss": 0.5, "share": 0.9, "identical": True, "skipped": 3, "plain_skipped": 2}
-    rows = [
-        Row(loop="gan", way="topk", everything=False, distance=0.25, same_skips=False, verdict="trains", **same),  # type: ignore[arg-type]
-        Row(loop="gan", way="dgc", everything=True, verdict="raised", message="MomentumError: no"),
-    ]
-    assert table(rows).rows == [
-        ["gan", "topk", "0.5123", "0.5", "0.250", "yes", "3 for 2", "trains"],
-        ["gan", "dgc", "—", "—", "—", "—", "—", "raised (1)"],
-    ]
-    assert markdown(rows).splitlines() == [
-        "| loop | plain DDP | all is sent | topk |",
-        "| --- | ---: | --- | ---: |",
-        "| gan | 0.5 | raised (1) | 0.5123 |",
-        "",
-        "- (1) MomentumError: no",
-        "",
-        "1 raised, 1 trains",
-    ]
-    assert summary(rows) == "1 raised, 1 trains"
-
-
 def test_every_loop_says_what_it_does() -> None:
     said = {loop.__doc__ for loop in LOOPS.values()}
     assert len(LOOPS) == len(said)
     assert all(text and text.splitlines()[0].endswith((".", ":")) for text in said)
-
-
-def _command(*arguments: str) -> tuple[int, str]:
-    app = typer.Typer(add_completion=False)
-    app.command()(main)
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.output
-
-
-@pytest.mark.slow
-def test_the_script_writes_a_row_for_everything_and_what_was_raised(tmp_path: Path) -> None:
-    written = ["--json", str(tmp_path / "x.json"), "--markdown", str(tmp_path / "x.md")]
-    code, said = _command("--quick", "--only", "adamw", *written)
-    assert code == 0, said
-    document = json.loads((tmp_path / "x.json").read_text())
-    assert document["schema"] == "thinwire.loops/1"
-    rows = {row["way"]: row for row in document["rows"]}
-    assert list(rows) == ["plain DDP", *WHOLE, *SPARSE]
-    for name, row in rows.items():
-        if name in BY_NAME and BY_NAME[name].momentum:
-            assert row["verdict"] == "raised"
-            assert row["message"].startswith("MomentumError")
-        else:
-            assert row["identical"]
-            assert math.isfinite(row["last_loss"])
-    assert "MomentumError" in (tmp_path / "x.md").read_text()
-
-
-def test_an_unknown_loop_is_refused() -> None:
-    code, said = _command("--only", "gen")
-    assert code == 2
-    assert "no loop is called" in said

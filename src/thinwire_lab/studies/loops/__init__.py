@@ -1,1 +1,0 @@
-"""Training loops as users write them, each beside plain DDP."""
