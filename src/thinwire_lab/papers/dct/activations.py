@@ -32,7 +32,6 @@ ACTIVATIONS = (
 """One document a seed; the first is drawn, too."""
 _NOTHING = 0.01
 """A threshold below this share of the root mean square: what is left out is zeros already."""
-_HOW = "`thinwire_lab.papers.dct.model_parallel figures`, DLRM, first cut, three seeds, undecided where they disagree"
 Found = Mapping[str, Any]
 
 
@@ -52,8 +51,7 @@ def teaches_sparsity(*seeds: Found) -> Outcome:
         if max(*with_one, *dense) > _NOTHING:
             parts[f"{1 - density:.0%}"] = agreed(a < b for a, b in zip(with_one, dense, strict=True))
         said.append(f"{_spread(with_one, '.2f')} against {_spread(dense, '.2f')} at {1 - density:.0%}")
-    how = f"the last tenth of the training, against a dense one; {_HOW}; holds if lower wherever it is above 0.01"
-    return Outcome(*every(parts), measured=f"over RMS {', '.join(said)}", how=how)
+    return Outcome(*every(parts), measured=f"over RMS {', '.join(said)}")
 
 
 def _end(looks: list[Mapping[str, Any]], place: int) -> float:
@@ -74,8 +72,7 @@ def laplace(*found: Any) -> Outcome:
         f"DLRM: criterion {laws}; MNIST: {other.measured}; behind DLRM's ReLU {_spread(zeros, '.0%')} are 0 and "
         "neither law fits"
     )
-    how = f"Akaike's criterion per element, after training; {_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
-    return Outcome(*every({"DLRM": dlrm, "MNIST": other.verdict}), measured=measured, how=how)
+    return Outcome(*every({"DLRM": dlrm, "MNIST": other.verdict}), measured=measured, said={"other": other.how})
 
 
 @DCT.judge("T18", *ACTIVATIONS, GRADIENTS)
@@ -94,8 +91,7 @@ def strays(*found: Any) -> Outcome:
     measured = (
         f"DLRM: {fitted}; MNIST: {other.measured}{other.note}; by the paper's one-sided formula DLRM: {one_sided}"
     )
-    how = f"{_HOW}, and `thinwire_lab.papers.gradients`; {other.how}"
-    return Outcome(more="more seeds", verdict=word, note=note, measured=measured, how=how)
+    return Outcome(more="more seeds", verdict=word, note=note, measured=measured, said={"other": other.how})
 
 
 @DCT.judge("T24", *ACTIVATIONS, GRADIENTS)
@@ -113,5 +109,5 @@ def half_zero(*found: Any) -> Outcome:
     return Outcome(
         *by_setting({"DLRM": dlrm, "the MNIST network": other.verdict}),
         measured=measured,
-        how=f"{_HOW}, and `thinwire_lab.papers.gradients`; {other.how}",
+        said={"other": other.how},
     )

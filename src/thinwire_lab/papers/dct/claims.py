@@ -31,7 +31,7 @@ def deviations(thresholds: list[float]) -> list[float]:
     return (x / running - 1)[max(1, len(x) // 20) :].tolist()
 
 
-@DCT.claim("T1", "At 95 % sparsity the exact threshold strays at most 26 % from its running mean")
+@DCT.claim("T1")
 def stray(material: Material) -> Finding:
     largest = {
         f"{run.model} {layer}": max(map(abs, deviations(found)))
@@ -49,12 +49,7 @@ def stray(material: Material) -> Finding:
         f"worst {largest[worst]:.0%} ({worst}); {_after_drop(material.recorded())}"
     )
     steps = max(len(found) for run in material.recorded() for found in run.thresholds.values())
-    how = (
-        f"gradient plus error memory, exact Top-5 %, first {steps} steps of training at a constant rate, the first 5 % "
-        "left out; holds if every layer does; then half as many steps at a tenth of the rate, of which the last half "
-        "over the last quarter before"
-    )
-    return Finding(holds=fine == len(largest), figure=figure, how=how)
+    return Finding(holds=fine == len(largest), figure=figure, said={"steps": steps})
 
 
 def _after_drop(runs: Sequence[Run]) -> str:
@@ -86,7 +81,7 @@ def threshold_drift(runs: Sequence[Run]) -> Figure:
     return side_by_side([run for run in runs if run.thresholds], draw)
 
 
-@DCT.claim("T2", "Any positive threshold gives a contraction, hence SGD's rate")
+@DCT.claim("T2")
 def contraction(material: Material) -> Finding:
     found = [s for run in material.recorded() for s in run.stale]
     if not found:
@@ -99,11 +94,7 @@ def contraction(material: Material) -> Finding:
         f"nothing passes in {nothing} of {len(found)} layer-steps; |E|^2/|W|^2 up to {worst.left:.3f} ({worst.layer}); "
         f"real density {densities[0]:.2%} to {densities[-1]:.0%}, median {middle:.1%}"
     )
-    how = (
-        "threshold of 5 % kept for 50 steps, error feedback; holds if something always passes, so that the "
-        "ratio is below 1"
-    )
-    return Finding(holds=nothing == 0, figure=figure, how=how)
+    return Finding(holds=nothing == 0, figure=figure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +134,7 @@ def _before(model: nn.Module, x: Tensor) -> list[Tensor]:
     return found
 
 
-@DCT.claim("T17", "Activations look like a Laplace law; a normal law fits worse")
+@DCT.claim("T17")
 def laplace_or_normal(material: Material) -> Finding:
     last = watch(material)[-1]
     figures, better = [], []
@@ -153,11 +144,10 @@ def laplace_or_normal(material: Material) -> Finding:
         after = before.clamp(min=0)
         figures.append(f"layer {place + 1}: AIC {laplace:.3f} against {normal:.3f} per element before the ReLU")
         figures[-1] += f", {float((after == 0).double().mean()):.0%} zeros after"
-    how = "hidden layers of the MNIST network instead of DLRM; holds if Laplace beats normal before every ReLU"
-    return Finding(holds=all(better), figure="; ".join(figures), how=how)
+    return Finding(holds=all(better), figure="; ".join(figures))
 
 
-@DCT.claim("T18", "Aimed at 25 % occupancy, the fitted threshold ends at 13 %")
+@DCT.claim("T18")
 def drifting(material: Material) -> Finding:
     real = [[_density(layer.clamp(min=0), 0.25) for layer in seen.before] for seen in watch(material)]
     gradients = [LaplaceThreshold(density=0.25, bound=4.0).encode(x) for _, x in material.tensors(least=1024)]
@@ -169,18 +159,14 @@ def drifting(material: Material) -> Finding:
     one_sided = [_density(layer.clamp(min=0), 0.5) for layer in watch(material)[-1].before]
     figure += f"; a one-sided quantile gives {', '.join(f'{share:.0%}' for share in one_sided)} at the end"
     figure += f"; on gradients {min(sent):.0%} to {max(sent):.0%}"
-    how = (
-        "two-sided formula on ReLU outputs of the MNIST network instead of DLRM; holds if one drifts by 5 "
-        "points or more"
-    )
-    return Finding(holds=max(spans) >= 0.05, figure=figure, how=how)
+    return Finding(holds=max(spans) >= 0.05, figure=figure)
 
 
 def _density(x: Tensor, wanted: float) -> float:
     return float((x.abs() >= x.abs().mean() * math.log(1 / wanted)).double().mean())
 
 
-@DCT.claim("T20", "Per-sample thresholds and one common threshold give the same mean gradient, to first order")
+@DCT.claim("T20")
 def first_order(material: Material) -> Finding:
     generator, n, units = torch.Generator().manual_seed(material.seed), material.many(100_000, 400_000), 8
     hidden = torch.randn(n, units, generator=generator, dtype=torch.float64)
@@ -192,11 +178,7 @@ def first_order(material: Material) -> Finding:
         both = [_mean_gradient(hidden, v, target, 1 + sign * spread) for sign in (-1, 1)]
         gaps.append(float((sum(both) / 2 - common).norm() / common.norm()))
     figure = f"relative gap {gaps[0]:.4f} at spread 0.4, {gaps[1]:.4f} at 0.2: {gaps[0] / gaps[1]:.1f} times less"
-    how = (
-        "two-layer network on Gaussian hidden units, exact gradients; holds if halving the spread divides "
-        "the gap by 3 to 5"
-    )
-    return Finding(holds=3 <= gaps[0] / gaps[1] <= 5, figure=figure, how=how)
+    return Finding(holds=3 <= gaps[0] / gaps[1] <= 5, figure=figure)
 
 
 def _mean_gradient(hidden: Tensor, v: Tensor, target: Tensor, threshold: float) -> Tensor:
@@ -204,7 +186,7 @@ def _mean_gradient(hidden: Tensor, v: Tensor, target: Tensor, threshold: float) 
     return kept.T @ (kept @ v - target) / len(hidden)
 
 
-@DCT.claim("T24", "Activations after a ReLU are about half zero, so cuts there compress better")
+@DCT.claim("T24")
 def zeros(material: Material) -> Finding:
     found: list[Seen] = watch(material)
     shares = [[float((layer <= 0).double().mean()) for layer in seen.before] for seen in found]
@@ -212,14 +194,12 @@ def zeros(material: Material) -> Finding:
     figure = "; ".join(f"layer {i + 1}: {s[0]:.0%} to {s[-1]:.0%}" for i, s in enumerate(zip(*shares, strict=True)))
     kept = torch.cat([layer.clamp(min=0).view(-1) for layer in found[-1].before])
     printed = float((kept >= kept.sort().values[round(0.25 * kept.numel())]).double().mean())
-    how = (
-        f"MNIST network over {found[-1].step} steps; holds if 35 to 65 %; at eta 0.25 |x| >= tau keeps "
-        f"{printed:.0%} instead of 75 %"
+    return Finding(
+        holds=min(every) >= 0.35 and max(every) <= 0.65, figure=figure, said={"steps": found[-1].step, "kept": printed}
     )
-    return Finding(holds=min(every) >= 0.35 and max(every) <= 0.65, figure=figure, how=how)
 
 
-@DCT.claim("T25", "Communication falls up to 20 times (95 % sparsity)")
+@DCT.claim("T25")
 def twenty_times(material: Material) -> Finding:
     masked, listed = ratio(BlockTopK(density=0.05, block=1)), ratio(TopK(density=0.05))
     both = 2 / (1 / masked + 0.05)
@@ -230,11 +210,10 @@ def twenty_times(material: Material) -> Finding:
     return Finding(
         holds=max(masked, both) >= 19.5,
         figure=figure,
-        how="payloads of 2^20 float32 elements at density 0.05; holds from 19.5 on",
     )
 
 
-@DCT.claim("T27", "Sorting at each step eats the gain of Top-k")
+@DCT.claim("T27")
 def sorting(material: Material) -> Finding:
     x = torch.randn(1 << material.many(20, 22))
     k = x.numel() // 20
@@ -249,8 +228,4 @@ def sorting(material: Material) -> Finding:
     saved = x.nbytes * 0.9 / (12.5e9 / 8)
     figure = ", ".join(f"{name} {1000 * t:.1f} ms" for name, t in ways.items())
     figure += f"; {1000 * saved:.1f} ms of transfer saved at 12.5 Gbit/s, {12500 * saved:.0f} ms at 1 Gbit/s"
-    how = (
-        f"{x.nbytes >> 20} MiB at 5 %, this CPU; holds if sorting takes longer than what it saves on the "
-        "paper's network"
-    )
-    return Finding(holds=ways["sort"] > saved, figure=figure, how=how)
+    return Finding(holds=ways["sort"] > saved, figure=figure, said={"mib": x.nbytes >> 20})

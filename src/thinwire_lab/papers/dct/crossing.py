@@ -95,10 +95,6 @@ OTHER_HYBRIDS = tuple(
     replace(HYBRID, name=f"hybrid-{left_out}", words=f"{HYBRID.words} --lines neither,both --boundary {share:g}")
     for left_out, share in ((75, 0.25), (95, 0.05))
 )
-_HOW = (
-    "`thinwire_lab.papers.dct.model_parallel`: DLRM on generated clicks, 1,500 steps, and a byte-level GPT, 300 steps; "
-    "held-out loss over dense's, seed by seed, 95 % intervals"
-)
 
 
 def _exact(place: str, *sparsities: int) -> list[str]:
@@ -124,18 +120,16 @@ def _same_then_worse(models: Mapping[str, Losses], same: Sequence[str], last: st
 def one_cut(dlrm: Losses, text: Losses) -> Outcome:
     """As good as dense up to 95 %, and worse at 98 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_SPLIT, 75, 90, 95, 98)
-    how = f"exact Top-k, two stages; {_HOW}; holds if at most 1 % above dense up to 95 %, and above it at 98 %"
     measured = f"{_both(models, *named[2:])}; {_both(models, *named[:2])}"
-    return Outcome(*_same_then_worse(models, named[:3], named[3]), measured=measured, how=how)
+    return Outcome(*_same_then_worse(models, named[:3], named[3]), measured=measured)
 
 
 @DCT.judge("T9", DLRM, TEXT)
 def two_cuts(dlrm: Losses, text: Losses) -> Outcome:
     """With two cuts as good as dense at 90 %, and worse at 95 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_TWICE, 75, 90, 95)
-    how = f"exact Top-k, three stages; {_HOW}; holds if at most 1 % above dense at 90 %, and above it at 95 %"
     measured = f"{_both(models, *named[1:])}; {_both(models, named[0])}"
-    return Outcome(*_same_then_worse(models, named[1:2], named[2]), measured=measured, how=how)
+    return Outcome(*_same_then_worse(models, named[1:2], named[2]), measured=measured)
 
 
 @DCT.judge("T10", DLRM, TEXT)
@@ -144,8 +138,7 @@ def many_cuts(dlrm: Losses, text: Losses) -> Outcome:
     (five,), (four,) = _exact("5 activation functions", 75), _exact("3 workers + 2 activation functions", 75)
     found = {"DLRM, five cuts": dlrm.over(five), "the transformer, four": text.over(four)}
     measured = "; ".join(f"{name}: {each}" for name, each in found.items())
-    how = f"75 %; {_HOW}; holds if above dense beyond noise"
-    return Outcome(*by_setting({name: worse(each, MARGIN) for name, each in found.items()}), measured=measured, how=how)
+    return Outcome(*by_setting({name: worse(each, MARGIN) for name, each in found.items()}), measured=measured)
 
 
 @DCT.judge("T12", HYBRID, *OTHER_HYBRIDS)
@@ -154,15 +147,8 @@ def both_at_once(*found: Mapping[str, Any]) -> Outcome:
     above = [_over_neither(each["runs"]) for each in found]
     ninety, seventy_five, ninety_five = (each["both"] for each in above)
     alone = ", ".join(f"{name} {each}" for name, each in above[0].items() if name != "both")
-    how = (
-        "GPT in two stages, two trainers, 60 steps at 0.3 of the usual rate on parameter servers, so much of the "
-        "activations and 99 % of the gradients left out; loss over neither's, 5 seeds; holds if at most 1 % above at "
-        "90 %, and above it at 95 %. [Figures](../../docs/measurements/server.md#trainers-that-are-pipelines)"
-    )
     measured = f"both: 75 % {seventy_five}, 90 % {ninety}, 95 % {ninety_five}; alone, at 90 %: {alone}"
-    return Outcome(
-        *every({"90 %": no_worse(ninety, MARGIN), "95 %": worse(ninety_five, MARGIN)}), measured=measured, how=how
-    )
+    return Outcome(*every({"90 %": no_worse(ninety, MARGIN), "95 %": worse(ninety_five, MARGIN)}), measured=measured)
 
 
 def _over_neither(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Interval]:
@@ -190,13 +176,7 @@ def perplexity(text: Losses) -> Outcome:
         f"{text.said(*_exact(_SPLIT, 75, 90, 95))}, two {text.said(*_exact(_TWICE, 75, 90, 95))}; both, which are four "
         f"cuts, {text.said(four)}"
     )
-    how = (
-        f"loss for BLEU; {_HOW}; the GPT alone, whose two blocks have two such places; holds if at most 1 % above "
-        "dense at 90 and 95 %, at the paper's places, with one cut and with two"
-    )
-    return Outcome(
-        verdict=word, note=": better than claimed" if word == HOLDS and better else note, measured=measured, how=how
-    )
+    return Outcome(verdict=word, note=": better than claimed" if word == HOLDS and better else note, measured=measured)
 
 
 @DCT.judge("T19", DLRM, TEXT)
@@ -210,8 +190,7 @@ def fitted(dlrm: Losses, text: Losses) -> Outcome:
             found = losses.over(*rows)
             parts[f"{model} at {sparsity} %"] = no_worse(found, 0.5)
             said.append(f"{model} at {sparsity} %, {losses.kept(rows[0]):.1f} % kept: {found}")
-    how = f"loss over that of the exact threshold at the same real density; {_HOW}; holds if at most 0.5 % above"
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said))
 
 
 @DCT.judge("T22", DLRM, TEXT)
@@ -228,8 +207,7 @@ def sketches(dlrm: Losses, text: Losses) -> Outcome:
     }
     over_mask = ", ".join(f"{model} {losses.over(named[0], mask)}" for model, losses in models.items())
     measured = f"{_both(models, named[0])}; over Top-k at 75 %: {over_mask}; {_both(models, *named[1:])}"
-    how = f"x S S^T; {_HOW}; holds if at 50 % above dense, and above Top-k that leaves out 75 %"
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 @DCT.judge("T23", DLRM, TEXT)
@@ -245,8 +223,7 @@ def own_mask(dlrm: Losses, text: Losses) -> Outcome:
     measured = (
         f"{'; '.join(said)}; without feedback, over dense: DLRM {dlrm.said(*lossy)}, transformer {text.said(*lossy)}"
     )
-    how = f"over the shared mask of the same sparsity; {_HOW}; holds if above it at 75 and 90 %"
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 @DCT.judge("T26", DLRM, TEXT)
@@ -267,11 +244,7 @@ def regularises(dlrm: Losses, text: Losses) -> Outcome:
     )
     dropout = dlrm.said(*(f"dropout | {each}% | {_SPLIT}" for each in (75, 90)))
     measured = f"{found}; gap to the training loss: {gaps}; dropout on DLRM {dropout}"
-    how = (
-        f"{_HOW}; holds where one of 75, 90, 95 % is below dense beyond noise. By regularisation, the gap would be "
-        "smaller too: that is not judged"
-    )
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 def _better(losses: Losses, named: Sequence[str]) -> str:

@@ -23,7 +23,6 @@ MLP = replace(FC, model="mlp", rate=RATES["mlp"])
 FC_LIVES, MLP_LIVES = (replace(each, ways=_DENSE | _BY_LIFE).on(5) for each in (FC, MLP))
 
 Ways = Mapping[str, Series]
-_HOW = "4 virtual workers, 200 steps: a small VGG on CIFAR-10 and MNIST; held-out loss over dense's, seed by seed"
 
 
 @DCT.judge("T4", FC_LIVES, MLP_LIVES)
@@ -46,8 +45,6 @@ def any_life(fc: Ways, mlp: Ways) -> Outcome:
         *by_setting({name: _all_the_same(each) for name, each in pairs.items()}),
         measured=f"{between}; over dense {over_dense}; L = 1000 with room for 20 times as many, so that nothing is cut "
         f"off, as in the paper: {free}, room that is not used included",
-        how=f"density 0.05; {_HOW}; L = 1000 takes one threshold for the whole run; holds if every two lives end "
-        "within 2 % of each other, fails where two pairs of a model's six lie further apart beyond noise",
     )
 
 
@@ -85,5 +82,4 @@ def any_sparsity(fc: Ways, mlp: Ways) -> Outcome:
             ),
         ]
     )
-    how = f"L = 50; {_HOW}; holds if within 2 %: seeds differ by more than the list's 0.5 %"
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)

@@ -90,7 +90,6 @@ def _over(runs: Sequence[Run], base: Sequence[Run]) -> Interval:
 
 
 _SPARSITIES = {0.25: "75 %", 0.1: "90 %", 0.05: "95 %", 0.02: "98 %", 0.005: "99.5 %"}
-_HOW = "DLRM on generated clicks, Adagrad, one server and one trainer; 95 % intervals over seeds"
 ONE_THREAD = Served(densities=(1.0, *_SPARSITIES), threads=1)
 
 
@@ -105,8 +104,6 @@ def data_parallel_accuracy(found: Runs) -> Outcome:
         *every(parts),
         measured=", ".join(f"{name} {each}" for name, each in above.items())
         + f"; uncompressed {fmean(dense):.4f} ± {stdev(dense):.4f}",
-        how=f"{_HOW}; 2,000 updates, threshold life 1,000; as with T8, holds if at most 1 % above dense up to 98 %, "
-        "and above it at 99.5 %. [Figures](../../docs/measurements/server.md)",
     )
 
 
@@ -131,9 +128,6 @@ def draining(drained: Runs, long: Runs) -> Outcome:
         note=": not needed here" if word == FAILS else "",
         measured=f"norm {growth} in the last quarter of 10,000 updates; loss above that of trainers {losses}; never "
         f"drained, the residual's norm is {norms} after 2,500, 5,000, 7,500 and 10,000 updates",
-        how=f"{_HOW}; four Hogwild threads, 99.5 %; holds if the norm grows by more than {_GROWS:g} % in the last "
-        "quarter, or the loss is higher than with draining. A rate that falls over 10⁶ steps was not tried. "
-        "[Figures](../../docs/measurements/server.md#is-draining-needed)",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from thinwire_lab.inputs import parse_link
 from thinwire_lab.papers.dct import DCT
-from thinwire_lab.papers.shared.benches import APART_SAID, FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps, told
+from thinwire_lab.papers.shared.benches import FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps, told
 from thinwire_lab.papers.shared.judging import agreed, by_setting, every, sooner
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.shelf import Document
@@ -30,9 +30,6 @@ _JUDGED = (0.25, 0.05, 0.005)
 _KEPT = "dct_dp 0.05"
 
 
-_PLACES = "`thinwire bench`, 2, 4 and 8 workers on 2 cores, median steps of three rounds"
-
-
 def _by_place(slow: Steps, fast: Steps, lives: Grid) -> Grid:
     """Return the steps of two, four and eight workers on both links."""
     found = {Place(4, "100mbit"): slow, Place(4, "1gbit"): fast, **lives}
@@ -52,15 +49,9 @@ def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
     )
     ends = told(found, lambda steps: " / ".join(f"{1e3 * steps.seconds(f'dct_dp {each:g}'):.0f}" for each in _JUDGED))
     measured = f"ms at 75 / 95 / 99.5 %: {ends}; {measured}"
-    how = (
-        f"small VGG, `dct_dp` at 75, 90, 95, 98, 99.5 %; {_PLACES}; holds if 95 % is over 5 % "
-        "faster than 75 %, and at most 10 % slower than 99.5 %, undecided where the 20th to 80th percentiles overlap. "
-        "What the bytes take at the link's rate is the model's knee: beyond it they are a small part of the step"
-    )
     return Outcome(
         *by_setting({str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()}),
         measured=measured,
-        how=how,
     )
 
 
@@ -87,15 +78,9 @@ def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Gri
     measured = f"L = 1 / L = 1000 over dense: {ends}; {at}; to find a threshold: " + ", ".join(
         f"{name} {1e3 * each:.1f} ms" for name, each in took.items()
     )
-    how = (
-        f"small VGG, 95 %; {_PLACES}; L = 1: the kept threshold's step and a sort of every tensor, alone on one core, "
-        "timed by itself; a life of 10,000 adds nothing that can be timed; holds if L = 1 is slower than dense and "
-        f"L = 1000 faster, {APART_SAID}"
-    )
     return Outcome(
         *by_setting({str(place): every(_rare_pays(steps, took["sort"]))[0] for place, steps in grid.items()}),
         measured=measured,
-        how=how,
     )
 
 
@@ -111,13 +96,6 @@ def _longer(steps: Steps, more: float) -> float:
     return (steps.seconds(_KEPT) + more) / steps.seconds("dense") - 1
 
 
-_ROUNDS_SAID = "undecided where rounds disagree"
-_PIPELINE = (
-    "`thinwire_lab.studies.pipeline`: two stages x two replicas on 2 cores, change against the plain line of the same "
-    "round, medians of three rounds"
-)
-
-
 @DCT.judge("T14", PIPELINE)
 def flattens(found: Mapping[str, Any]) -> Outcome:
     """Boundaries shorten the step, most of it up to 90 %, and little beyond."""
@@ -129,11 +107,7 @@ def flattens(found: Mapping[str, Any]) -> Outcome:
             for few, most, all_but in zip(*changes, strict=True)
         )
         said.append(f"{where} {', '.join(f'{median(each):+.1%}' for each in changes)}")
-    how = (
-        f"{_PIPELINE}, at 75, 90, 95 %; holds if 90 % gains over 2 %, and 95 % adds less than 75 to 90 % did or than "
-        f"2 %, {_ROUNDS_SAID}; the published loss is that of T8"
-    )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said))
 
 
 @DCT.judge("T15", PIPELINE)
@@ -145,11 +119,7 @@ def together(found: Mapping[str, Any]) -> Outcome:
         parts[where] = agreed(1 + both < 0.98 * (1 + min(alone)) for both, *alone in zip(*changes, strict=True))
         both, boundaries, gradients = map(median, changes)
         said.append(f"{where} {both:+.1%} against {boundaries:+.1%} and {gradients:+.1%}")
-    how = (
-        f"MP 90 %, DP 99 %; {_PIPELINE}; holds if the step of both is over 2 % shorter than each alone, "
-        f"{_ROUNDS_SAID}. What they cost in loss: T12, [figures](../../docs/measurements/pipeline.md)"
-    )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said))
 
 
 def _cells(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from thinwire_lab.papers.shared.material import Material
 from thinwire_lab.papers.shared.measuring import seconds
 
 
-@DRAGONN.claim("D5", "Prefix-sum selection costs 2d compares, 2(d-1) adds, d-1 swaps; hashing d compares and l hashes")
+@DRAGONN.claim("D5")
 def operations(material: Material) -> Finding:
     wrong, sizes = [], [2**power for power in range(4, 13)]
     for d in sizes:
@@ -27,12 +27,10 @@ def operations(material: Material) -> Finding:
         if not (right and hashed and counts == {"compare": 2 * d, "add": 2 * (d - 1), "swap": d - 1}):
             wrong.append(f"d = {d}: {dict(counts)}")
     figure = f"exact at {len(sizes) - len(wrong)} of {len(sizes)} sizes {'; '.join(wrong)}".strip()
-    return Finding(
-        holds=not wrong, figure=figure, how="instrumented up- and down-sweep, d = 2^4 to 2^12; holds if exact"
-    )
+    return Finding(holds=not wrong, figure=figure)
 
 
-@DRAGONN.claim("D6", "Selection by prefix sum touches memory about 7 times as often as the lower bound")
+@DRAGONN.claim("D6")
 def touches(material: Material) -> Finding:
     d = 4096
     counts = by_prefix_sum(torch.randn(d, generator=torch.Generator().manual_seed(0)).tolist(), 1.5)[1]
@@ -40,12 +38,7 @@ def touches(material: Material) -> Finding:
     x = torch.randn(material.many(1 << 18, 1 << 22), generator=torch.Generator().manual_seed(0))
     slower = seconds(lambda: (x.abs() >= 3).nonzero()) / seconds(lambda: x.sum())
     figure = f"{touched:.1f} times; on this CPU a mask and nonzero takes {slower:.1f} times one pass"
-    how = (
-        "a read for each of 2d comparisons, two accesses for each addition and swap, as the "
-        "paper counts them, over d reads; d = 4,096; "
-        "holds if 6 to 8"
-    )
-    return Finding(holds=6 <= touched <= 8, figure=figure, how=how)
+    return Finding(holds=6 <= touched <= 8, figure=figure)
 
 
 def by_prefix_sum(values: Sequence[float], threshold: float) -> tuple[list[int], Counter[str]]:
@@ -86,7 +79,7 @@ def _exclusive_scan(mask: list[int], counts: Counter[str]) -> list[int]:
     return tree
 
 
-@DRAGONN.claim("D7", "Slots need no order between writers; exactly one valid index stays in a slot")
+@DRAGONN.claim("D7")
 def any_order(material: Material) -> Finding:
     picks, repeats = torch.randperm(100_000)[:2000].to(torch.int32), material.many(10, 50)
     ours, latest, lengths = set(), set(), set()
@@ -104,14 +97,10 @@ def any_order(material: Material) -> Finding:
         f"{len(ours)} distinct payload with a fixed winner, {len(latest)} when the last writer wins, in "
         f"{repeats} orders"
     )
-    how = (
-        "2,000 writers, 1,000 slots; holds if indices are valid, each is kept once, and a fixed winner makes all "
-        "payloads equal"
-    )
-    return Finding(holds=once and len(lengths) == 1 and len(ours) == 1, figure=figure, how=how)
+    return Finding(holds=once and len(lengths) == 1 and len(ours) == 1, figure=figure)
 
 
-@DRAGONN.claim("D13", "Encode time hardly depends on the density between 1e-4 and 1e-2")
+@DRAGONN.claim("D13")
 def encode_time(material: Material) -> Finding:
     x = torch.randn(1 << material.many(22, 24))
     densities = (1e-4, 1e-3, 1e-2)
@@ -120,11 +109,10 @@ def encode_time(material: Material) -> Finding:
     ratio = max(hashed) / min(hashed)
     times = ", ".join(f"{1000 * t:.1f} ms at {d:g}" for t, d in zip(hashed, densities, strict=True))
     figure = f"max/min {ratio:.2f} ({times}); sampled threshold {max(sampled) / min(sampled):.2f}"
-    how = f"hashed slots on {x.nbytes >> 20} MiB, this CPU, {torch.get_num_threads()} thread; holds if max/min <= 1.2"
-    return Finding(holds=ratio <= 1.2, figure=figure, how=how)
+    return Finding(holds=ratio <= 1.2, figure=figure, said={"mib": x.nbytes >> 20, "threads": torch.get_num_threads()})
 
 
-@DRAGONN.claim("D14", "Dense decoding grows linearly with K, concatenated decoding is constant; gain above K times")
+@DRAGONN.claim("D14")
 def batched_decoding(material: Material) -> Finding:
     x = torch.randn(1 << material.many(21, 24))
     one, counts, out = _pick(x, 0.001), (1, 4, 16), torch.empty_like(x)
@@ -133,8 +121,7 @@ def batched_decoding(material: Material) -> Finding:
     slope, slope_dense = ((times[-1] - times[0]) / (counts[-1] - counts[0]) for times in (batched, dense))
     gain = dense[-1] / batched[-1]
     figure = f"slope {slope / slope_dense:.1%} of the dense way's; at K = 16 {gain:.1f} times faster"
-    how = f"{x.nbytes >> 20} MiB, density 0.001, K = 1, 4, 16; holds if the slope is below 5 % and the gain at least K"
-    return Finding(holds=slope < 0.05 * slope_dense and gain >= counts[-1], figure=figure, how=how)
+    return Finding(holds=slope < 0.05 * slope_dense and gain >= counts[-1], figure=figure, said={"mib": x.nbytes >> 20})
 
 
 def _one_by_one(payload: Sparse, count: int, out: Tensor) -> None:
@@ -145,7 +132,7 @@ def _one_by_one(payload: Sparse, count: int, out: Tensor) -> None:
         out.add_(scratch)
 
 
-@DRAGONN.claim("D25", "Batched decoding equals decoding each payload and adding, whatever the order of indices")
+@DRAGONN.claim("D25")
 def batched_equals_each(material: Material) -> Finding:
     worst = 0.0
     for seed in range(material.many(20, 200)):
@@ -159,7 +146,6 @@ def batched_equals_each(material: Material) -> Finding:
     return Finding(
         holds=worst <= 64 * eps,
         figure=figure,
-        how="up to 8 payloads with indices in common, in reverse order; holds if equal up to float64 rounding",
     )
 
 

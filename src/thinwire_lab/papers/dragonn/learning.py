@@ -52,11 +52,6 @@ VGG_BY_SIZE = Trials(
 """Those that send the largest elements. `as printed`: in each slot whoever writes last stays, in a random order."""
 
 Ways = Mapping[str, Series]
-_ON_XL = "a linear layer of 6.3 M weights (XL, 150 steps, 3 seeds)"
-_MODELS = f"8 virtual workers, density 0.001: {_ON_XL} and MNIST (200 steps, 5 seeds)"
-_VGG = "the small VGG (200 steps, 5 seeds)"
-_SEEDS = "steps to the loss that, seed by seed, "
-_TARGETS = f"{_SEEDS}both DGC and hashed slots have reached at the end"
 
 
 def steps(ways: Ways) -> dict[str, float]:
@@ -108,11 +103,7 @@ def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
         f"leaves the momentum of what was sent as it is: {_said(found['XL'], 'unmasked')}; as printed: {as_printed}; "
         f"losses at the end: {ends}"
     )
-    how = (
-        f"{_MODELS}, and {_VGG}; {_TARGETS}; equal bytes: 1.6 times the density; as printed: whoever writes "
-        "last keeps a slot, at the paper's one pick a slot; holds if within 2 % of DGC's steps"
-    )
-    return Outcome(*by_setting({model: no_worse(each) for model, each in more.items()}), measured=measured, how=how)
+    return Outcome(*by_setting({model: no_worse(each) for model, each in more.items()}), measured=measured)
 
 
 def _gently(xl: Ways) -> str:
@@ -141,17 +132,11 @@ def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
         f"{model} " + ", ".join(f"{name} {fmean(t.loss for t in ways[name]):.2f}" for name in ("hashed", *_SIGNS))
         for model, ways in models.items()
     )
-    how = (
-        f"{_MODELS}; {_SEEDS}hashed slots have after a fifth of their run, so a seed has five times as "
-        "long. Random-k diverges at dense's rate, so it is tried at a tenth, too, and SignSGD at an eighth; holds if "
-        "SignSGD needs "
-        "more steps and Random-k over five times as many, each at both of its rates"
-    )
     measured = (
         f"{'; '.join(said)}; to what both DGC and hashed slots have reached at the end: {', '.join(ends_at)}; losses "
         f"at the end: {ends}"
     )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _both(one: float, other: float) -> str:
@@ -178,14 +163,8 @@ def time_to_target(xl: Ways, xl_steps: Steps, vgg: Ways, vgg_steps: Steps) -> Ou
             f"{model}: steps {_said(needed, *_BY_SIZE)}; with slots as printed it "
             f"{_in_order(ways, bench, 'as printed')}, if their step is as long"
         )
-    how = (
-        f"8 virtual workers, density 0.001: {_ON_XL} and {_VGG}; {_TARGETS}, "
-        "times the median step, with XL at twice the size, 4 workers, 1 Gbit/s; undecided "
-        "where fewest steps at the 20th and most at the 80th percentile overlap; holds if hashed slots are sooner than "
-        "DGC and that than dense; two models instead of the paper's four"
-    )
     measured = "; ".join([f"time over hashed slots': {', '.join(over)}", *said])
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 _TIMED = {"dense": "dense", "dgc": "dgc 0.001", "hashed": "dragonn 0.001"}

@@ -16,7 +16,7 @@ _SPACE = 126_720_000
 """Elements of the vector whose indices are hashed."""
 
 
-@DRAGONN.claim("D21", "The i-th of n writers survives with probability ((m-1)/m)^(n-i); later writers win")
+@DRAGONN.claim("D21")
 def survival(material: Material) -> Finding:
     n, draws = 4, material.many(5_000, 100_000)
     expected = torch.tensor([((n - 1) / n) ** (n - i) for i in range(1, n + 1)])
@@ -33,11 +33,10 @@ def survival(material: Material) -> Finding:
         f"largest deviation {random.max():.4f} for a random hash, {family.max():.4f} for ours; i = 1: "
         f"{ours[0] / draws:.4f}"
     )
-    how = f"m = n = 4, {draws:,} draws each; holds if the random hash lies within 4 s.d. (i = 1: 0.4219)"
-    return Finding(holds=bool((random <= spread).all()), figure=figure, how=how)
+    return Finding(holds=bool((random <= spread).all()), figure=figure, said={"draws": draws})
 
 
-@DRAGONN.claim("D22", "Expected err2 <= 1 - m(1 - ((m-1)/m)^n)/(d tau^2), tau = max/min of the magnitudes kept")
+@DRAGONN.claim("D22")
 def hashing_error(material: Material) -> Finding:
     rows = [_bound(x, seeds=material.many(5, 20)) for _, x in material.tensors(least=512)]
     kept = sorted(bound - mean for mean, bound in rows)
@@ -46,11 +45,7 @@ def hashing_error(material: Material) -> Finding:
     figure = (
         f"never violated on {len(rows)} tensors by more than {max(0.0, worst):.1g}; bound above 0.99 on {tight:.0%}"
     )
-    how = (
-        "density 0.05, m = n, last index wins; holds if never violated by more than 0.001; the bound exceeds the error "
-        f"by {kept[len(kept) // 2]:.2f} in the median"
-    )
-    return Finding(holds=worst <= 1e-3, figure=figure, how=how)
+    return Finding(holds=worst <= 1e-3, figure=figure, said={"more": kept[len(kept) // 2]})
 
 
 def _bound(x: Tensor, seeds: int) -> tuple[float, float]:
@@ -67,9 +62,7 @@ def _slots(picks: Tensor, seed: int) -> Tensor:
     return kernels.hashed_slots.cpu(picks, torch.zeros_like(picks), len(picks), _SPACE, seed)
 
 
-@DRAGONN.claim(
-    "D24", "Empty share: m = n = 1024 in [0.36, 0.38] with p >= 0.95; m = 512, n = 1024 in [0.13, 0.14] with p >= 0.8"
-)
+@DRAGONN.claim("D24")
 def empty_share(material: Material) -> Finding:
     draws = material.many(1_000, 10_000)
     first, second = _empty(1024, 1024, draws), _empty(512, 1024, draws)
@@ -79,9 +72,7 @@ def empty_share(material: Material) -> Finding:
         f"probability {p:.2f} and {q:.2f}; mean {first.mean():.5f} (s.d. {first.std():.5f}) and {second.mean():.5f} "
         f"(s.d. {second.std():.5f}); our hash {ours.mean():.5f}"
     )
-    return Finding(
-        holds=p >= 0.95 and q >= 0.8, figure=figure, how=f"{draws:,} draws of a random hash; holds if both examples do"
-    )
+    return Finding(holds=p >= 0.95 and q >= 0.8, figure=figure, said={"draws": draws})
 
 
 def _empty(m: int, n: int, draws: int) -> Tensor:
@@ -96,7 +87,7 @@ def _empty_ours(m: int, n: int, draws: int) -> Tensor:
     )
 
 
-@DRAGONN.claim("D23", "With step 1/(2L), E|grad f|^2 <= 8L Delta/T + 2G^2/(Kd) + (8/eps^2 - 6) G^2")
+@DRAGONN.claim("D23")
 def descent_floor(material: Material) -> Finding:
     problem, steps, k = Logistic.mnist(material), material.many(30, 150), 4
     w, norms, epsilons, start = problem.zeros(), [], [], problem.loss(problem.zeros())
@@ -117,5 +108,5 @@ def descent_floor(material: Material) -> Finding:
     return Finding(
         holds=min(norms) <= bound,
         figure=figure,
-        how=f"logistic regression on MNIST, L known, {steps} steps, K = 4; holds if below the bound",
+        said={"steps": steps},
     )

@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 
 from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.shared.benches import (
-    APART_SAID,
     CNN_STEPS,
     FC_1G,
     LM_STEPS,
-    PLACES_SAID,
     TEXT_1G,
     TEXT_100M,
     TEXT_SPARSER,
@@ -35,7 +33,6 @@ PLAN = Document(
     "--links none,1gbit,300mbit,100mbit",
     quick="--links none --models transformer --worlds 2 --seconds 0.2",
 )
-_STEPS = "`thinwire bench`, 4 workers on 2 cores, median steps of three rounds; 20th to 80th percentile in brackets"
 _ASKED = Place(4, "1gbit")
 _HASHED, _DGC = "dragonn 0.001", "dgc 0.001"
 
@@ -60,12 +57,7 @@ def encoding_eats_gain(fc: Steps) -> Outcome:
         f"ms, {coding / missing:.0%} of the {1e3 * missing:.0f} ms missing, of which four fifths are "
         f"{1e3 * four_fifths[0]:.0f} to {1e3 * four_fifths[1]:.0f} ms"
     )
-    how = (
-        f"small VGG, 1 Gbit/s; expected: a step with the link lifted and DGC's bytes at that rate; {_STEPS}; holds if "
-        "less is gained than expected, and encoding and decoding are at least four fifths of what is missing, "
-        "undecided where these percentiles overlap"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 @DRAGONN.judge("D8", CNN_STEPS, TEXT_STEPS, XL_STEPS)
@@ -83,11 +75,7 @@ def hashed_first(cnn: Grid, text: Grid, xl: Grid) -> Outcome:
         for name, found in models.items()
     )
     measured = "; ".join([*leads, *(f"{name}: {told(found, _hashed_and_dgc)}" for name, found in models.items())])
-    how = (
-        f"gain over dense of `dragonn` / `dgc`, density 0.001; XL: 12.7 M weights; {PLACES_SAID}; holds if in that "
-        f"order on all with 4 and with 8, {APART_SAID}"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _more_on(xl: Grid, other: Grid, workers: tuple[int, ...]) -> str:
@@ -115,11 +103,7 @@ def order_of_throughput(xl: Grid) -> Outcome:
     labels = ("randomk 0.001", _HASHED, _DGC, "signsgd")
     asked = ", ".join(f"{label} {steps.faster(label):.2f}" for label in labels)
     measured = "; ".join([f"over dense {asked}", *(f"{label}: {gains(xl, label)}" for label in labels)])
-    how = (
-        f"gain over dense, XL of 12.7 M weights; {PLACES_SAID}; holds if in that order with 4 workers at 1 Gbit/s, "
-        f"{APART_SAID}"
-    )
-    return Outcome(*every({f"{a} over {b}": steps.ahead(a, b) for a, b in pairs}), measured=measured, how=how)
+    return Outcome(*every({f"{a} over {b}": steps.ahead(a, b) for a, b in pairs}), measured=measured)
 
 
 @DRAGONN.judge("D19", TEXT_100M, TEXT_1G, TEXT_SPARSER)
@@ -150,12 +134,7 @@ def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
         f"{_gain(worst, f'dgc {density}')}",
     )
     measured = "; ".join(said + [f"QSGD of 4 bits at {link}: {_gain(steps, 'qsgd')}" for link, steps in found.items()])
-    how = (
-        f"gain over dense of `dragonn` and `dgc`, transformer; {_STEPS}; holds if nowhere more than 3 % behind, "
-        "undecided where these overlap; 0.0001 is from runs of its own, over their own dense; QSGD of 2 and 8 bits was "
-        "not run"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _over_dgc_at(place: tuple[str, str], steps: Steps) -> float:
@@ -171,14 +150,9 @@ def language_model(lm: Grid) -> Outcome:
         f"over DGC {asked.faster(_HASHED, _DGC):.2f}, over dense {asked.faster(_HASHED):.2f}; over DGC: "
         f"{gains(lm, _HASHED, _DGC)}; over dense: {gains(lm, _HASHED)}"
     )
-    how = (
-        f"LSTM of 4.4 M weights on WikiText-2 instead of BERT; {PLACES_SAID}; holds if in that order with 4 workers at "
-        f"1 Gbit/s, {APART_SAID}"
-    )
     return Outcome(
         *every({"over DGC": _over_dgc(asked), "DGC over dense": _over_dense(asked)}),
         measured=measured,
-        how=how,
     )
 
 
@@ -191,11 +165,7 @@ def more_on_faster_links(xl: Grid) -> Outcome:
             for workers, (slow, fast) in by_workers(xl).items()
         }
     )
-    how = (
-        f"DGC's step over DRAGONN's; XL of 12.7 M weights, density 0.001; {PLACES_SAID}; holds if it rises, "
-        f"{APART_SAID}"
-    )
-    return Outcome(verdict=word, note=note, measured=told(xl, _lead), how=how)
+    return Outcome(verdict=word, note=note, measured=told(xl, _lead))
 
 
 def _lead(steps: Steps) -> str:
@@ -221,14 +191,7 @@ def choosing_never_hurts(found: Mapping[str, Any]) -> Outcome:
         f"at most {most}; {'; '.join(said)}. Which method, the paper does not ask: where another was first, the plan "
         f"took {', '.join(other_methods) or 'no longer'}"
     )
-    how = (
-        "real steps of 4 workers, in turns: the plan, dense, and the plan's method for all tensors; the planner counts "
-        "2/K, as a ring all-reduce sends, and for 4 workers the printed 1/K would see half of dense's time; holds if "
-        "nowhere over 5 % behind by medians, and fails where the 20th to 80th percentiles say so, too. XL is one "
-        "tensor, "
-        "so there a plan and its method for all are the same, and differ by noise alone"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _not_behind(cell: Mapping[str, Any], name: str) -> str:

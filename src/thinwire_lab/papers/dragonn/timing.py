@@ -11,7 +11,6 @@ from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_e
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.links import (
-    KEPT_SAID,
     ROUTES,
     SYNCHRONISING,
     Found,
@@ -24,12 +23,6 @@ from thinwire_lab.papers.shared.links import (
 )
 
 _P = 4
-_ENCODING = (
-    "tensors of 2^16 to 2^27 bytes with heavy tails, one thread, medians of 5; DGC's selection as a mask and `nonzero` "
-    "in torch"
-)
-_HOW = f"{_ENCODING}; collectives of workers behind links of their own, Gloo, medians of 3; judged {KEPT_SAID}"
-_AT_FOUR = f"4 workers; {_HOW}"
 
 
 @DRAGONN.judge("D1", SYNCHRONISING)
@@ -49,8 +42,7 @@ def compressing_is_half(found: Found) -> Outcome:
                 for link, each in crossings.items()
             )
         )
-    how = f"share of encoding; {_AT_FOUR}; holds if it crosses one half, at smaller sizes on faster links"
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said))
 
 
 def _share(found: Found, link: str, density: float) -> list[tuple[int, float]]:
@@ -72,23 +64,16 @@ def _crossing(found: Found, link: str, density: float) -> int | None:
 def dense_wins_below(found: Found) -> Outcome:
     """Small tensors synchronise sooner dense."""
     wins = {link: _dense_wins(found, "mask", link) for link in links(found)}
-    how = f"density 0.001; {_AT_FOUR}; {_BEYOND}; holds where dense wins at some size"
-    return Outcome(
-        *by_setting({link: _any(wins[link].values()) for link in kept(found)}), measured=_where(wins), how=how
-    )
+    return Outcome(*by_setting({link: _any(wins[link].values()) for link in kept(found)}), measured=_where(wins))
 
 
 @DRAGONN.judge("D3", SYNCHRONISING)
 def topk_never_wins(found: Found) -> Outcome:
     """Exact Top-k loses to dense at every size."""
     wins = {link: _dense_wins(found, "topk", link) for link in links(found)}
-    how = f"`torch.topk`, density 0.001; {_AT_FOUR}; {_BEYOND}; holds where dense wins at every size"
-    return Outcome(
-        *by_setting({link: every(_named(wins[link]))[0] for link in kept(found)}), measured=_where(wins), how=how
-    )
+    return Outcome(*by_setting({link: every(_named(wins[link]))[0] for link in kept(found)}), measured=_where(wins))
 
 
-_BEYOND = "a size is won where the longest of three repeats is shorter than the other's shortest"
 _RESULTS = {HOLDS: "dense wins at", FAILS: "loses at", UNDECIDED: "neither beyond repeats at"}
 
 
@@ -166,12 +151,7 @@ def lead_grows(found: Found, xl: Grid) -> Outcome:
         + "; Top-k's over hashed slots' "
         + gains(xl, "dragonn 0.001", "topk 0.001")
     )
-    how = (
-        "a tensor of the largest size, density 0.001; DGC decodes payloads one by one, "
-        f"as there; {_HOW}; holds if it rises by over 5 %, whole steps of XL, which decode together, beyond their 20th "
-        "to 80th percentiles, and if Top-k's are longest"
-    )
-    return Outcome(verdict=word, note=note, measured=measured, how=how)
+    return Outcome(verdict=word, note=note, measured=measured)
 
 
 _LEADERS = ("dragonn 0.001", "dgc 0.001")
@@ -199,13 +179,7 @@ def encodes_sooner(found: Found) -> Outcome:
     holds = all(ratio <= 0.5 for size, ratio, _ in rows if size >= min(2**26, rows[-1][0]))
     measured = ", ".join(f"{_size(size)}: {ratio:.2f}" for size, ratio, _ in rows[-3:])
     ours = ", ".join(f"{sampled:.2f}" for _, _, sampled in rows[-3:])
-    how = (
-        f"time of `HashedSlots` over that of a mask and `nonzero`, density 0.001; no network; {_ENCODING}; holds if at "
-        "most half from 64 MB on"
-    )
-    return Outcome(
-        verdict=verdict(holds), measured=f"{measured}; our own sampled threshold without slots {ours}", how=how
-    )
+    return Outcome(verdict=verdict(holds), measured=f"{measured}; our own sampled threshold without slots {ours}")
 
 
 def _pairs(found: Found) -> Iterator[tuple[int, float, float]]:
@@ -235,16 +209,9 @@ def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
         for link, each in gains.items()
     )
     leaving = ", ".join(f"{each.link} {each.gain:.2f} ({each.compressed} compressed)" for each in left_out)
-    how = (
-        "gain over DGC whose payloads are decoded one by one; a tensor of the largest size, density 0.001; "
-        f"{_AT_FOUR}; holds if each part alone gains over 5 %, and if whole steps of a transformer in which a plan "
-        "leaves tensors out are shorter than those of the same method, a sampled threshold at 0.01, for all: undecided "
-        "where their 20th to 80th percentiles overlap"
-    )
     measured = f"{measured}; leaving tensors out: {leaving}"
     return Outcome(
         *every(helping | {f"leaving tensors out at {each.link}": each.verdict for each in left_out}),
         more=MORE,
         measured=measured,
-        how=how,
     )

@@ -16,7 +16,7 @@ from thinwire_lab.papers.shared.material import Material
 from thinwire_lab.papers.shared.measuring import error, ratio, seconds
 
 
-@FFT_PAPER.claim("F3", "Gradients crowd around zero (roughly normal)")
+@FFT_PAPER.claim("F3")
 def crowd(material: Material) -> Finding:
     tensors = [x.double() for _, x in material.tensors(least=512)]
     kurtosis = [float(((x - x.mean()) ** 4).mean() / x.var() ** 2) - 3 for x in tensors]
@@ -29,14 +29,10 @@ def crowd(material: Material) -> Finding:
         f"{inside:.0%} within half a s.d. of 0 (38 % if normal), median excess kurtosis {median:.1f}; Laplace "
         f"fits better on {laplace:.0%}"
     )
-    how = (
-        f"{len(tensors)} tensors; holds if they crowd as a normal law does or more, and normal is beaten on "
-        "less than half"
-    )
-    return Finding(holds=inside >= 0.38 and laplace < 0.5, figure=figure, how=how)
+    return Finding(holds=inside >= 0.38 and laplace < 0.5, figure=figure, said={"tensors": len(tensors)})
 
 
-@FFT_PAPER.claim("F6", "Parallel packing is 689 times a single thread and reaches 34 GB/s")
+@FFT_PAPER.claim("F6")
 def packing(material: Material) -> Finding:
     x = torch.randn(material.many(1 << 16, 1 << 24), generator=torch.Generator().manual_seed(0))
     copied = torch.empty_like(x)
@@ -48,13 +44,11 @@ def packing(material: Material) -> Finding:
         "ours": x.numel() / seconds(lambda: kernels.select(x, torch.tensor(1.44), x.numel())),
     }
     figure = ", ".join(f"{name} {4e-9 * rate:.2g} GB/s" for name, rate in rates.items())
-    how = (
-        f"the 15 % largest of {x.numel():,} floats, of which a copy runs at {4e-9 * copy:.2g} "
-        "GB/s; a GPU was not at hand; ours is "
-        f"{rates['ours'] / rates['a Python loop']:.0f} times the loop; holds, as `parallel "
-        "packing is bound by memory`, from half of a copy on"
+    return Finding(
+        holds=rates["ours"] >= 0.5 * copy,
+        figure=figure,
+        said={"numel": x.numel(), "copy": 4e-09 * copy, "times": rates["ours"] / rates["a Python loop"]},
     )
-    return Finding(holds=rates["ours"] >= 0.5 * copy, figure=figure, how=how)
 
 
 def _normal_loss(x: Tensor) -> float:
@@ -65,7 +59,7 @@ def _laplace_loss(x: Tensor) -> float:
     return 1 + math.log(2 * float((x - x.median()).abs().mean()))
 
 
-@FFT_PAPER.claim("F4", "At equal sparsity frequency Top-k has the smaller error")
+@FFT_PAPER.claim("F4")
 def frequency_or_direct(material: Material) -> Finding:
     better, whole, figures = [], [], []
     cheaper = [_both(x, 0.15, bytes_alike=True) for _, x in material.tensors(least=64)]
@@ -82,8 +76,7 @@ def frequency_or_direct(material: Material) -> Finding:
         f"smaller on {shares} of the tensors at density 0.05, 0.15, 0.5 ({alike:.0%} at 0.15 and equal bytes); "
         f"whole gradient frequency/direct {'; '.join(figures)}"
     )
-    how = "err2, float32 values, blocks of 4096; holds if smaller on most tensors and on every whole gradient"
-    return Finding(holds=min(better) > 0.5 and all(f < d for f, d in whole), figure=figure, how=how)
+    return Finding(holds=min(better) > 0.5 and all(f < d for f, d in whole), figure=figure)
 
 
 def _both(x: Tensor, density: float, bytes_alike: bool = False) -> tuple[float, float]:
@@ -92,7 +85,7 @@ def _both(x: Tensor, density: float, bytes_alike: bool = False) -> tuple[float, 
     return error(x, FFT(density=density).encode(x).dense()), error(x, direct.encode(x).dense())
 
 
-@FFT_PAPER.claim("F12", "Half precision before the FFT loses next to nothing")
+@FFT_PAPER.claim("F12")
 def half(material: Material) -> Finding:
     errors, zeroed, infinite, count = [], 0, 0, 0
     for _, x in material.tensors():
@@ -104,24 +97,19 @@ def half(material: Material) -> Finding:
     figure = (
         f"largest err2 {max(errors):.1e}; {zeroed / count:.2%} of the non-zero elements become 0, {infinite} infinite"
     )
-    how = "every tensor, no loss scaling; holds if err2 < 1e-5 and no element becomes 0 or infinite"
-    return Finding(holds=max(errors) < 1e-5 and zeroed == 0 and infinite == 0, figure=figure, how=how)
+    return Finding(holds=max(errors) < 1e-5 and zeroed == 0 and infinite == 0, figure=figure)
 
 
-@FFT_PAPER.claim("F14", "|v - v_bar| / |v| stays in [0, 1]")
+@FFT_PAPER.claim("F14")
 def alpha(material: Material) -> Finding:
     found = [(run.model, a) for run in material.recorded() for a in run.alphas]
     worst = {theta: max(a.value for _, a in found if a.theta == theta) for theta in sorted({a.theta for _, a in found})}
     added = max(abs(a.value - b.value) for (_, a), (_, b) in zip(found[::2], found[1::2], strict=True))
     figure = "largest " + ", ".join(f"{value:.3f} at {theta:g}" for theta, value in worst.items())
-    how = (
-        f"P = 4 simulated workers over training, v_bar their mean; 10-bit numbers change it by at most {added:.4f}; "
-        "holds if never above 1"
-    )
-    return Finding(holds=max(worst.values()) <= 1, figure=figure, how=how)
+    return Finding(holds=max(worst.values()) <= 1, figure=figure, said={"added": added})
 
 
-@FFT_PAPER.claim("F22", "FFT keeps the histogram's shape; Top-k loses the centre; QSGD shows 7 clusters, TernGrad 3")
+@FFT_PAPER.claim("F22")
 def histogram(material: Material) -> Finding:
     distances, levels = dict.fromkeys(FOUR, 0.0), {}
     for run in material.recorded():
@@ -135,12 +123,11 @@ def histogram(material: Material) -> Finding:
     summed = len(torch.stack([payload.dense() for payload in workers]).sum(dim=0).unique())
     counted = f"QSGD {levels['qsgd 3 bits']} levels, TernGrad {levels['terngrad']}, {summed} summed over {len(workers)}"
     best = min(distances, key=lambda method: distances[method])
-    how = "Wasserstein distance over mean |g|, per model; holds if FFT's is smallest and levels are at most 7 and 3"
     fits = best == "fft" and levels["qsgd 3 bits"] <= 7 and levels["terngrad"] <= 3
-    return Finding(holds=fits, figure=f"distance {figure}; {counted}", how=how)
+    return Finding(holds=fits, figure=f"distance {figure}; {counted}")
 
 
-@FFT_PAPER.claim("F23", "FFT has the lowest error in the range 1e-5 to 1e-2")
+@FFT_PAPER.claim("F23")
 def lowest_error(material: Material) -> Finding:
     ahead, squares = [], []
     for run in material.recorded():
@@ -150,14 +137,10 @@ def lowest_error(material: Material) -> Finding:
         squares.append({name: error(x, restored) for name, (x, restored) in four_restored(run).items()})
     figure = ", ".join(f"{model}: ahead at {share:.0%} of the range" for model, share in ahead)
     figure += "; err2 " + "; ".join(", ".join(f"{n} {v:.2f}" for n, v in found.items()) for found in squares)
-    how = (
-        "empirical distribution of |g - g'|, late gradients, theta 0.85; holds if FFT's lies above the "
-        "others throughout"
-    )
-    return Finding(holds=all(share == 1 for _, share in ahead), figure=figure, how=how)
+    return Finding(holds=all(share == 1 for _, share in ahead), figure=figure)
 
 
-@FFT_PAPER.claim("F26", "Re-broadcasting parameters every 10 iterations is enough against drift of replicas")
+@FFT_PAPER.claim("F26")
 def drift(material: Material) -> Finding:
     codec, generator = FOUR["fft"], torch.Generator().manual_seed(0)
     replicas = [torch.zeros(5000) for _ in range(4)]
@@ -171,11 +154,10 @@ def drift(material: Material) -> Finding:
     return Finding(
         holds=apart == 0,
         figure=figure,
-        how="4 ranks decode the same buffers; holds if the drift is 0, and then trivially",
     )
 
 
-@FFT_PAPER.claim("F5", "The status bitmap becomes a noticeable cost above a ratio of about 20")
+@FFT_PAPER.claim("F5")
 def bitmap(material: Material) -> Finding:
     shares = {nominal: 1 / (1 + 32 / nominal) for nominal in (5, 10, 20, 50)}
     real = ratio(FFT(density=0.15, values=offset(10, 5)))
@@ -184,11 +166,10 @@ def bitmap(material: Material) -> Finding:
         f"one bit per scalar is {listed} of the bytes; theta 0.85 with 10 bits is {real:.1f} times, "
         f"{32 / 2.5:.1f} with a bit per scalar"
     )
-    how = "arithmetic, and a real payload of 2^20 elements; holds if the bitmap is at least a third at 20"
-    return Finding(holds=shares[20] >= 1 / 3, figure=figure, how=how)
+    return Finding(holds=shares[20] >= 1 / 3, figure=figure)
 
 
-@FFT_PAPER.claim("F21", "Compression ratios 21.3 (FFT), 6.67 (Top-k), 16 (TernGrad), 10.6 (QSGD)")
+@FFT_PAPER.claim("F21")
 def ratios(material: Material) -> Finding:
     rows = {
         "FFT": (21.3, FFT(density=0.15, values=offset(10, 5))),
@@ -199,5 +180,4 @@ def ratios(material: Material) -> Finding:
     }
     real = {name: (published, ratio(codec)) for name, (published, codec) in rows.items()}
     figure = ", ".join(f"{name} {found:.2f} ({published:g})" for name, (published, found) in real.items())
-    how = "payloads of 2^20 elements with headers, scales, indices or bitmap; holds if all are within 2 %"
-    return Finding(holds=all(abs(found / p - 1) < 0.02 for p, found in real.values()), figure=figure, how=how)
+    return Finding(holds=all(abs(found / p - 1) < 0.02 for p, found in real.values()), figure=figure)

@@ -42,11 +42,6 @@ _FREE, _BACK = ("dense", "theta 0.5", "theta 0.9"), ("dense", "theta 0.9", "reco
 _FOUR = ("theta 0.85", "topk", "qsgd", "terngrad")
 
 Ways = Mapping[str, Series]
-_HOW = (
-    "4 virtual workers, 200 steps, no error feedback unless said: a perceptron on MNIST "
-    "and a small VGG on CIFAR-10; held-out loss over dense's, seed by seed"
-)
-_POINTS = "judged by points of accuracy lost, within half a point is the same"
 
 
 def _said(models: Mapping[str, Ways], names: Sequence[str]) -> str:
@@ -78,7 +73,7 @@ def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
         for name, ways in models.items()
     }
     measured = _said(models, _FREE[1:])
-    return Outcome(*by_setting(parts), measured=measured, how=f"{_HOW}; {_POINTS}")
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 @FFT_PAPER.judge("F16", MLP.only(*_BACK).on(5), FC.only(*_BACK).on(5), MLP_TOGETHER, FC_TOGETHER)
@@ -89,12 +84,7 @@ def recovers(*found: Ways) -> Outcome:
     lost = {name: ways for name, ways in models.items() if points_lost(ways["theta 0.9"], ways["dense"]).above}
     parts = {name: no_worse(points_lost(ways["recovery"], ways["dense"]), HALF_A_POINT) for name, ways in lost.items()}
     measured = _said(models, _BACK[1:])
-    how = (
-        "theta 0.9 for 140 steps, then 0, at a constant learning rate and at one that drops to a tenth together with "
-        f"theta, for dense, too; {_HOW}; {_POINTS}; holds if the same as dense, where theta 0.9 alone loses accuracy "
-        "beyond noise: elsewhere there is nothing to bring back"
-    )
-    return Outcome(*by_setting(parts or {"no model loses accuracy": UNDECIDED}), measured=measured, how=how)
+    return Outcome(*by_setting(parts or {"no model loses accuracy": UNDECIDED}), measured=measured)
 
 
 @FFT_PAPER.judge("F19", MLP.only("dense", *_FOUR).on(5), FC.only("dense", *_FOUR).on(5), MLP, FC)
@@ -107,10 +97,7 @@ def the_four(mlp: Ways, fc: Ways, all_mlp: Ways, all_fc: Ways) -> Outcome:
     measured = (
         f"{_said({name: ways for name, (ways, _) in models.items()}, _FOUR)}; loss on 3 seeds with feedback {fed_back}"
     )
-    how = f"theta 0.85 in 10 bits, Top-k 0.15, QSGD of 3 bits, TernGrad without clipping; {_HOW}; {_POINTS}"
-    return Outcome(
-        *by_setting({name: _ordered(ways, _FOUR) for name, (ways, _) in models.items()}), measured=measured, how=how
-    )
+    return Outcome(*by_setting({name: _ordered(ways, _FOUR) for name, (ways, _) in models.items()}), measured=measured)
 
 
 def _ordered(ways: Ways, names: tuple[str, ...]) -> str:

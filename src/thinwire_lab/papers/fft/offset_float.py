@@ -16,7 +16,7 @@ from thinwire_lab.papers.shared.claims import Finding
 from thinwire_lab.papers.shared.material import Material
 
 
-@FFT_PAPER.claim("F8", "m = 3, eps = 0.125, 8 bits: 0.256 -> 00001001 -> 0.25, base 0x3E0")
+@FFT_PAPER.claim("F8")
 def worked_example(material: Material) -> Finding:
     form = OffsetFloat(bits=8, mantissa=3, eps=0.125, max=2.0, scaled=False)
     codes, scales = form.encode(torch.tensor([0.256, -0.256, 2.0, -2.0]), seed=0)
@@ -27,10 +27,10 @@ def worked_example(material: Material) -> Finding:
         f"codes {codes.tolist()}, decoded {back}, base {form.grid.base:#x}, P = {form.positives}, {used} of "
         "256 codes used"
     )
-    return Finding(holds=fits, figure=figure, how="exact comparison")
+    return Finding(holds=fits, figure=figure)
 
 
-@FFT_PAPER.claim("F9", "The grid adapts to [-0.5, 0.5] and [-5, 5]")
+@FFT_PAPER.claim("F9")
 def adapts(material: Material) -> Finding:
     fits, figures = True, []
     for top in (0.5, 5.0):
@@ -39,8 +39,7 @@ def adapts(material: Material) -> Finding:
         gaps = numbers.diff()
         fits &= bool((gaps[8:] == 2 * gaps[:-8]).all()) and abs(float(numbers[-1]) - top) <= top / 8
         figures.append(f"{top:g}: {len(numbers)} positives from {numbers[0]:.3g} to {numbers[-1]:g}")
-    how = "exact: the spacing doubles every 2^3 codes, and the range ends within one step of the one asked for"
-    return Finding(holds=fits, figure="; ".join(figures), how=how)
+    return Finding(holds=fits, figure="; ".join(figures))
 
 
 def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None, start: float = 0.002) -> float:
@@ -70,7 +69,7 @@ def _last(base: int, top: int, bits: int) -> int:
     return 2**bits - 1 - positives + base - 1
 
 
-@FFT_PAPER.claim("F10", "Tuning eps by the sign of (most negative value - min) converges to P = 2^N / 2")
+@FFT_PAPER.claim("F10")
 def tuning(material: Material) -> Finding:
     settled, missing, off = 0, [], []
     for bits in range(4, 13):
@@ -87,16 +86,11 @@ def tuning(material: Material) -> Finding:
         f"ends at the closed form, P = 2^(N-1) - 1, in {settled} of {settled + len(off)} cases; no eps exists "
         f"in {len(missing)}"
     )
-    how = (
-        f"N = 4 to 12, every mantissa below N - 1, max 1; none exists for (N, m) {missing[:4]} and so on; holds if it "
-        "ends at the closed form where there is one"
-    )
-    return Finding(holds=not off, figure=figure, how=how)
+    return Finding(holds=not off, figure=figure, said={"missing": missing[:4]})
 
 
 @FFT_PAPER.claim(
     "F11",
-    "The smallest useful ratio is about 2 at 10 Gbit/s and 30 at 56 Gbit/s; nothing pays above 22 Gbit/s at 12 GB/s",
 )
 def smallest_ratio(material: Material) -> Finding:
     first, second = 1 / (2 * 22 / 8), (1 - 1 / 30) / (2 * 56 / 8)
@@ -106,7 +100,7 @@ def smallest_ratio(material: Material) -> Finding:
         f"'22 Gbit/s' fixes {first:.4f} s/GB, then {at['22'][0]:.2f} at 10 and {_said(at['22'][1])} at 56; "
         f"'30 at 56' needs {second:.4f}, then {at['30'][0]:.2f} at 10; instant selection leaves {first - 1 / 12:.4f}"
     )
-    return Finding(holds=fits, figure=figure, how="Eq. 4 recomputed; holds if one setting gives 2 and 30 within 15 %")
+    return Finding(holds=fits, figure=figure)
 
 
 def _said(ratio: float) -> str:
@@ -118,9 +112,7 @@ def _least(gigabytes: float, cost: float) -> float:
     return 1 / rest if rest > 0 else math.inf
 
 
-@FFT_PAPER.claim(
-    "F7", "Given N bits, the offset float fits gradients better than uniform steps or a plain N-bit IEEE split"
-)
+@FFT_PAPER.claim("F7")
 def best_format(material: Material) -> Finding:
     samples = _samples(material)
     found = {bits: [_beats(x, bits) for x in samples] for bits in (4, 6, 8, 10)}
@@ -131,10 +123,9 @@ def best_format(material: Material) -> Finding:
         f"least error of offset float, uniform and plain IEEE on {listed}; beats uniform and IEEE scaled to max "
         f"on {scaled:.0%}, a log-uniform grid on {logs:.0%} overall"
     )
-    how = (
-        f"{len(samples)} samples of tensors and spectra, best mantissa each, nearest; holds if at least 80 % at each N"
+    return Finding(
+        holds=min(plain for plain, _, _ in shares.values()) >= 0.8, figure=figure, said={"samples": len(samples)}
     )
-    return Finding(holds=min(plain for plain, _, _ in shares.values()) >= 0.8, figure=figure, how=how)
 
 
 def _beats(x: Tensor, bits: int) -> tuple[bool, bool, bool]:

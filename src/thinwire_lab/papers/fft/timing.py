@@ -7,11 +7,9 @@ from typing import Any
 from thinwire_lab.cluster.rounds import straight
 from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.shared.benches import (
-    APART_SAID,
     CNN_STEPS,
     FC_STEPS,
     LM_STEPS,
-    PLACES_SAID,
     TEXT_STEPS,
     Grid,
     Place,
@@ -25,7 +23,7 @@ from thinwire_lab.papers.shared.benches import (
 )
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.links import KEPT_SAID, SWEEP, Found, kept, links, seconds, worlds
+from thinwire_lab.papers.shared.links import SWEEP, Found, kept, links, seconds, worlds
 from thinwire_lab.papers.shared.shelf import Document
 
 
@@ -38,11 +36,7 @@ def gathers_linearly(found: Found) -> Outcome:
         slope, _, r2 = straight([p - 1 for p in counts], times)
         parts |= {link: verdict(r2 >= 0.98)} if link in kept(found) else {}
         said.append(f"{link}: R² {r2:.3f}, {1e3 * slope:.1f} ms a worker more")
-    how = (
-        f"1 MiB a worker, P = {', '.join(map(str, counts))}; Gloo, workers in namespaces of one "
-        f"machine; holds if R² is at least 0.98, {KEPT_SAID}"
-    )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, counts))})
 
 
 LAYERS = Document(name="layers", words="python -m thinwire_lab.papers.fft.layers")
@@ -67,11 +61,9 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
     }
     shares = ", ".join(f"{name} {spans(found, _share, '.0%')}" for name, found in models.items())
     measured = "; ".join([shares, *(f"{name}: {told(found, _share_said)}" for name, found in models.items())])
-    how = (
-        f"dense: the share of a step that the link adds; {PLACES_SAID}; holds if the model with most bytes per second "
-        f"of computing, the {' or '.join(dict.fromkeys(heaviest.values()))}, has the largest, {APART_SAID}"
+    return Outcome(
+        *by_setting(parts), measured=measured, said={"heaviest": " or ".join(dict.fromkeys(heaviest.values()))}
     )
-    return Outcome(*by_setting(parts), measured=measured, how=how)
 
 
 def _share(steps: Steps) -> list[float]:
@@ -99,11 +91,7 @@ def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
         parts[f"{name} over all-gather"] = every({str(at): _all_sooner(each, x) for (at, each), x in gathered})[0]
     gathering = ", ".join(f"{name} {span(times)} times that" for name, times in more.items())
     measured = "; ".join([*_leads(models), *_listed(models), f"over all-gather {gathering}"])
-    how = (
-        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; a dense all-gather's longer time from the "
-        f"sweep; holds if all are above 1 and FFT is first with 4 and with 8, {APART_SAID}"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _all_sooner(steps: Steps, times: float = 1.0) -> str:
@@ -147,11 +135,7 @@ def scales(*found: Grid) -> Outcome:
     parts = {name: every(at_every(grid, _first, (4, 8)))[0] for name, grid in models.items()}
     _, over_others = _leads(models)
     measured = "; ".join([over_others, *_listed(models)])
-    how = (
-        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if FFT is at most 3 % behind at 4 and "
-        f"8, {APART_SAID}"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _first(steps: Steps) -> str:
@@ -176,10 +160,7 @@ def slower_is_better(*found: Grid) -> Outcome:
         f"{name} {spans(grid, lambda steps: [steps.faster(label) for label in _FOUR])}" for name, grid in models.items()
     )
     measured = f"all four over dense: {', '.join(all_four)}; by place: F24"
-    how = (
-        f"gain over dense of FFT / Top-k / QSGD / TernGrad; {PLACES_SAID}; holds if larger at 100 Mbit/s, {APART_SAID}"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 @FFT_PAPER.judge("F2", LAYERS)
@@ -195,10 +176,4 @@ def convolutions_compute(found: Mapping[str, Any]) -> Outcome:
         f"{name}: median {middle[name]:.0f} times, {min(values):.1f} to {max(values):.0f}"
         for name, values in ratios.items()
     )
-    how = (
-        "computing of each convolution alone, forward and backward of 32 images on one core, "
-        "over its weights' time at 1 Gbit/s; one rate at which the VGG's is 10 or more and the ResNet's 1 or less "
-        "exists "
-        "where the medians are ten times apart: holds if they are"
-    )
-    return Outcome(verdict=verdict(holds), measured=measured, how=how)
+    return Outcome(verdict=verdict(holds), measured=measured)

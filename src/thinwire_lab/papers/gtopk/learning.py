@@ -80,7 +80,6 @@ FC_OF_32 = Trials(
 )
 
 Ways = Mapping[str, Series]
-_HOW = "4 virtual workers, 200 steps of SGD; held-out loss, seed by seed"
 _HALVED = ("0.001", "0.0005", "density warm-up", "density warm-up to 0.0005")
 _WARMED = ("0.001", "density warm-up")
 _LIKE_DENSE = ("dense", *_WARMED)
@@ -93,7 +92,6 @@ def converges(cnn: Ways) -> Outcome:
     return Outcome(
         verdict=no_worse(found, 5.0),
         measured=(f"{found} over local Top-k's loss; {loss(cnn['exact values'])} against {loss(cnn['topk'])}"),
-        how=f"ResNet-20 on CIFAR-10, density 0.001, `gtopk(exact_values=True)`; {_HOW}; holds if within 5 %",
     )
 
 
@@ -115,8 +113,7 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
         f"{over(ways['density warm-up'], ways['dense'])}, from the whole model {over(whole['whole'], ways['dense'])}"
         for name, (ways, whole) in models.items()
     )
-    how = f"density 0.001 of each tensor after a warm-up of 80 steps; {_HOW}; the same is within half a point"
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 @GTOPK.judge("G6", CNN.only("dense", "0.001").on(5), FC.only("dense", "0.001").on(5))
@@ -127,8 +124,7 @@ def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
         f"small VGG {losses_over(fc, 'dense', '0.001')}, ResNet-20 "
         f"{losses_over(cnn, 'dense', '0.001')}; the first loses {more} more"
     )
-    how = f"density 0.001 without warm-up; {_HOW}; holds if the 95 % interval of the difference is above 0"
-    return Outcome(verdict=worse(more, MARGIN), measured=measured, how=how)
+    return Outcome(verdict=worse(more, MARGIN), measured=measured)
 
 
 def _losses_over(ways: Ways) -> list[float]:
@@ -140,8 +136,7 @@ def language_like_dense(lm: Ways) -> Outcome:
     """Perplexity within 2 % of dense."""
     found = interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm["gtopk"], lm["dense"], strict=True)])
     measured = f"perplexity {found} over dense's; loss {loss(lm['gtopk'])} against {loss(lm['dense'])}"
-    how = "LSTM on WikiText-2, 4 virtual workers, 150 steps, density 0.005, 5 seeds; holds if within 2 %"
-    return Outcome(verdict=no_worse(found), measured=measured, how=how)
+    return Outcome(verdict=no_worse(found), measured=measured)
 
 
 @GTOPK.judge("G14", CNN.only(*_HALVED).on(5), FC.only(*_HALVED).on(5), CNN, FC)
@@ -165,11 +160,7 @@ def sparser_still(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcome:
         f"{_breaks(every)}"
         for name, (ways, every) in models.items()
     )
-    how = (
-        f"warm-up of 20 steps at each of the four densities; {_HOW}; holds if at most a point of accuracy is lost; to "
-        "find where it breaks, sparser ones are held against 0.01, there and at all that are sparser still"
-    )
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 _SPARSER = ("0.001", "0.0005", "0.0001")
@@ -194,12 +185,7 @@ def warming_up_helps(cnn: Ways, fc: Ways, all_cnn: Ways, all_fc: Ways) -> Outcom
         f"{points_lost(three['rate warm-up'], three['0.001'])}"
         for name, (ways, three) in models.items()
     )
-    how = (
-        "density 0.001, warm-up of 20 steps at each of the four densities, or of the rate over "
-        f"80 steps; points of accuracy lost to none's; {_HOW}; holds if accuracy is won beyond noise; in "
-        "batches of other sizes: G16"
-    )
-    return Outcome(*by_setting(words), measured=measured, how=how)
+    return Outcome(*by_setting(words), measured=measured)
 
 
 @GTOPK.judge("G15", CNN_OF_32.on(5), FC_OF_32.on(5))
@@ -216,11 +202,7 @@ def many_workers(cnn: Ways, fc: Ways) -> Outcome:
         f"; small VGG after a warm-up: accuracy {accuracy(fc['gtopk, warmed up'])} against "
         f"{accuracy(fc['topk, warmed up'])}"
     )
-    how = (
-        "32 virtual workers of 32 samples, 60 and 100 steps, density 0.001, a warm-up of 10 steps at each of the four "
-        "densities where one is named, 5 seeds; holds if accuracy is lost beyond noise"
-    )
-    return Outcome(*every({name: worse(each, HALF_A_POINT) for name, each in lost.items()}), measured=measured, how=how)
+    return Outcome(*every({name: worse(each, HALF_A_POINT) for name, each in lost.items()}), measured=measured)
 
 
 _SIZES = (8, 32, 128)
@@ -262,13 +244,7 @@ def more_updates_close_the_gap(*found: Ways) -> Outcome:
         f"points lost in batches of {', '.join(map(str, _SIZES))}: {lost}; to local Top-k's {reached}; at equal "
         f"updates, the first look from 25 on: {equal}"
     )
-    how = (
-        "accuracy lost to local Top-k after 400, 100 and 25 updates on as many samples, density 0.001, 4 virtual "
-        "workers, 5 seeds, the rate of batches of 32; MNIST for ResNet-20, as it trains in seconds; "
-        "a warm-up is a tenth of the run at each of the four densities; holds if more is lost after fewer updates, "
-        "beyond noise. The rate rises over 20 updates, so after 25 a VGG has learned little"
-    )
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 def _lost_after(updates: int, ways: Ways) -> Interval:

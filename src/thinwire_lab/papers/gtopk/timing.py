@@ -11,14 +11,12 @@ from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.rounds import line, straight
 from thinwire_lab.papers.gtopk import GTOPK
 from thinwire_lab.papers.shared.benches import (
-    APART_SAID,
     CNN_1G,
     CNN_STEPS,
     FC_1G,
     FC_STEPS,
     LM_STEPS,
     MORE,
-    PLACES_SAID,
     TEXT_STEPS,
     XL_STEPS,
     Grid,
@@ -32,7 +30,6 @@ from thinwire_lab.papers.shared.judging import by_setting, every, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.links import (
     EXCHANGES,
-    KEPT_SAID,
     ROUTES,
     SWEEP,
     Found,
@@ -43,8 +40,6 @@ from thinwire_lab.papers.shared.links import (
     worlds,
 )
 from thinwire_lab.papers.shared.seeds import GRADIENTS
-
-_HOW = "Gloo between network namespaces of one machine, links limited by `tbf`; medians of 3"
 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:
@@ -62,11 +57,7 @@ def linear_in_size(found: Found) -> Outcome:
         wanted = 8 / rate.bits_per_second if rate else slope
         parts |= {link: verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)} if link in kept(found) else {}
         said.append(f"{link}: R² {r2:.4f}, {slope / wanted:.2f} of the rate's, {1e3 * latency:.2f} ms for the smallest")
-    how = (
-        f"ping-pong of 1 kB to 4 MB; {_HOW}; holds if R² is at least 0.99 and the slope within 10 % of the rate, "
-        f"{KEPT_SAID}"
-    )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said))
 
 
 @GTOPK.judge("G1", SWEEP)
@@ -77,12 +68,7 @@ def ring_costs(found: Found) -> Outcome:
         off = _off_ring(found, link)
         parts |= {link: _within(off)} if link in kept(found) else {}
         said.append(f"{link}: {_spread(off)}")
-    how = (
-        "2(P-1) alpha + 2(P-1)/P m beta with alpha and beta of ping-pong, P = "
-        f"{', '.join(map(str, worlds(found)))}; {_HOW}; within 15 %, and not where every repeat is off by more, "
-        f"{KEPT_SAID}"
-    )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, worlds(found)))})
 
 
 _FIT, _QUARTER = 0.15, 0.25
@@ -147,12 +133,7 @@ def gather_costs(found: Found) -> Outcome:
         off = _off_gather(found, link)
         parts[link] = _within(off)
         said.append(f"{link}: {_spread(off)}")
-    how = (
-        "the bandwidth term: the slope of an all-gather over its bytes, 256 KiB and more a worker, over (P-1) beta of "
-        f"ping-pong, P = {', '.join(map(str, worlds(found)))}; {_HOW}; holds if within 15 %, {KEPT_SAID}; fails where "
-        "every repeat is off by more"
-    )
-    return Outcome(*by_setting(parts), measured="; ".join(said), how=how)
+    return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, worlds(found)))})
 
 
 @GTOPK.judge("G3", EXCHANGES)
@@ -170,15 +151,9 @@ def tree_costs(found: Mapping[str, Any]) -> Outcome:
                 f"{where} {1e3 * both[0]:.1f} ms, with the links lifted {1e3 * both[1]:.1f}, formula "
                 f"{1e3 * formula:.1f}"
             )
-    how = (
-        "the exchange less the same with the links lifted, which is merging and a turn on two shared cores, over the "
-        "formula's 2 ceil(log P)(alpha + 2k beta) with the bytes of 10,000 of 10^6 picks, alpha and beta of ping-pong; "
-        "medians of 7; holds if within 15 %, and not where even the 20th to 80th percentiles of both are above by "
-        "more; less decides nothing, as one worker merges while another waits for its link"
-    )
     by_link = ", ".join(f"{link} {', '.join(each)}" for link, each in times.items())
     measured = "; ".join([f"times the formula, by workers: {by_link}", *said])
-    return Outcome(*by_setting(parts), more=MORE, measured=measured, how=how)
+    return Outcome(*by_setting(parts), more=MORE, measured=measured)
 
 
 def _off_tree(row: Mapping[str, Any]) -> _Off:
@@ -188,7 +163,6 @@ def _off_tree(row: Mapping[str, Any]) -> _Off:
     return _Off(*((behind[a] - lifted[b]) / row["predicted_seconds"] - 1 for a, b in pairs))
 
 
-_STEPS = "`thinwire bench`, workers share 2 cores, median steps of three rounds"
 _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 
 
@@ -196,11 +170,7 @@ _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 def scales(text: Grid) -> Outcome:
     """About as fast as an all-gather at 8, where the model says so."""
     measured = f"over Top-k {gains(text, _TREE, _GATHER)}; over dense {gains(text, _TREE)}"
-    how = (
-        f"transformer, density 0.001; {PLACES_SAID}; the model's limit over Top-k is 1.17 at P = 8, of the "
-        "exchange alone; holds if the 20th to 80th percentiles of steps, over one another, are within that of 1"
-    )
-    return Outcome(*by_setting(at_every(text, _as_the_model, workers=(8,))), measured=measured, how=how)
+    return Outcome(*by_setting(at_every(text, _as_the_model, workers=(8,))), measured=measured)
 
 
 def _as_the_model(steps: Steps) -> str:
@@ -232,11 +202,7 @@ def efficiency(*found: Grid) -> Outcome:
             ),
         ]
     )
-    how = (
-        f"density 0.001; {PLACES_SAID}; holds if faster than both on every model and everywhere, whatever the figure; "
-        f"{APART_SAID}"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _span(grid: Grid, than: str) -> str:
@@ -256,16 +222,10 @@ def throughput(published: Mapping[str, Outcome], found: Found, *models: Grid) ->
     parts = {"published": arithmetic.verdict, "ours": _within(ours, _QUARTER)}
     listed = "; ".join(f"{label} {_spread(of)}" for label, of in off.items())
     fine = sum(abs(each.middle) <= _QUARTER for each in ours)
-    how = (
-        f"{arithmetic.how}; ours: five models, {PLACES_SAID}, over a step without a network, encoding and decoding, "
-        "and the counted bytes at the slope of ping-pong, with its latency, one after the other; within 25 %, and not "
-        "where even the 20th and 80th percentiles are off by more. A step without a network has dense's all-reduce in "
-        "memory, which is long for the 51 MB of XL: there sparse methods are off by that, and elsewhere one place is"
-    )
     measured = (
         f"{fine} of {len(ours)} of our steps within 25 %; {arithmetic.measured}; our steps off the model: {listed}"
     )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured, said={"arithmetic": arithmetic.how})
 
 
 def _off_model(found: Found, place: Place, steps: Steps, label: str) -> _Off:
@@ -290,8 +250,4 @@ def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
         f"small VGG: `torch.topk` {1e3 * torchs:.0f} ms and ours {1e3 * ours:.0f} ms in a step of "
         f"{1e3 * computing:.0f} ms without a network; ResNet-20 reaches {efficient:.0%} of a free network's steps"
     )
-    how = (
-        f"4 workers, 1 Gbit/s, density 0.001; {_STEPS}; `torch.topk` timed by itself; holds if it takes at least half "
-        "of a step without a network, and ResNet-20 reaches 80 %; on a GPU computing is faster against selecting"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)

@@ -20,7 +20,7 @@ def _noise(numel: int, seed: int) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
-@S2.claim("S1", "Sketches can be added on the wire: the sum of sketches is the sketch of the sum")
+@S2.claim("S1")
 def summable(material: Material) -> Finding:
     worst, unequal = 0.0, []
     for p in range(2, 9):
@@ -34,11 +34,10 @@ def summable(material: Material) -> Finding:
     return Finding(
         holds=worst < 1e-12,
         figure=figure,
-        how="P = 2 to 8, 3,000 elements; holds if equal up to float32 summation order",
     )
 
 
-@S2.claim("S2", "Leaving zeros out does not change the sketch")
+@S2.claim("S2")
 def zeros(material: Material) -> Finding:
     x = torch.where(_noise(2000, 0).abs() > 1.5, _noise(2000, 1), 0.0)
     full = kernels.sketch_insert.cpu(x, 3, 100, 7)
@@ -52,11 +51,10 @@ def zeros(material: Material) -> Finding:
     return Finding(
         holds=same,
         figure=figure,
-        how="the same sketch built from single non-zero elements, in order; holds if bit-equal",
     )
 
 
-@S2.claim("S3", "The queried gradient is unbiased")
+@S2.claim("S3")
 def unbiased(material: Material) -> Finding:
     x, seeds = _noise(200, 3) + 1, material.many(300, 2000)
     deviations = {rows: _deviation(x, [_query(x, rows, seed) for seed in range(seeds)]) for rows in (1, 2, 3, 4, 5)}
@@ -68,11 +66,7 @@ def unbiased(material: Material) -> Finding:
     figure = (
         f"mean over seeds off by {listed} standard errors; torch.median at r = 2: {bias:+.2f} of the mean magnitude"
     )
-    how = (
-        f"{seeds} seeds, ratio 0.5, 200 elements, r.m.s. over elements; holds if below 1.2; a fixed seed "
-        f"keeps err2 {fixed:.1f}"
-    )
-    return Finding(holds=max(deviations.values()) < 1.2, figure=figure, how=how)
+    return Finding(holds=max(deviations.values()) < 1.2, figure=figure, said={"seeds": seeds, "fixed": fixed})
 
 
 def _query(x: Tensor, rows: int, seed: int, ratio: float = 0.5) -> Tensor:
@@ -85,15 +79,14 @@ def _deviation(x: Tensor, estimates: list[Tensor]) -> float:
     return float((((found.mean(dim=0) - x) / standard) ** 2).mean().sqrt())
 
 
-@S2.claim("S5", "Block Top-k plus sketch is delta-approximate with delta = K/b")
+@S2.claim("S5")
 def approximate(material: Material) -> Finding:
     x, lambdas = _noise(1 << 16, 5), (4.0, 2.0, 1.0, 0.5, 0.25, 0.1)
     found = {ratio: _sketched(x, ratio, material.many(3, 10)) for ratio in lambdas}
     alone = error(x, BlockTopK(density=SHARE, block=BLOCK).encode(x).dense())
     figure = ", ".join(f"{value:.3f} at {ratio:g}" for ratio, value in found.items())
     figure = f"err2 against the claimed {1 - SHARE:.3f}: {figure} of the non-zeros; {alone:.3f} without a sketch"
-    how = "white noise, 1/32 of blocks of 32, one row; holds if never above 1 - K/b"
-    return Finding(holds=max(found.values()) <= 1 - SHARE, figure=figure, how=how)
+    return Finding(holds=max(found.values()) <= 1 - SHARE, figure=figure)
 
 
 def _sketched(x: Tensor, ratio: float, seeds: int) -> float:
@@ -101,7 +94,7 @@ def _sketched(x: Tensor, ratio: float, seeds: int) -> float:
     return sum(error(x, packed_rows(x, select, sketch, seed)[0]) for seed in range(seeds)) / seeds
 
 
-@S2.claim("S6", "With error e = g - U(g), SGD converges at O(1/sqrt T)")
+@S2.claim("S6")
 def memory(material: Material) -> Finding:
     norms = {
         "all of g - U": _grow(True, 1.0),
@@ -110,11 +103,7 @@ def memory(material: Material) -> Finding:
     }
     figure = ", ".join(f"{name}: {start:.0f} to {end:.2g}" for name, (start, end) in norms.items())
     start, end = norms["all of g - U"]
-    how = (
-        "norm of the memory over 60 steps of white noise, lambda 0.5; holds if the first, as printed, stays "
-        "below 100 times"
-    )
-    return Finding(holds=end < 100 * start, figure=figure, how=how)
+    return Finding(holds=end < 100 * start, figure=figure)
 
 
 def _grow(sketch_errors: bool, shrink: float) -> tuple[float, float]:
@@ -128,7 +117,7 @@ def _grow(sketch_errors: bool, shrink: float) -> tuple[float, float]:
     return norms[0], norms[-1]
 
 
-@S2.claim("S7", "Rows of the embedding without gradient: LSTM 99.1 %")
+@S2.claim("S7")
 def untouched(material: Material) -> Finding:
     problem = material.run("lstm").problem
     assert problem is not None
@@ -137,14 +126,10 @@ def untouched(material: Material) -> Finding:
     one = 1 - sum(len(t) for t in touched) / len(touched) / words
     union = {p: 1 - len(torch.cat(touched[:p]).unique()) / words for p in (4, 8, 16)}
     figure = f"{one:.2%} per worker; of the union {', '.join(f'{share:.1%} at P = {p}' for p, share in union.items())}"
-    how = (
-        f"WikiText-2, {words:,} rows, {touched[0].numel()} distinct words in a batch of 8 x 35; input side "
-        "only; holds if >= 95 %"
-    )
-    return Finding(holds=one >= 0.95, figure=figure, how=how)
+    return Finding(holds=one >= 0.95, figure=figure, said={"words": words, "distinct": touched[0].numel()})
 
 
-@S2.claim("S16", "lambda = 0.5 is the best sketch size: its error, against equal bytes. Trainings decide")
+@S2.claim("S16")
 def best_size(material: Material) -> Finding:
     rows = [_equal_bytes(x) for _, x in material.tensors(least=32 * 256)] or [_equal_bytes(_noise(1 << 16, 0))]
     sketch, half, union = (sum(row[place] for row in rows) / len(rows) for place in range(3))
@@ -156,8 +141,7 @@ def best_size(material: Material) -> Finding:
     figure = (
         f"err2 {sketch:.2f}, a random half {half:.2f}, the union in bf16 {union:.0e}, at equal bytes; on noise {listed}"
     )
-    how = f"packed blocks of {len(rows)} gradients, one row; error only; holds if the sketch at 0.5 beats both others"
-    return Finding(holds=sketch < min(half, union), figure=figure, how=how)
+    return Finding(holds=sketch < min(half, union), figure=figure, said={"gradients": len(rows)})
 
 
 def _equal_bytes(x: Tensor) -> tuple[float, float, float]:

@@ -72,13 +72,13 @@ def rate_is_kept(text: Ways, slowly: Ways, longer: Ways) -> Outcome:
         parts[name] = every({f"{ratio:g}": word for ratio, (word, _) in found.items()})[0]
         said.append(f"at {name} {', '.join(words for _, words in found.values())}")
     word, note = by_setting(parts)
-    how = (
-        "blocks of a byte-level transformer's gradients instead of embeddings; 4 virtual workers, 200 steps, 3 seeds, "
-        "and 2,100 at a ratio of 0.05, looked at every 140, a sketch of one row; steps over the exact union's, to what "
-        f"it has after {_half(text['union'])}. The theorem asks for a rate that is small enough. Undecided where the "
-        "bound lies beyond the run's end"
+    return Outcome(
+        more="a longer run",
+        verdict=word,
+        note=note,
+        measured=f"{'; '.join(reversed(said))}",
+        said={"half": _half(text["union"])},
     )
-    return Outcome(more="a longer run", verdict=word, note=note, measured=f"{'; '.join(reversed(said))}", how=how)
 
 
 @S2.judge("S16", TEXT, SLOWLY, TEXT_1G, GRADIENTS)
@@ -98,15 +98,11 @@ def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Ou
         + f"; errors of gradients: {error.measured}; steps: "
         + ", ".join(f"{name} {counts[name]:.0f}" for name in names if math.isfinite(counts[name]))
     )
-    how = (
-        "byte-level transformer, 4 virtual workers, 200 steps, 3 seeds; steps to what the exact union has after "
-        f"{_half(slowly['union'])} at a "
-        "tenth of dense's rate, at whichever of the two rates is sooner, times a step of `thinwire bench` at 1 Gbit/s, "
-        "longer or shorter by the bytes; holds if a ratio of 0.5 is soonest of all, and its error on gradients less "
-        "than that "
-        "of a random half and of the union in bf16"
+    return Outcome(
+        *every({"soonest": first, "error at equal bytes": error.verdict}),
+        measured=measured,
+        said={"half": _half(slowly["union"])},
     )
-    return Outcome(*every({"soonest": first, "error at equal bytes": error.verdict}), measured=measured, how=how)
 
 
 def _seconds(bench: Steps, trained: Series, half: Series) -> float:
@@ -133,11 +129,7 @@ def fewer_steps(text: Ways) -> Outcome:
     found = interval([100 * (a.steps_to(target) / b.steps_to(target) - 1) for a, b, target in trained])
     losses = ", ".join(f"{a.loss:.2f} against {b.loss:.2f}" for a, b, _ in trained)
     measured = f"steps of the sketch over the exact union's: {found}; losses at the end, seed by seed: {losses}"
-    how = (
-        "byte-level transformer, 4 virtual workers, 200 steps, 3 seeds; only the number of "
-        "steps, as the published 11 epochs against 16; holds if the sketch's 95 % interval is below the union's"
-    )
-    return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured, how=how)
+    return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured)
 
 
 @S2.judge("S12", SECOND, SECOND_WHOLE)
@@ -149,8 +141,4 @@ def second_network(second: Ways, whole: Ways) -> Outcome:
         f"{losses_over(second, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
         f"{points_lost(whole['whole'], second['dense'])}"
     )
-    how = (
-        "small VGG on CIFAR-10, blocks 1/32, ratio 0.5, 4 virtual workers, 200 steps, 3 seeds; "
-        "the same is within half a point of accuracy"
-    )
-    return Outcome(verdict=no_worse(found, HALF_A_POINT), measured=measured, how=how)
+    return Outcome(verdict=no_worse(found, HALF_A_POINT), measured=measured)

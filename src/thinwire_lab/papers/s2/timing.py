@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT, Ways
 from thinwire_lab.papers.shared.benches import (
-    APART_SAID,
     CNN_STEPS,
     LM_1G,
     LM_STEPS,
-    PLACES_SAID,
     TEXT_STEPS,
     Grid,
     Place,
@@ -25,7 +23,7 @@ from thinwire_lab.papers.shared.benches import (
 )
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, points, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.links import EXCHANGES, KEPT_SAID, SWEEP, Found, collective, kept, links, worlds
+from thinwire_lab.papers.shared.links import EXCHANGES, SWEEP, Found, collective, kept, links, worlds
 from thinwire_lab.papers.shared.trials import Interval, interval, points_lost
 
 
@@ -39,14 +37,8 @@ def reducing_beats_gathering(found: Found) -> Outcome:
         if link in kept(found):
             parts[link] = verdict(all(ratio >= p / 2 for p, ratio in known.items()))
         said[link] = f"(P = {', '.join(map(str, known))}) {', '.join(f'{each:.2f}' for each in known.values())}"
-    how = (
-        "all-gather over all-reduce, the largest message that both took: 4 MiB, which is below the claim's 8 MB, for P "
-        "= 6 "
-        "and 8 at 100 Mbit/s, where more takes over 6 s; Gloo, workers in namespaces of one machine; holds if at "
-        f"least P/2, {KEPT_SAID}"
-    )
     measured = "; ".join(f"{link} {each}" for link, each in said.items())
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 def gather_over_reduce(found: Found, link: str, world: int) -> float:
@@ -58,7 +50,6 @@ def gather_over_reduce(found: Found, link: str, world: int) -> float:
     return gather[size] / reduce[size]
 
 
-_STEPS = "`thinwire bench`, 4 workers on 2 cores, 1 Gbit/s, median steps of three rounds"
 _FOUR, _AT = Place(4, "1gbit"), "4 workers at 1 Gbit/s:"
 SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
 
@@ -81,11 +72,7 @@ def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
     apart = _perplexity(trained)
     parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
     measured = f"{gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's; {_AT} {_said(lm[_FOUR])}"
-    how = (
-        f"LSTM on WikiText-2, blocks of 32, 1/32 of them, against Top-k of equal density; {PLACES_SAID}; holds if "
-        f"faster everywhere, and the perplexity at most 1 % higher, {APART_SAID}"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 def _perplexity(trained: Ways, way: str = "sketch") -> Interval:
@@ -123,12 +110,7 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
             ),
         ]
     )
-    how = (
-        "against the exact union of the same blocks, packed, which is what OmniReduce sends; perplexity at dense's "
-        f"rate; {PLACES_SAID}; holds if everywhere with fewer bytes and faster, and the perplexity at most 1 % higher, "
-        f"{APART_SAID}"
-    )
-    return Outcome(*by_setting(parts), measured=measured, how=how)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 def _saves(found: Grid) -> dict[str, str]:
@@ -163,12 +145,7 @@ def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
         f"of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
         f"{points_lost(whole['whole'], cnn['dense'])}"
     )
-    how = (
-        f"ResNet-20, blocks of 32, 1/32 of them; {PLACES_SAID}; judged at 1 Gbit/s with 4 and 8, {APART_SAID}; "
-        "accuracy after 200 steps of 4 virtual "
-        "workers, 3 seeds, the same within half a point"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 class _Exchange(NamedTuple):
@@ -205,12 +182,8 @@ def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
             parts[f"P = {world} at {link}"] = every(order)[0]
             times.append(f"{link}, P = {world}: {' / '.join(f'{each[name].ms:.0f}' for name in names)}")
             sizes.append(f"{link}, P = {world}: {' / '.join(f'{each[name].mb:.2f}' for name in names)}")
-    how = (
-        "10^6 elements, density 0.01 drawn independently by each rank, the worst case for a "
-        "union; Gloo; holds if in that order"
-    )
     measured = f"ms of sketch / all-gather / doubling, {', '.join(times)}; MB, {', '.join(sizes)}"
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)
 
 
 @S2.judge("S8", EXCHANGES, LM.on(5), LM_1G)
@@ -226,9 +199,4 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Ou
         ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
         + f"; perplexity {apart} over dense's; exact union's {_perplexity(lm, 'union')}; {_said(steps)}"
     )
-    how = (
-        "exchange of 10^6 elements at density 0.01, 4 workers; LSTM on WikiText-2 with blocks "
-        f"for its weights, 150 steps, 5 seeds; steps: {_STEPS}; holds if the exchange is faster and the perplexity at "
-        "most 1 % higher, undecided where repeats or intervals overlap"
-    )
-    return Outcome(*every(parts), measured=measured, how=how)
+    return Outcome(*every(parts), measured=measured)

@@ -236,9 +236,6 @@ def gains(found: Grid, label: str, than: str = "dense") -> str:
     return told(found, lambda steps: f"{steps.faster(label, than):.2f}")
 
 
-PLACES_SAID = "`thinwire bench` at the places listed, workers on 2 cores, median steps of three rounds"
-APART_SAID = "undecided where 20th to 80th percentiles of steps overlap"
-
 CNN_STEPS = Benches.of("resnet20", f"{_SPARSE},{_FFTS},{_BLOCKS}")
 FC_STEPS = Benches.of("vgg", f"{_SPARSE},{_FFTS}", at_four=_LIVES)
 TEXT_STEPS = Benches.of(

@@ -15,7 +15,8 @@ ROOMS = ("dragonn", "fft", "s2", "dct", "gtopk")
 class Claim:
     """What a paper says at `place`, its figures in short, what we run to judge it, and when it then holds.
 
-    clauses: how many clauses of what we measured the paper's page has; the ledger has all of them.
+    clauses: how many clauses of what we measured the paper's page has; the ledger has all of them. how, gradients: how
+    we judge it, from runs and from recorded gradients; what stands in braces is known only then.
     """
 
     id: str
@@ -26,6 +27,8 @@ class Claim:
     check: str
     criterion: str
     clauses: int = 1
+    how: str = ""
+    gradients: str = ""
 
 
 @cache

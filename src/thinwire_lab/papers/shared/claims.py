@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
+from thinwire_lab.papers.shared.catalogue import catalogue
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent, Material, Run
 from thinwire_lab.papers.shared.shelf import Evidence
@@ -16,11 +17,11 @@ _WORDS = {True: HOLDS, False: FAILS, None: UNDECIDED}
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Whether a claim's criterion is met (None: undecided), the figures in words, and how they were measured."""
+    """Whether a claim's criterion is met (None: undecided), the figures in words, and what the catalogue lacks."""
 
     holds: bool | None
     figure: str
-    how: str
+    said: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +78,13 @@ class Paper:
     name: str
     judges: dict[str, Judge] = field(default_factory=dict)
     drawings: dict[str, Drawing] = field(default_factory=dict)
-    checks: dict[str, tuple[str, Check]] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
     figures: dict[str, Draw] = field(default_factory=dict)
     tables: list[Tabulate] = field(default_factory=list)
 
-    def claim(self, name: str, text: str) -> Callable[[Check], Check]:
+    def claim(self, name: str) -> Callable[[Check], Check]:
         """Register a function as the check of claim `name`: the claim holds where the function says so."""
-        return _registering(self.checks, name, lambda check: (text, check))
+        return _registering(self.checks, name, lambda check: check)
 
     def judge(self, name: str, *evidence: Evidence) -> Callable[[Decide], Decide]:
         """Register a function that decides claim `name` from what the evidence found."""
@@ -112,16 +113,18 @@ def _registering(where: dict[str, V], name: str, entry: Callable[[F], V]) -> Cal
 
 
 def judge(
-    checks: Mapping[str, tuple[str, Check]], material: Material, tick: Callable[[], None] = lambda: None
+    checks: Mapping[str, Check], material: Material, tick: Callable[[], None] = lambda: None
 ) -> Iterator[Verdict]:
     """Run every check. Without its data a claim is not testable; the reason says what is missing."""
-    for name, (text, check) in checks.items():
+    for name, check in checks.items():
+        claim = catalogue()[name]
         try:
             found = check(material)
         except Absent as absent:
-            yield Verdict(id=name, claim=text, verdict=UNTESTABLE, figure="none", how=str(absent))
+            yield Verdict(id=name, claim=claim.claim, verdict=UNTESTABLE, figure="none", how=str(absent))
         else:
-            yield Verdict(id=name, claim=text, verdict=_WORDS[found.holds], figure=found.figure, how=found.how)
+            how = claim.gradients.format(**found.said)
+            yield Verdict(id=name, claim=claim.claim, verdict=_WORDS[found.holds], figure=found.figure, how=how)
         tick()
 
 

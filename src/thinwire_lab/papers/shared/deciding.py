@@ -63,6 +63,7 @@ class Deciding:
         read = [each.read(shelf) for each in judge.evidence]
         spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
         outcome = replace(judge.decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
+        outcome = replace(outcome, how=outcome.how or catalogue()[name].how.format(**outcome.said))
         if outcome.verdict == UNDECIDED:
             more = outcome.more or " or ".join(dict.fromkeys(each.more for each in judge.evidence))
             outcome = replace(outcome, how=f"{outcome.how}. {DECIDES}{more}")

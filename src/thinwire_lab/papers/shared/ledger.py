@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ _RATE = re.compile(r"\b\d+[mg]bit\b")
 """As commands have it, such as `100mbit`."""
 NOTHING = "\N{EN DASH}"
 VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
+_SAID = ("verdict", "note", "measured", "spread", "how")
 DECIDES = "What would decide: "
 """Where `how` ends by saying so."""
 
@@ -35,16 +36,18 @@ class Outcome:
     """What runs say about a claim.
 
     note: follows the verdict, such as ": holds on the LSTM". spread: of `measured`, as the evidence says. how:
-    workload, links, and by which rule. more: what would decide it, if not more of the same.
+    workload, links, and by which rule; where empty, it is the catalogue's, filled in with what is `said`. more: what
+    would decide it, if not more of the same.
     """
 
     verdict: str
     note: str = ""
     _: KW_ONLY
     measured: str
-    how: str
+    how: str = ""
     spread: str = ""
     more: str = ""
+    said: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,9 @@ def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Itera
         criterion=claim.criterion,
         seeds=tuple(sorted(set(seeds))),
         command=tuple(dict.fromkeys(commands)),
-        **{name: _RATE.sub(_in_words, value) for name, value in asdict(outcome).items() if name != "more"},
+        **{
+            name: _RATE.sub(_in_words, value) for name, value in asdict(outcome).items() if name not in ("more", "said")
+        },
     )
 
 

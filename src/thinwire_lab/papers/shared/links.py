@@ -87,7 +87,6 @@ def links(found: Found) -> list[str]:
 
 KEPT = ("100mbit", "1gbit")
 """Rates that the machine keeps: at 10 Gbit/s two cores are busy with copying, and times jump by a factor of ten."""
-KEPT_SAID = "at 100 Mbit/s and 1 Gbit/s: two cores do not keep 10"
 
 
 def kept(found: Found) -> list[str]:
