@@ -11,12 +11,11 @@ class MemoryUse(NamedTuple):
     """Bytes that this rank holds for one model beside its parameters and gradients.
 
     Args:
-        waiting: Residuals, with the second copy with which a step can be rolled back. For outer steps that includes the
+        waiting: Residuals, including the second copy that allows a step to be rolled back. For outer steps also the
             global parameters and the outer optimizers' state.
         staging: Buffers for what is sent and received, and second copies of gradients.
-        scratch: At most so much more is taken while one bucket is reduced, as the recipe declares it for the latest
-            step (see `thinwire.payloads.Scratch`); 0 before the first. Buckets whose exchanges are under way at the
-            same time take it each.
+        scratch: The most that reducing one bucket takes on top, as the recipe declares it for the latest step (see
+            `thinwire.payloads.Scratch`); 0 before the first. Buckets that are exchanged at the same time take it each.
     """
 
     waiting: int

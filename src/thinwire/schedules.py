@@ -42,8 +42,8 @@ class Stages(Schedule):
 
     Args:
         values: One after another.
-        steps_each: How long each holds.
-        final: What holds after them.
+        steps_each: Steps for which each value holds.
+        final: The value after them.
     """
 
     values: Sequence[Number]
@@ -72,7 +72,7 @@ def resolve(value: Number | Schedule, step: Size) -> float:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Every(Schedule):
-    """Give 1 at the first step and at every so many after it, 0 at the others."""
+    """Give 1 at the first step and at every n-th step from there, 0 at the others."""
 
     steps: Steps
 
@@ -89,7 +89,7 @@ class FollowLearningRate(Schedule):
     Args:
         learning_rate: Maps the step to η.
         smoothness: The L of an L-smooth loss.
-        largest_drop: The largest θ, which is the share that is dropped.
+        largest_drop: The largest θ, the share to drop.
     """
 
     learning_rate: Callable[[int], float]

@@ -13,19 +13,19 @@ from torch import Tensor
 @final
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What this rank sent in some steps, and how long that took; NaN stands for what is not known.
+    """What this rank sent in some steps, and how long that took; NaN means unknown.
 
     Args:
         steps: How many steps these are.
-        sent_bytes: What travelled, without the transport's headers.
-        dense_bytes: What uncompressed gradients would have taken.
+        sent_bytes: Bytes sent, without the transport's headers.
+        dense_bytes: Bytes that uncompressed gradients would have taken.
         ratio: `sent_bytes` over `dense_bytes`.
-        density: Values that travelled over elements of gradients. Padding does not count.
+        density: Values sent, over elements of gradients. Padding does not count.
         encode_ms, decode_ms: Milliseconds of work, added up over threads; on a GPU, the host's.
-        exchange_ms: Milliseconds in which at least one exchange was under way. It overlaps with backward.
-        residual_ratio: ‖residual‖ / ‖gradient‖, both of this rank. Gradients are measured from the first `stats()` on.
-            Over several steps it is the root of Σ‖residual‖² / Σ‖gradient‖², of the steps after which `stats()` was
-            called. If a step has several reductions, its ‖gradient‖² is the sum of theirs.
+        exchange_ms: Milliseconds during which at least one exchange was running. It overlaps with backward.
+        residual_ratio: ‖residual‖ / ‖gradient‖, both of this rank. Gradients are measured from the first call of
+            `stats()` on. Over several steps it is √(Σ‖residual‖² / Σ‖gradient‖²), over the steps after which `stats()`
+            was called. If a step has several reductions, its ‖gradient‖² is the sum of theirs.
     """
 
     steps: int = 0

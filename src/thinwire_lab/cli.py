@@ -44,14 +44,14 @@ def bench(
     link: Annotated[
         str | None,
         typer.Option(
-            help="Rate of each worker's link, such as 1gbit, with its latency if wanted, as in 10mbit/50ms; or none.",
+            help="Rate of each worker's link, such as 1gbit, or none; 10mbit/50ms adds a latency.",
             show_default="100mbit",
         ),
     ] = None,
     recipes: Annotated[
         str | None,
         typer.Option(
-            help="Rows, separated by commas, each with a density of its own if wanted, as topk:0.02; see --list.",
+            help="Rows, separated by commas; a row may name its density, as topk:0.02. See --list.",
             show_default="dense,torch_bf16,bf16,torch_powersgd,topk,dgc,dragonn",
         ),
     ] = None,
@@ -59,32 +59,30 @@ def bench(
     shard: Annotated[
         int | None,
         typer.Option(
-            help="Shard the model over so many neighbours, an island, with FSDP2. --link is then between islands, "
-            "whose workers share it; dense is FSDP2's own HSDP. With as many --workers there is one "
-            "island, whose workers have a link each, and dense is FSDP2."
+            help="Workers per island, over which FSDP2 shards the model. --link is then between islands, whose "
+            "workers share it, and dense is FSDP2's own HSDP. If it equals --workers, each worker has a link, and "
+            "dense is FSDP2."
         ),
     ] = None,
     outer: Annotated[
         str | None,
         typer.Option(
-            help="Let workers train on their own for so many steps, such as 10,30, and then exchange how far they "
-            "moved: each number is a row of diloco, streaming_diloco and sparseloco."
+            help="Numbers of steps, such as 10,30, that workers train on their own before they exchange how far they "
+            "moved. Each number is a row for diloco, streaming_diloco and sparseloco."
         ),
     ] = None,
     servers: Annotated[
         int,
         typer.Option(
-            help="Parameter servers, besides the workers: every recipe that can is trained on them as well, each "
-            "worker at its own pace."
+            help="Number of parameter servers, besides the workers: every recipe that can is also trained on them, "
+            "asynchronously."
         ),
     ] = 0,
-    slow: Annotated[
-        float, typer.Option(help="With --servers: the last worker computes so many times as long as the others.")
-    ] = 1.0,
+    slow: Annotated[float, typer.Option(help="With --servers: how many times as long the last worker computes.")] = 1.0,
     kill: Annotated[
-        bool, typer.Option("--kill", help="With --servers: the last worker vanishes midway, where it is served.")
+        bool, typer.Option("--kill", help="With --servers: kill the last worker midway, in the runs on servers.")
     ] = False,
-    pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
+    pipeline: Annotated[int, typer.Option(help="Number of stages to split the model into, each on a worker.")] = 1,
     boundary: Annotated[
         str | None,
         typer.Option(
@@ -92,8 +90,8 @@ def bench(
             show_default="1,0.05",
         ),
     ] = None,
-    micro_batches: Annotated[int, typer.Option(help="Parts in which a batch goes through a pipeline.")] = 4,
-    steps: Annotated[int, typer.Option(help="Steps of each row; losses are compared after so many.")] = 300,
+    micro_batches: Annotated[int, typer.Option(help="Micro-batches that a pipeline splits each batch into.")] = 4,
+    steps: Annotated[int, typer.Option(help="Steps to train each row; losses are compared after them.")] = 300,
     model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",
     data: Annotated[Path | None, typer.Option(help="Data of the model; see --list.")] = None,
     scale: Annotated[
@@ -104,13 +102,15 @@ def bench(
     ] = "sgd",
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     seeds: Annotated[
-        int, typer.Option(help="Train each row so many times, from --seed on; the report has means and spreads.")
+        int, typer.Option(help="Seeds to train each row with, from --seed on; the report has means and spreads.")
     ] = 1,
-    target: Annotated[float | None, typer.Option(help="Loss to time; by default what dense reaches.")] = None,
-    extend: Annotated[float, typer.Option(help="Train up to so many times --steps to reach the target.")] = 1.5,
+    target: Annotated[
+        float | None, typer.Option(help="Loss to measure the time to; by default the one that dense ends at.")
+    ] = None,
+    extend: Annotated[float, typer.Option(help="To reach the target, train for up to this many times --steps.")] = 1.5,
     json: Annotated[Path | None, typer.Option(help="Write the results here, after every row.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Name recipes and models, and exit.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Print recipes and models, and exit.")] = False,
 ) -> None:
     """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
     from thinwire_lab.bench import command, options
@@ -156,12 +156,14 @@ def plan(
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes on this machine; with --profile, as if.", show_default="2")
+        int | None,
+        typer.Option(help="Worker processes on this machine; with --profile, hypothetical.", show_default="2"),
     ] = None,
     link: Annotated[
         str | None,
         typer.Option(
-            help="Rate of each worker's link, such as 1gbit, or none; with --profile, as if.", show_default="100mbit"
+            help="Rate of each worker's link, such as 1gbit, or none; with --profile, hypothetical.",
+            show_default="100mbit",
         ),
     ] = None,
     model: Annotated[
@@ -172,13 +174,15 @@ def plan(
     seed: Annotated[int | None, typer.Option(help="Seed of weights and batches.", show_default="0")] = None,
     profile: Annotated[Path | None, typer.Option(help="Plan from this profile; nothing is measured.")] = None,
     save_profile: Annotated[Path | None, typer.Option(help="Write what was measured here.")] = None,
-    pipeline: Annotated[int, typer.Option(help="Split the model into so many stages, each on a worker.")] = 1,
+    pipeline: Annotated[int, typer.Option(help="Number of stages to split the model into, each on a worker.")] = 1,
     micro_batches: Annotated[
-        int | None, typer.Option(help="Parts in which a batch goes through a pipeline.", show_default="4")
+        int | None, typer.Option(help="Micro-batches that a pipeline splits each batch into.", show_default="4")
     ] = None,
     boundary: Annotated[
         float | None,
-        typer.Option(help="Share of activations that may be chosen to cross between stages.", show_default="0.05"),
+        typer.Option(
+            help="Share of activations to send between stages, where the plan sparsifies them.", show_default="0.05"
+        ),
     ] = None,
     density: Annotated[str | None, typer.Option(help="Densities that may be chosen.", show_default="0.01")] = None,
     candidates: Annotated[
@@ -188,27 +192,32 @@ def plan(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="What trains: sgd, adamw or muon. Then only what was measured close to uncompressed loss is chosen."
+            help="The optimizer: sgd, adamw or muon. Then only methods measured close to uncompressed training's loss "
+            "are chosen."
         ),
     ] = None,
     loss: Annotated[
         float | None,
         typer.Option(
-            help="How close: times uncompressed training's loss, as measured with --optimizer.", show_default="1.01"
+            help="How close: the highest measured loss to accept, as a multiple of uncompressed training's.",
+            show_default="1.01",
         ),
     ] = None,
     error_feedback: Annotated[
-        bool, typer.Option("--error-feedback/--no-error-feedback", help="Whether gradients may wait for later steps.")
+        bool,
+        typer.Option("--error-feedback/--no-error-feedback", help="Whether methods with a residual may be chosen."),
     ] = True,
     outer: Annotated[
         str | None,
-        typer.Option(help="Consider letting workers train on their own for so many steps, such as 10,30,100."),
+        typer.Option(
+            help="Also consider outer steps: numbers of steps, such as 10,30,100, that workers train on their own."
+        ),
     ] = None,
     more_steps: Annotated[
         str | None,
         typer.Option(
-            help="How many times as many steps outer steps take to the same loss, such as diloco:30=1.1,"
-            "sparseloco:30=1.2, in place of what was measured."
+            help="How many times as many steps a method needs for the same loss, such as diloco:30=1.1,"
+            "sparseloco:30=1.2; replaces the measured figures."
         ),
     ] = None,
     unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
@@ -255,7 +264,9 @@ def plan(
 
 @app.command()
 def simulate(
-    workers: Annotated[str, typer.Option(help="How many, such as 8..4096, which doubles, or 4,6,8.")] = "8..4096",
+    workers: Annotated[
+        str, typer.Option(help="Numbers of workers: 8..4096 doubles from 8 on; or a list, such as 4,6,8.")
+    ] = "8..4096",
     link: Annotated[
         str | None,
         typer.Option(
@@ -281,9 +292,13 @@ def simulate(
     ] = None,
     outer: Annotated[
         str | None,
-        typer.Option(help="Have workers train on their own for so many steps, such as 30,100, by each method too."),
+        typer.Option(
+            help="Also predict outer steps: numbers of steps, such as 30,100, that workers train on their own."
+        ),
     ] = None,
-    tokens: Annotated[float | None, typer.Option(help="Say in how many days so many are trained on.")] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Predict the days it takes to train on this many tokens.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Tokens that a worker takes in a step, for --tokens.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
@@ -314,13 +329,15 @@ def check(
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = None,
     only: Annotated[
-        str | None, typer.Option(help="Rows with one of these, separated by commas, in their names.")
+        str | None, typer.Option(help="Run only rows whose names contain one of these, separated by commas.")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the findings here.")] = None,
     html: Annotated[Path | None, typer.Option("--html", "--output", help="Write a self-contained page here.")] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Measure on a GPU what each recipe launches and takes.")] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="On a GPU, count each recipe's kernel launches, and time them.")
+    ] = False,
     interpreted: Annotated[
-        bool, typer.Option("--interpreted", help="With --gpu: without one, through Triton's interpreter.")
+        bool, typer.Option("--interpreted", help="With --gpu, on a machine without one: use Triton's interpreter.")
     ] = False,
 ) -> None:
     """Prove this machine: every kernel against its reference, every recipe on this group; exits with 1 if any fails."""
@@ -344,8 +361,8 @@ def watch(
     addresses: Annotated[
         list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_SECRET must be theirs.")
     ],
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and exit.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two refreshes.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once, and exit.")] = False,
 ) -> None:
     """Show the trainers of parameter servers: steps a second, staleness, bytes and loss, drawn anew every second."""
     from thinwire_lab.watch import command

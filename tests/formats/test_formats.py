@@ -330,7 +330,7 @@ def test_fit_keeps_the_mantissa_of_least_error(bits: int) -> None:
 
 def test_fit_wants_finite_numbers() -> None:
     for sample in (torch.empty(0), torch.tensor([1.0, math.nan])):
-        with pytest.raises(ValueError, match="expected some, all of them finite"):
+        with pytest.raises(ValueError, match="expected at least one, and all finite"):
             OffsetFloat.fit(sample)
 
 
@@ -422,7 +422,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
         Ternary().decode_into(torch.empty(10), coded.codes, coded.scales)
     with pytest.raises(ValueError, match="room for 12 numbers; expected 11"):
         coded.decode_into(torch.empty(12))
-    with pytest.raises(ValueError, match="expected one and the same"):
+    with pytest.raises(ValueError, match="expected the same for all parts"):
         Coded.cat([coded, Coded.of(vector(3), Sign())])
 
 

@@ -128,7 +128,7 @@ def test_a_model_that_is_not_prepared_is_refused(workers: Ranks) -> None:
         "TypeError: thinwire attaches to a model in DistributedDataParallel; got Linear on 2 processes"
     )
     assert "accelerator.prepare" in early
-    assert without.startswith("MomentumError: this recipe corrects momentum and was not given any")
+    assert without.startswith("MomentumError: this recipe applies momentum and was not given any")
 
 
 def _elsewhere(folder: Path, then: bool) -> list[Any]:

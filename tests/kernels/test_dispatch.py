@@ -24,7 +24,7 @@ def test_what_the_variable_says(asked: str | None, only: bool) -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ValueError, match="THINWIRE_BACKEND='triton' is unknown; expected reference, or leave it unset"):
+    with pytest.raises(ValueError, match="THINWIRE_BACKEND='triton' is unknown; expected reference, or unset it"):
         dispatch.only_reference("triton")
 
 

@@ -341,7 +341,7 @@ def test_an_empty_model_has_an_empty_plan() -> None:
 
 
 def test_links_that_carry_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="carry nothing"):
+    with pytest.raises(ValueError, match="have no bandwidth"):
         decide(_single(link=Link(latency=0.0, bandwidth=0.0)), BUDGET)
 
 

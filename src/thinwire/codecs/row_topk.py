@@ -25,7 +25,7 @@ class RowTopK(Codec):
 
     Args:
         density: The share of each row to send.
-        width: Elements of a row: of a sample, say.
+        width: Elements of a row, for example of a sample.
     """
 
     density: Density

@@ -80,7 +80,7 @@ def _take(move: Callable[[Tensor], object], device: str) -> Any:
     length = torch.zeros(1, dtype=torch.int64, device=device)
     move(length)
     if not length:
-        raise RuntimeError("another rank could not send its state: see what it raises")
+        raise RuntimeError("another rank could not send its state: see the error on that rank")
     return json.loads(_text(received(int(length))), object_hook=whole)  # in the order in which they were given
 
 

@@ -129,7 +129,7 @@ class Exchange(ABC):
         A region's result does not depend on what else is in the payload.
 
         Args:
-            keep: Without it, the exchange may overwrite `payload`, and `delivered` means nothing.
+            keep: If False, the exchange may overwrite `payload`, and `delivered` is meaningless.
             seeds: One per region, the same on all ranks; 0 by default.
         """
 
@@ -137,7 +137,7 @@ class Exchange(ABC):
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
         """Predict the bytes that a rank sends, averaged over ranks and without the transport's overhead.
 
-        If they depend on how the ranks' picks overlap, ranks are assumed to pick independently.
+        If this depends on how far the ranks' picks overlap, ranks are assumed to pick independently.
         """
 
     @abstractmethod

@@ -52,8 +52,8 @@ class GlobalTopKTree(Rounds):
         merge: Rows that an "exact" merge drops stay with the rank that merged, so nothing is lost. With "paper", each
             rank instead keeps its own picks that are not in the outcome: a pick that one subtree drops but another
             brings to the root is lost.
-        exact_values: Whether the tree only finds the indices; one more all-reduce of k rows sums what every rank picked
-            there.
+        exact_values: Whether the tree only finds the indices, and one more all-reduce of k rows sums what every rank
+            picked there.
     """
 
     merge: Merge = "exact"

@@ -92,7 +92,9 @@ class Coded:
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Join parts of the same format, one after another. Raises ValueError if their formats differ."""
         if any(part.format != parts[0].format for part in parts):
-            raise ValueError(f"formats are {', '.join(str(part.format) for part in parts)}; expected one and the same")
+            raise ValueError(
+                f"formats are {', '.join(str(part.format) for part in parts)}; expected the same for all parts"
+            )
         return cls(
             codes=torch.cat([part.codes for part in parts]),
             scales=torch.cat([part.scales for part in parts]),

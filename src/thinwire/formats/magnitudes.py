@@ -40,7 +40,7 @@ class Magnitudes(Format):
     def __post_init__(self) -> None:
         count = len(self.levels)
         if count < 2 or count & (count - 1) or count > 2**14 or any(a >= b for a, b in pairwise(self.levels)):
-            raise ValueError(f"levels is {self.levels}; expected 2, 4, 8 or so on, in ascending order")
+            raise ValueError(f"levels is {self.levels}; expected 2, 4, 8, … numbers in ascending order")
         object.__setattr__(self, "bits", count.bit_length())
 
     unbiased: ClassVar[bool] = False

@@ -87,7 +87,7 @@ class OffsetFloat(Format):
         """
         sample = flat32(sample)
         if not sample.numel() or not bool(sample.isfinite().all()):
-            raise ValueError(f"sample has {sample.numel()} values; expected some, all of them finite")
+            raise ValueError(f"sample has {sample.numel()} values; expected at least one, and all finite")
         largest = 1.0 if scaled else float(sample.abs().max())
         if not largest:
             raise ValueError("the sample is all zeros, which have no range; expected gradients, or scaled=True")

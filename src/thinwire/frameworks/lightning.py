@@ -45,7 +45,9 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
     def handle(self) -> Attachment:
         """What `thinwire.attach` returned; raises RuntimeError before training has started."""
         if self._handle is None:
-            raise RuntimeError("the handle is there from on_train_start on: Lightning wraps the model in fit()")
+            raise RuntimeError(
+                "there is no handle before on_train_start, as Lightning wraps the model in fit(): read it from then on"
+            )
         return self._handle
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -126,7 +126,7 @@ class Members(Served):
 
     def _exchange(self, group: Group | None) -> None:
         if group is None:
-            raise RuntimeError("the process group has ended")
+            raise RuntimeError("the process group was shut down: make a new one, and new replicas")
         if group is not self.group:
             self._replicas.regroup(group)
         self._replicas.reduce()

@@ -67,7 +67,7 @@ class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told n
     ) -> None:
         """Attach: the model is in DDP and the optimizer has its state by now. Then resume."""
         if state.is_hyper_param_search:
-            raise RuntimeError("a hyperparameter search saves by trial, which thinwire does not: search without it")
+            raise RuntimeError("thinwire cannot save the trials of a hyperparameter search: run the search without it")
         trainer = self._trainer
         check_replicas(trainer.model_wrapped, args.world_size, "leave out DeepSpeed and other wrappers")
         if self.handle is None or trainer.model_wrapped is not self._model:  # a later train() goes on with the same

@@ -114,7 +114,10 @@ def triton_is_there() -> bool:
     try:
         import_module("thinwire.kernels.triton")
     except ImportError as error:
-        warnings.warn(f"kernels on the GPU are plain torch, and slower: {error}", stacklevel=4)
+        warnings.warn(
+            f"kernels on the GPU run in plain torch, which is slower, as Triton cannot be imported: {error}",
+            stacklevel=4,
+        )
         return False
     return True
 
@@ -126,7 +129,7 @@ def only_reference(asked: str | None) -> bool:
     if asked == "reference":
         return True
     raise ValueError(
-        f"{VARIABLE}={asked!r} is unknown; expected reference, or leave it unset, and each call's tensors decide"
+        f"{VARIABLE}={asked!r} is unknown; expected reference, or unset it to let each call's tensors decide"
     )
 
 

@@ -212,7 +212,7 @@ def wanted(asked: str | None) -> bool:
     """Return whether this value of THINWIRE_GRAPHS wants captures. Raises ValueError for an unknown one."""
     if asked in (None, "", "0", "1"):
         return asked != "0"
-    raise ValueError(f"THINWIRE_GRAPHS={asked!r} is unknown; expected 0, and kernels are launched one by one, or 1")
+    raise ValueError(f"THINWIRE_GRAPHS={asked!r} is unknown; expected 1, or 0 to launch kernels one by one")
 
 
 LANES: dict[str, Callable[[torch.device], Any]] = {"cuda": Lane} if wanted(os.environ.get("THINWIRE_GRAPHS")) else {}

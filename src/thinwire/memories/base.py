@@ -116,7 +116,7 @@ class Memory(ABC):
         return False
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:  # noqa: B027 - only for those that release
-        """Add residual / scale to a gradient that is sent uncompressed; `commit` then drops it from the memory."""
+        """Add residual / scale to a gradient that is sent uncompressed. `commit` then drops it from the memory."""
 
     def waiting(self) -> Sequence[Tensor]:
         """Return the residuals, not copied."""

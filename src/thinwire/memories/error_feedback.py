@@ -23,8 +23,8 @@ class ErrorFeedback(Memory):
     """Keep r ← decay · r + g − delivered (Seide et al. 2014, Stich et al. 2018).
 
     Args:
-        decay: Below 1 the residual decays once a step, and what was delivered and the residual no longer add up to all
-            there was. SparseLoCo (Sarfi et al. 2025) has 0.95.
+        decay: Below 1, the residual decays once a step, so delivered gradients and residual no longer add up to all
+            gradients. SparseLoCo (Sarfi et al. 2025) uses 0.95.
         dtype: torch.bfloat16 halves the memory for r: 4 bytes per element instead of 8, counting both copies. Sums are
             then rounded stochastically, which keeps the mean. A codec with values=torch.bfloat16 sends them unchanged.
     """

@@ -25,11 +25,11 @@ class FadingMomentum(AppliedMomentum):
 
     Momentum is applied here, on each rank and before anything is chosen, so the optimizer itself must have none:
     `attach(..., optimizer=optimizer)` sees to that, for AdamW as for SGD. M, which is the residual, fades once per
-    step: any further part of a step's gradient is added as it is. So unlike with `ErrorFeedback`, what was delivered
-    and the residual do not add up to all gradients.
+    step: any further part of a step's gradient is added as it is. So, unlike with `ErrorFeedback`, delivered gradients
+        and residual do not add up to all gradients.
 
     Args:
-        decay: β; None takes for each parameter the one that the optimizer has for it.
+        decay: β; None takes each parameter's from the optimizer.
         dtype: torch.bfloat16 halves the memory for M: 4 bytes per element instead of 8, counting both copies. Sums are
             then rounded stochastically, which keeps the mean.
         clip_norm: Per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before

@@ -32,9 +32,9 @@ class MomentumCorrection(Memory):
     result is SGD with momentum.
 
     Args:
-        momentum: m; None leaves it to `adopt`.
+        momentum: m; None takes the optimizer's.
         nesterov: Whether g + m·u is added to v instead of u.
-        masking: Whether u is set to 0 where v was sent, unless everything was.
+        masking: Whether u is set to 0 where v was sent, unless all of v was.
         clip_norm: Per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
             it is added (local gradient clipping).
     """

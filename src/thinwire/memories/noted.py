@@ -18,7 +18,7 @@ from thinwire.signals import Note, Signal, Signals
 @checked
 @dataclass(kw_only=True)
 class Noted(Memory):
-    """Keeps for another memory one small tensor per parameter that the codec carries over to the next step.
+    """Wraps another memory, and keeps one small tensor per parameter that a codec carries over to the next step.
 
     Examples are a threshold and PowerSGD's factor. If a step is rolled back, its notes are too.
 

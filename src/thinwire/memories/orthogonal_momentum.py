@@ -28,20 +28,20 @@ _ITERATIONS = 5
 class OrthogonalMomentum(AppliedMomentum):
     """Keep m ← μ·m + g and E ← β·E + O(μ·m + g)/K − delivered, where O is Muon's (Jordan et al. 2024).
 
-    O brings the singular values of a matrix close to 1, on each of the K ranks by itself, so no rank and no direction
-    outweighs the others: however small its gradient is, and however its loss is weighted. A large gradient still sets
-    where m points, until it has faded. A rank whose gradient of the step is all zeros, as out of data within Join, adds
-    no O. The invariant of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more dimensions is
-    taken for a matrix of its first, and a vector for one of a single row. O takes the loss scale, if there is one, as
-    gradients do.
+    O brings the singular values of a matrix close to 1, on each of the K ranks by itself. So no rank and no direction
+    outweighs the others, however small its gradient and however its loss is weighted. A large gradient still decides
+    where m points, until it has faded. A rank whose gradient of the step is all zeros, such as one out of data within
+    Join, adds no O. The invariant of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more
+    dimensions is taken for a matrix of its first, and a vector for one of a single row. O takes the loss scale, if
+    there is one, as gradients do.
 
-    What arrives has lost the gradient's length, so the optimizer must not need it, as AdamW does not. It cannot be
-    added to a gradient that is sent whole: if the recipe is removed, E is dropped, and m too where the optimizer has no
-    momentum. 16 bytes are held per element, counting the copies that let a step be rolled back.
+    The result has lost the gradient's length, so use an optimizer that does not need it, such as AdamW. The residual
+    cannot be added to an uncompressed gradient: if the recipe is removed, E is dropped, and so is m if the optimizer
+    has no momentum. It takes 16 bytes per element, counting the copies that let a step be rolled back.
 
     Args:
-        momentum: μ; None takes for each parameter the one that the optimizer has for it: `attach(..., optimizer=)`
-            moves m out of the optimizer.
+        momentum: μ; None takes each parameter's from the optimizer: `attach(..., optimizer=)` moves m out of the
+            optimizer.
         decay: β, which shrinks E, the residual, once a step.
     """
 

@@ -30,12 +30,12 @@ Mean = Annotated[float, Range("a number from 0 on, or NaN where nothing was sent
 
 @checked
 class Report(NamedTuple):
-    """Means over what a boundary sent; NaN before anything was.
+    """Means over what a boundary sent; NaN if it has sent nothing.
 
     Args:
-        wanted, sent, kept, nonzero: Shares of the activations' elements: that were wanted, sent (padding included),
-            kept by the threshold, and not zero.
-        threshold: The mean one.
+        wanted, sent, kept, nonzero: Shares of the activations' elements that the density asks for, that were sent
+            (padding included), that the threshold kept, and that were not zero.
+        threshold: The mean threshold.
     """
 
     wanted: Part
@@ -53,7 +53,7 @@ class Boundary(nn.Module, ABC):
     gradients.
 
     Args:
-        density: That share.
+        density: The share to keep.
         values: Narrows the numbers that travel: None keeps the activation's dtype. Gradients come back in the same
             number of bytes: in their own dtype if that fits, else as float32 rounded to the bits there are.
         start_dim: A row is what `flatten(start_dim)` leaves as the last dimension: by default the features of one
@@ -103,7 +103,7 @@ class Boundary(nn.Module, ABC):
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
         """Return what was sent, and zero elsewhere.
 
-        Any words must do, because pipelines try out shapes on uninitialised memory.
+        It accepts any words, because pipelines infer shapes on uninitialised memory.
 
         Raises:
             PayloadError: If their number is not what this boundary sends for such a frame.

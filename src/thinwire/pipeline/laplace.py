@@ -28,7 +28,7 @@ class LaplaceBoundary(Boundary):
     on which pipelines try out shapes.
 
     Args:
-        density: The share that the law puts beyond τ.
+        density: The share of elements beyond τ under that distribution.
         bound: Of a batch's d elements always ⌈bound · density · d⌉ travel, the largest and padding; at density 1 all
             do.
         values: As in `Boundary`, a format with a zero.

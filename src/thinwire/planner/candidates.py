@@ -23,9 +23,9 @@ class Candidate:
 
     Args:
         name: Such as `topk:0.01`.
-        memory: An empty one of the kind in which the undelivered part waits for the next step.
-        density: Share of the elements whose values travel in the gradient's own dtype; 0 where all are recoded.
-        momentum: Applies the optimizer's momentum itself, so it needs the optimizer.
+        memory: An empty memory of the kind that this method needs.
+        density: Share of the elements that are sent in the gradient's own dtype; 0 if all are sent in another format.
+        momentum: Whether it applies the optimizer's momentum itself, and so needs the optimizer.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Candidate:
 
     @property
     def feedback(self) -> bool:
-        """Whether the undelivered part waits for the next step."""
+        """Whether it keeps a residual."""
         return self.memory.stateful
 
     def reducer(self, *memories: Memory) -> Compressed:
-        """Return it at work, with the one of `memories` that is of its kind, or else with one to try it out."""
+        """Return a reducer of this method, with that of `memories` which is of its kind, or else with a new memory."""
         same = (memory for memory in memories if memory.fields == self.memory.fields)
         return Compressed(memory=next(same, self.memory.blank()), codec=self.codec, exchange=self.exchange)
 
@@ -65,19 +65,20 @@ _BARRED = frozenset({"dense", "fp16"})  # chosen anyway; overflows beyond 65504
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a plan may choose, and so what it may cost in loss: how sparse, and whether with error feedback.
+    """What a plan may choose: which methods, how sparse, with or without error feedback. So it limits the cost in loss.
 
     Args:
-        densities: Those at which names without one of their own are considered; `fading` and `orthogonal` at their
-            recipes', which are shares of frequencies.
-        error_feedback: Whether the undelivered part may wait for later steps.
-        names: Methods to consider, least harm to the loss first: of two equally fast ones, the first wins. A name may
-            have a density of its own, as in `topk:0.05`. The default selects by a sampled threshold, which is faster
-            than exact Top-k (`topk`). It leaves out `s2_union`, `s2_reducer` and `sampled_owner`, which pay for
+        densities: The densities to consider for names without one of their own. `fading` and `orthogonal` keep their
+            recipes' densities, which are shares of frequencies.
+        error_feedback: Whether methods with a residual may be chosen.
+        names: Methods to consider, the least harmful to the loss first: of two equally fast ones, the first wins. A
+            name may have a density of its own, as in `topk:0.05`. The default selects by a sampled threshold, which is
+            faster than exact Top-k (`topk`). It leaves out `s2_union`, `s2_reducer` and `sampled_owner`, which pay for
             block-sparse gradients, and `fp16`, which overflows beyond 65504. `attach` leaves out `fading` and
             `orthogonal` unless it is given an optimizer that it can take momentum from, and `orthogonal` whenever it
             plans while the model trains: see `switchable`.
-        optimizer: What will train; the plan then says what it is expected to cost. `under` chooses names by that.
+        optimizer: The optimizer that will train. The plan then gives its expected cost in loss. `under` chooses `names`
+            by it.
     """
 
     densities: Sequence[Share] = (0.01,)
@@ -102,14 +103,14 @@ class Budget:
         error_feedback: bool = True,
         loss: Multiple = ALLOWED,
     ) -> Self:
-        """Return the budget of what was measured close to the loss of uncompressed training.
+        """Return the budget of the methods whose measured loss is close to uncompressed training's.
 
-        What was not measured is left out, and so is `fp16`.
+        Methods that were not measured are left out, and so is `fp16`.
 
         Args:
-            optimizer: What will train. Without one, it is the default budget.
+            optimizer: The optimizer that will train. Without one, the default budget is returned.
             densities, error_feedback: As in `Budget`.
-            loss: How many times uncompressed training's is close.
+            loss: How close: the highest loss to accept, as a multiple of uncompressed training's.
         """
         if optimizer is None:
             return cls(densities=densities, error_feedback=error_feedback)
@@ -120,15 +121,15 @@ class Budget:
         return cls(densities=densities, error_feedback=error_feedback, names=tuple(names), optimizer=optimizer)
 
     def without_momentum(self) -> Self:
-        """Return the budget without what takes momentum out of the optimizer."""
+        """Return the budget without the methods that take momentum out of the optimizer."""
         names = tuple(name for name in self.names if not PLANNED[name.partition(":")[0]].momentum)
         return self if len(names) == len(self.names) else replace(self, names=names)
 
     def switchable(self) -> Self:
         """Return the budget without methods that cannot be switched on and off during training, as "auto" does.
 
-        What `orthogonal` delivers is not as long as gradients are. An optimizer's second moment of the one would make
-        its next steps by the other far too long, or too short.
+        `orthogonal` delivers updates of another length than gradients. A second moment gathered from one would make the
+        optimizer's steps with the other far too large, or too small.
         """
         names = tuple(name for name in self.names if PLANNED[name.partition(":")[0]].large().memory.keeps_length)
         return self if len(names) == len(self.names) else replace(self, names=names)

@@ -31,7 +31,7 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
         ValueError: For links without bandwidth.
     """
     if math.isinf(step_seconds(profile)):
-        raise ValueError(f"the links of this profile carry nothing: {profile.links}; expected a bandwidth above 0")
+        raise ValueError(f"the links of this profile have no bandwidth: {profile.links}; expected more than 0")
     asked, budget = budget, budget or Budget()
     names = [each.name for each in budget.candidates()]
     # a reason names only what might have been chosen

@@ -60,14 +60,14 @@ class Why(NamedTuple):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to do with each tensor, and what `profile` predicts for it.
+    """What to send for each tensor, and the predicted step time.
 
     Args:
         dense_seconds, seconds: Of a step, uncompressed and as planned.
         break_even: The bandwidth in bytes per second above which compression stops paying; infinite where it always
             pays, 0 where it never does.
         advice: What else would help.
-        optimizer: What will train, if that is known.
+        optimizer: The optimizer that will train, if known.
         unmeasured: Candidates that the budget allows and `profile` lacks.
     """
 
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def choice(self) -> dict[str, str]:
-        """The candidate's name for each tensor that is compressed."""
+        """The name of the candidate for each tensor that is compressed."""
         return {row.name: row.choice for row in self.rows if row.choice != DENSE.name}
 
     @property
@@ -104,12 +104,12 @@ class Plan:
 
     @property
     def expected_loss(self) -> str:
-        """What the candidates in use cost where it was measured, in words; empty without an optimizer or candidates."""
+        """In words, the measured cost in loss of the candidates in use; empty without an optimizer or candidates."""
         return "" if self.optimizer is None else in_words(list(self.choice.values()), self.optimizer)
 
     @property
     def missing(self) -> str:
-        """What might have been chosen too, had it been measured, in words; empty where nothing is missing."""
+        """In words, which candidates could not be chosen, as they were not measured; empty if none."""
         if not self.unmeasured:
             return ""
         names, by = ", ".join(self.unmeasured), f" under {self.optimizer}" if self.optimizer else ""

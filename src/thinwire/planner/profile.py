@@ -168,8 +168,8 @@ class Profile:
         costs: By candidate.
         slowdown: Seconds by which a processor second of communication delays computing that overlaps it; 0 where
             nothing competes for cores, as on a GPU.
-        tiers: Lines for the reader.
-        made: The circumstances of the measurement.
+        tiers: A description of the network's tiers, for printing.
+        made: How, when and on what it was measured.
 
     Raises:
         ValueError: For impossible numbers and for a missing transport.
@@ -219,7 +219,7 @@ class Profile:
         try:
             return cls(**_read(json.loads(text)))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no profile of thinwire: {error!r}") from error
+            raise ValueError(f"this is not a thinwire profile: {error!r}") from error
 
     @checked
     def save(self, path: str | PathLike[str]) -> None:
@@ -241,7 +241,7 @@ def _need(holds: bool, what: str, got: object, expected: str) -> None:
 def _read(raw: Any) -> dict[str, Any]:
     schema = raw.pop("schema", None)
     if schema != SCHEMA:
-        raise ValueError(f"this is no profile: its schema is {schema!r}; expected {SCHEMA!r}")
+        raise ValueError(f"this is not a thinwire profile: its schema is {schema!r}; expected {SCHEMA!r}")
     whole = raw["timeline"]
     whole["buckets"] = tuple(
         Bucket(ready=float(b["ready"]), gradients=tuple(Gradient(**g) for g in b["gradients"]))

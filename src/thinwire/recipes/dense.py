@@ -11,9 +11,9 @@ from thinwire.reducer import Compressed, Reducer
 def dense(*, memory: Memory | None = None) -> Reducer:
     """Return the uncompressed all-reduce, with the same bits as DDP's own.
 
-    Where gradients accumulate over several reductions, sums round otherwise than DDP's.
+    If gradients accumulate over several reductions, sums are rounded differently from DDP's.
 
     Args:
-        memory: What gradients pass through; None is nothing.
+        memory: A memory that gradients pass through; None for none.
     """
     return Compressed(memory=memory or NoMemory(), codec=Identity(), exchange=AllReduce())

@@ -34,7 +34,7 @@ def fft(
         block: Elements that are transformed together.
         half: Whether to round to float16 before the transform, as the paper does for speed on a GPU.
         values: How coefficients travel.
-        memory: What keeps the dropped frequencies, such as `ErrorFeedback()`; None loses them, as in the paper.
+        memory: Keeps the dropped frequencies, such as `ErrorFeedback()`. With None they are lost, as in the paper.
         minimum_size: Tensors with fewer elements go uncompressed.
     """
     codec = FFT(density=density, block=block, half=half, values=values)

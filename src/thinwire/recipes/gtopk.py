@@ -20,7 +20,8 @@ def gtopk(
 ) -> Reducer:
     """Send each worker's largest elements up a tree that keeps the largest sums (gTop-k, Shi et al. 2019).
 
-    All get the same k elements. The paper takes k over the whole model; here each tensor has its own. Equations, where
+    All ranks get the same k elements. The paper takes k over the whole model; here each tensor has its own k.
+    Equations, where
     each part is, and claims: papers/gtopk/README.md.
 
     Args:

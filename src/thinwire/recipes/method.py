@@ -25,15 +25,15 @@ class Method:
         summary: What it is, in a line.
         sends: What travels each step.
         paper: Where it comes from; empty if it is ours.
-        share_of: What a density is a share of. Only shares of the same thing compare.
+        share_of: What a density is a share of. Only densities of the same thing can be compared.
         momentum: Applies the optimizer's momentum itself, so `attach` needs `optimizer=`.
-        warms_up: Its paper starts at a higher density.
-        summed: Partial sums travel. Otherwise every rank gets what every other rank sent.
-        conserving: What is not delivered waits for later steps, so nothing is lost.
-        rows: Sums the rows of sparse embeddings on the way. Otherwise they go as DDP sends them.
-        pipelines: Works between the replicas of a pipeline's stage.
-        benched: A row of `thinwire bench`, whose `dense` is plain DDP itself.
-        planned: The planner may choose it.
+        warms_up: Whether its paper starts at a higher density.
+        summed: Whether partial sums travel. Otherwise every rank gets what every other rank sent.
+        conserving: Whether what is not delivered stays in the residual, so that no gradient is lost.
+        rows: Whether it sums the rows of sparse embeddings on the way. Otherwise DDP sends them.
+        pipelines: Whether it works between the replicas of a pipeline's stage.
+        benched: Whether it is a row of `thinwire bench`, where `dense` is plain DDP itself.
+        planned: Whether the planner may choose it.
     """
 
     name: str

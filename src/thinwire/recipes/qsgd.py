@@ -19,7 +19,7 @@ def qsgd(
     """Send every value in a few bits, and a norm for each group; unbiased, so no memory (QSGD, Alistarh et al. 2017).
 
     Args:
-        bits: Of each value, sign included.
+        bits: Bits of each value, sign included.
         group_size: Values that share a norm.
         norm: The paper's analysis scales by the ℓ2 norm; its experiments by the largest magnitude.
         minimum_size: Tensors with fewer elements go uncompressed.

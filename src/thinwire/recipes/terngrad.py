@@ -14,7 +14,7 @@ def terngrad(*, clip: Positive | None = 2.5, minimum_size: Size = 1024) -> Reduc
     """Send every value in 2 bits, without a residual (TernGrad, Wen et al. 2017).
 
     Args:
-        clip: Each tensor is first clipped at so many standard deviations.
+        clip: Standard deviations at which each tensor is clipped first.
         minimum_size: Tensors with fewer elements go uncompressed.
     """
     large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)), exchange=AllGather())

@@ -104,7 +104,7 @@ class Round:
         scale: Turns sums into means.
         draw: Numbers this reduction, so that its random choices differ from those of others. By default it is the
             step's number, which is enough if a step has one reduction.
-        watch: Whether results say whether they are finite.
+        watch: Whether to check that results are finite.
         listeners: Are told what the reduction sends and takes.
         verdict: With one the host does not wait for a GPU: faults in received payloads are noted there, and the caller
             checks whether the mean is finite.
@@ -162,9 +162,9 @@ class Mean(NamedTuple):
     """A bucket that holds the mean.
 
     Args:
-        finite: Whether it is; True if not watched.
-        flat: Is here for a GPU: waiting for a future waits for the streams that wrote the tensors it holds, and no
-            others.
+        finite: Whether the mean is finite; True if nobody watches.
+        flat: The bucket's tensor, for a GPU: waiting for a future waits only for the streams that wrote the tensors it
+            holds.
     """
 
     finite: bool

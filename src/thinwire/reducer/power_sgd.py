@@ -31,13 +31,13 @@ class PowerSGD(Reducer):
     """Sum P = M·Q over the ranks and orthonormalise it, then sum Q = Mᵀ·P; the sum is P·Qᵀ (Vogels et al. 2019).
 
     M is a parameter's vector as a matrix: its first dimension by all others. This rank's share of the sum is P·(Mᵀ·P)ᵀ.
-    Both rounds run on the communication thread, so any number of buckets may be under way.
+    Both rounds run on the communication thread, so any number of buckets may be in flight.
 
     Args:
         rank: Columns of P and Q.
         memory: Its note keeps Q from step to step.
-        small: Takes parameters below `minimum_size`, or whose two factors would not be smaller.
-        codec, exchange: How factors travel.
+        small: Reduces parameters below `minimum_size`, and those whose two factors would not be smaller.
+        codec, exchange: How to send the factors.
         minimum_size: In elements.
     """
 

@@ -555,7 +555,7 @@ def _unasked() -> str:
 
 def test_why_has_no_answer_for_your_own_choice(ranks: Ranks) -> None:
     assert set(ranks.run(1, _unasked)) == {
-        'RuntimeError: you chose the recipe yourself; why() says what a plan or "auto" has chosen'
+        'RuntimeError: you chose the recipe yourself; why() explains the choice of a plan or of "auto"'
     }
 
 

@@ -746,7 +746,7 @@ def _taken_over(decay: float | None) -> str:
 
 
 def test_another_optimizer_cannot_take_over_without_a_word(ranks: Ranks) -> None:
-    assert "RMSprop steps on parameters to which" in ranks.run(1, told, _taken_over, None)[0]
+    assert "RMSprop steps parameters whose momentum" in ranks.run(1, told, _taken_over, None)[0]
     assert ranks.run(1, _taken_over, 0.9)[0].startswith("trained without AdamW")
 
 

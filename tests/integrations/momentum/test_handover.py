@@ -337,7 +337,9 @@ def _taken_over(recipe: str, gone: bool) -> None:
 @either
 def test_another_optimizer_cannot_take_over_without_a_word(ranks: Ranks, recipe: str, gone: bool) -> None:
     for said in ranks.run(2, told, _taken_over, recipe, gone):
-        assert said.startswith("MomentumError: SGD steps on parameters to which memories apply another one's momentum")
+        assert said.startswith(
+            "MomentumError: SGD steps parameters whose momentum the recipe took from another optimizer"
+        )
 
 
 def _loaded_late(recipe: str) -> float:

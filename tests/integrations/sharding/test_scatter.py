@@ -488,7 +488,7 @@ def _one_loads_nothing() -> str:
 
 def test_a_rank_that_evaluates_where_others_load_is_an_error_on_every_rank(ranks: Ranks) -> None:
     for said in ranks.run(4, _one_loads_nothing):
-        assert said.startswith("StateError: rank 0 goes on from"), said
+        assert said.startswith("StateError: rank 0 resumes from"), said
 
 
 # --- what is refused ---

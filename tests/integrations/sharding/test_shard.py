@@ -651,9 +651,9 @@ def _misloaded() -> dict[str, tuple[str, bool]]:
 def test_a_state_of_another_place_is_refused_on_every_rank(ranks: Ranks) -> None:
     parts = {
         "shard": "",  # shapes tell, where rows are uneven
-        "replica": "each rank saves its own",
-        "mixture": "goes on from",
-        "one rank": "each rank saves its own",
+        "replica": "load on each rank the state that it saved",
+        "mixture": "resumes from",
+        "one rank": "load on each rank the state that it saved",
     }
     for found in ranks.run(4, _misloaded):
         for what, part in parts.items():
@@ -836,7 +836,7 @@ def _one_loads_nothing() -> str:
 
 def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks) -> None:
     for said in ranks.run(4, _one_loads_nothing):
-        assert said.startswith("StateError: rank 0 goes on from"), said
+        assert said.startswith("StateError: rank 0 resumes from"), said
 
 
 def _evaluated_alone() -> tuple[str, bool]:

@@ -988,7 +988,7 @@ def _rebroadcast_under_join() -> None:
 
 def test_rebroadcast_under_join_is_refused_at_once(ranks: Ranks) -> None:
     for message in ranks.run(2, told, _rebroadcast_under_join):
-        assert "rebroadcast= and Join do not go together" in message
+        assert "rebroadcast= cannot be combined with Join" in message
 
 
 def _uneven(how: str, zero_first: bool) -> tuple[float, int, bool]:

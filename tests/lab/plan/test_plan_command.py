@@ -280,7 +280,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "LIST"], "expected what --save-profile wrote"),
         (["--profile", "OTHER"], "'thinwire.bench/1'; expected 'thinwire.profile/2'"),
         (["--profile", "CUT"], "expected what --save-profile wrote"),
-        (["--profile", "STILL"], "carry nothing"),
+        (["--profile", "STILL"], "have no bandwidth"),
         (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),
         (["--profile", "PROFILE", "--loss", "1.1"], "give --optimizer as well"),
         (["--candidates", "bf16,fading"], "fading takes momentum out of an optimizer; give --optimizer as well"),

@@ -97,7 +97,7 @@ def check_recipe(recipe: object, verb: str) -> None:
 def check_free(recipe: Reducer) -> None:
     """Raise RuntimeError if the recipe's memories already hold something."""
     if any(id(memory) in _serving or memory.state() for memory in recipe.memories()):
-        raise RuntimeError("this recipe is attached to a model already; make another one")
+        raise RuntimeError("this recipe is attached to a model already: make a new recipe for each model")
 
 
 def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -126,7 +126,7 @@ def _check_not_shared(recipe: Reducer, parameters: Mapping[str, nn.Parameter], e
     if any(moves or each.membership.handover.active for each in others):
         shared = next(name for name, p in parameters.items() if any(p in each.names for each in others))
         raise MomentumError(
-            f"{shared} is in another attached model, too, and its momentum can move into one memory alone: wrap both "
+            f"{shared} is in another attached model too, and its momentum can move into only one memory: wrap both "
             "models as one and attach that, call remove() on the other attachment, or give both a recipe that leaves "
             "momentum to the optimizer, such as recipes.topk"
         )
@@ -159,8 +159,8 @@ def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
     ]
     if len(found) > 1:
         raise RuntimeError(
-            f"these parameters have {len(found)} earlier attachments, and residuals can be taken over from one: call "
-            "remove() on the others"
+            f"these parameters have {len(found)} earlier attachments, and residuals can be taken over from only one: "
+            "call remove() on the others"
         )
     return found[0] if found else None
 

@@ -40,7 +40,7 @@ class LossScaler(Protocol):
 
 @final
 class Attachment(Handle):
-    """Reduces the gradients of one model with a recipe, and keeps residuals between steps: what `attach` returns.
+    """What `attach` returns: it reduces the gradients of one model with a recipe, and keeps residuals between steps.
 
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
     that are thrown away leave every memory as it was.
@@ -134,7 +134,7 @@ class Attachment(Handle):
         return self.membership.waits
 
     def keep_step(self) -> None:
-        """Say that the gradients in place have been applied.
+        """Note that the current gradients have been applied.
 
         Call it only if neither a torch.optim optimizer nor an update in place applies them, for example where master
         weights are kept elsewhere.
@@ -142,7 +142,7 @@ class Attachment(Handle):
         self.steps.settle_all(keep=True)
 
     def drop_step(self) -> None:
-        """Say that the gradients in place will not be applied. Zeroing them says the same."""
+        """Note that the current gradients will not be applied. Zeroing them does the same."""
         self.steps.settle_all(keep=False)
 
     def reduce(self, flat: Tensor, parameters: list[nn.Parameter], *, joined: bool = False) -> "Future[Tensor]":
@@ -178,7 +178,7 @@ class Attachment(Handle):
             ends = list(accumulate(own_length(p) for p in parameters))
             if (ends or [0])[-1] != numel:
                 raise RuntimeError(
-                    f"a bucket of {numel} elements for gradients of {(ends or [0])[-1]}, one after another"
+                    f"the bucket has {numel} elements; expected {(ends or [0])[-1]}, its gradients one after another"
                 )
             self._seen[key] = Segments(
                 Segment(name=name, offset=end - own_length(p), length=own_length(p), shape=shape_in_memory(p))
@@ -214,9 +214,9 @@ class Attachment(Handle):
                 self._whole.accept()
             return
         raise StateError(
-            "a state has been loaded into this model or its optimizer, and the residuals are of the training before: "
-            "on every rank, load the handle's state of that step too, with load_state_dict, or drop the residuals with "
-            "forget(). If they still fit, keep them: handle.load_state_dict(handle.state_dict())"
+            "a state has been loaded into this model or its optimizer, and the residuals are older than that: on every "
+            "rank, load the handle's state of the same step with load_state_dict, or drop the residuals with forget(). "
+            "If they still fit, keep them: handle.load_state_dict(handle.state_dict())"
         )
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
@@ -242,7 +242,7 @@ class Attachment(Handle):
         """Warn of what becomes of these parameters, or raise MomentumError where momentum has moved."""
         told = ", ".join(map(repr, names[:3])) + f" and {len(names) - 3} more" * (len(names) > 3)
         if self.membership.handover.active:
-            raise MomentumError(text.format(told) + ". The recipe holds their momentum, and nothing would apply it")
+            raise MomentumError(text.format(told) + ". The recipe holds their momentum, which would not be applied")
         self._warn(text, told)
 
     def _warn(self, text: str, what: str) -> None:
@@ -309,7 +309,7 @@ class Attachment(Handle):
             RuntimeError: If you chose the recipe yourself, or if nothing has been chosen yet.
         """
         if self._why is None:
-            raise RuntimeError('you chose the recipe yourself; why() says what a plan or "auto" has chosen')
+            raise RuntimeError('you chose the recipe yourself; why() explains the choice of a plan or of "auto"')
         return self._why()
 
     def state_dict(self) -> dict[str, Any]:
@@ -329,7 +329,7 @@ class Attachment(Handle):
         self.membership.load_state_dict(saved)
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
-        """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        """Return what this rank would resume from. Raises ValueError if `load_state_dict` would, on this rank alone."""
         return self.membership.check_state_dict(saved)
 
     def forget(self) -> None:

@@ -38,22 +38,22 @@ T = TypeVar("T")
 @final
 @checked
 class Checkpoint:
-    """A handle as torch.distributed.checkpoint can save it and load it, also for another number of ranks or of shards.
+    """Lets torch.distributed.checkpoint save and load a handle, even with another number of ranks or shards.
 
-    Make it of the handle, on every rank, to save, and say where it is saved, too, to load. It holds copies, so training
-    may go on during `dcp.async_save`. The handle itself in its place would lose residuals: of the plain tensors in its
-    `state_dict`, torch.distributed.checkpoint keeps one rank's.
+    To save, make it of the handle, on every rank. To load, give it the path too. It holds copies, so training may go on
+        during `dcp.async_save`. Do not save the handle itself: of the plain tensors in its `state_dict`,
+        torch.distributed.checkpoint would keep one rank's.
 
-    All that thinwire has saved is read and checked before anything is loaded. `redistribute` says what becomes of it
-    where ranks have become more or fewer. If the number of shards has changed, residuals are resharded as parameters
-    are; notes, such as thresholds and PowerSGD's Q, start from scratch, and the logger "thinwire" says so. Once it has
-    loaded, the object saves.
+    All that thinwire has saved is read and checked before anything is loaded. If the number of ranks has changed, the
+    state is resharded as by `redistribute`. If the number of shards has changed, residuals are resharded as parameters
+    are; notes, such as thresholds and PowerSGD's Q, start from scratch, and the logger "thinwire" says so. After
+    loading, the same object saves.
 
     Args:
         saved: Where to load from: a path or a StorageReader.
-        key: Under which key it was saved, if the checkpoint has several. Handles of different groups, such as the
-            stages of a pipeline, need different keys.
-        partial: Whether to go on without ranks whose part is missing or unreadable; their residuals are lost.
+        key: The key it was saved under, if the checkpoint has several. Handles of different groups, such as the stages
+            of a pipeline, need different keys.
+        partial: Whether to load even if some ranks' parts are missing or unreadable; their residuals are lost.
 
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))
@@ -78,13 +78,12 @@ class Checkpoint:
     def state_dict(self) -> State:
         """Return what this rank saves, or if there is something to load, read it; a collective.
 
-        torch.distributed.checkpoint is left to load one small name. What is raised is raised on every rank, and nothing
-        has changed.
+        If it raises, it raises on every rank, and nothing has changed.
 
         Raises:
-            ValueError: If some ranks are to load and others to save.
-            StateError: If what there is to load cannot be read, is damaged, does not belong together, or does not fit
-                the handle, or if ranks are missing.
+            ValueError: If some ranks would load and others save.
+            StateError: If the saved state cannot be read, is damaged, is of different steps, does not fit the handle,
+                or lacks ranks.
         """
         self._check_alike()
         if self._saved is None:
@@ -107,7 +106,7 @@ class Checkpoint:
         """Have the handle resume from what `state_dict` has read; a collective.
 
         Raises:
-            ValueError: If it is not known where to read; and as the handle's own `load_state_dict` does.
+            ValueError: If no path was given, or where the handle's own `load_state_dict` raises it.
         """
         if self._found is None:
             raise ValueError("no path to load from: make it thinwire.Checkpoint(handle, saved=checkpoint_id)")
@@ -193,8 +192,8 @@ class _Loading:
             if not cut:
                 raise
             raise ValueError(
-                f"{str(error).removesuffix(state.AS_SAVED)}; shards are of other sizes than they were, and a smaller "
-                "minimum_size keeps more of them compressed"
+                f"{str(error).removesuffix(state.AS_SAVED)}; the shards had other sizes when this was saved: pass a "
+                "smaller minimum_size, which keeps more of them compressed"
             ) from error
 
     def _replicas(self, left: Mapping[int, Header]) -> dict[int, dict[int, int]]:
@@ -288,8 +287,8 @@ def _group_of(groups: set[tuple[int, ...]], mine: tuple[int, ...]) -> tuple[int,
     """Return the group whose state these ranks go on from: their own, or the only one."""
     if mine not in groups and len(groups) > 1:
         raise ValueError(
-            f"states of several groups lie under one key, of ranks {sorted(groups)}, and these are {mine}: save the "
-            "handles of different groups under different keys"
+            f"one key holds the states of several groups, ranks {sorted(groups)}, and this handle's ranks are {mine}: "
+            "save the handles of different groups under different keys"
         )
     return mine if mine in groups else next(iter(groups))
 

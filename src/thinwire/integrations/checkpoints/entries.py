@@ -47,7 +47,7 @@ def opened(header: Tensor) -> Header:
     checksum, text = raw[:_CHECKSUM], raw[_CHECKSUM:]
     if checksum != _checksum(text):
         raise ValueError(
-            "its header has changed since it was saved, or its file is another checkpoint's, such as that of "
+            "its header has changed since it was saved, or its file is from another checkpoint, such as that of "
             "another step"
         )
     found: Header = json.loads(text)

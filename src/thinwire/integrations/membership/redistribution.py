@@ -25,7 +25,7 @@ COMMON = "common:"
 def redistribute(
     states: Sequence[Mapping[str, Any]], *, rank: Size, world_size: Count, partial: bool = False
 ) -> dict[str, Any]:
-    """Return the state with which a rank goes on, from the `state_dict` of every rank that saved one.
+    """Return the state that a rank resumes from, made of the `state_dict` of every rank that saved one.
 
     The residual of saved rank i, momentum included, goes to rank i mod world_size; ranks beyond that start with none.
     So sums over ranks stay the same: exactly where each rank takes over from one, else rounded once, from float64 to
@@ -34,13 +34,12 @@ def redistribute(
     an unchanged number of ranks each gets back what it saved, to the last bit.
 
     Args:
-        rank, world_size: Of those that go on.
+        rank, world_size: This rank, and the number of ranks, in the job that resumes.
         partial: Whether states may be missing. The residuals of those ranks are lost; the others keep theirs.
 
     Raises:
-        StateError: Where states differ in step, recipe, or anything else that ranks have in common, or where one is
-            missing.
-        ValueError: For what is no state, or two of the same rank.
+        StateError: If states differ in step, recipe, or anything else that ranks have in common, or if one is missing.
+        ValueError: For anything but states, and for two states of the same rank.
 
     Example:
         >>> handle = tw.replicate(nn.Linear(64, 64), tw.recipes.topk(density=0.01))
@@ -49,7 +48,7 @@ def redistribute(
         2
     """
     if rank >= world_size:
-        raise ValueError(f"rank is {rank}; expected one of the {world_size} from 0 on")
+        raise ValueError(f"rank is {rank}; expected 0 to {world_size - 1}")
     saved = _by_rank(states)
     count = next(iter(saved.values()))["world_size"]
     if not partial and (missing := sorted(set(range(count)) - saved.keys())):
@@ -122,7 +121,7 @@ def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         if one != two:
             raise StateError(
                 f"these states do not belong together: {key} is {one!r:.200} on {_who(first)} and {two!r:.200} "
-                f"on {_who(other)}; pass states of one and the same step"
+                f"on {_who(other)}; pass states of the same step"
             )
 
 

@@ -98,11 +98,11 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
         raise error
     for rank, (message, theirs) in enumerate(everyone):
         if message:
-            raise ValueError(f"nothing was loaded, as rank {rank} cannot: {message}")
+            raise ValueError(f"nothing was loaded, because of rank {rank}: {message}")
         if theirs != everyone[0][1]:
             raise StateError(
-                f"rank 0 goes on from {everyone[0][1]} and rank {rank} from {theirs}: load on every rank the state "
-                "that it saved itself, all of the same step, or on none"
+                f"rank 0 resumes from {everyone[0][1]} and rank {rank} from {theirs}: on every rank load the state "
+                "that it saved itself, all of the same step, or load none"
             )
 
 
@@ -185,14 +185,14 @@ def _checked(state: object) -> Mapping[str, Any]:
 def _check_place(state: Mapping[str, Any], place: Place) -> None:
     if state["world_size"] != place.world_size:
         raise ValueError(
-            f"attachment state is of {state['world_size']} ranks, and here are {place.world_size}: reshard it "
+            f"attachment state is from {state['world_size']} ranks, and this job has {place.world_size}: reshard it "
             "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories, and call "
             "attachment.forget() if the optimizer asks for them"
         )
     if state["rank"] != place.rank:
         raise ValueError(
-            f"attachment state is rank {state['rank']}'s, and this is rank {place.rank}; each rank saves its own and "
-            "loads that"
+            f"attachment state is rank {state['rank']}'s, and this is rank {place.rank}: load on each rank the state "
+            "that it saved"
         )
 
 

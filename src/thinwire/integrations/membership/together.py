@@ -15,7 +15,7 @@ def group_or_all(group: Group | None) -> Group:
     """Return the group, by default that of all ranks. Raises RuntimeError if there is none."""
     found = group or dist.group.WORLD
     if found is None:
-        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() before")
+        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
     return found
 
 

@@ -69,8 +69,8 @@ class Correction(Handover):
     def check_returnable(self) -> None:
         if self.active and not self._held:
             raise RuntimeError(
-                "the recipe applies a momentum of its own, and no optimizer is there to take it back: attach with "
-                "optimizer=, or drop the residuals with forget() and wrap the model again"
+                "the recipe applies momentum itself, and there is no optimizer to hand it to: attach with optimizer=, "
+                "or drop the residuals with forget() and wrap the model again"
             )
 
     @override
@@ -225,13 +225,11 @@ def _check_memories(
 ) -> None:
     if correcting and len(correcting) < len(memories):
         raise MomentumError(
-            "parts of this recipe correct momentum and others would go without: give all of them the same "
+            "parts of this recipe apply momentum correction and others do not: give all of them the same "
             "MomentumCorrection, as in recipes.dense(memory=memory)"
         )
     if not optimizers and any(memory.momentum is None for memory in correcting):
-        raise MomentumError(
-            f"this recipe corrects momentum and was not given any: {_FIX}, or give the recipe momentum="
-        )
+        raise MomentumError(f"this recipe applies momentum and was not given any: {_FIX}, or give the recipe momentum=")
 
 
 def _check_holdings(missing: Sequence[str], groups: Sequence[Settings], names: Mapping[nn.Parameter, str]) -> None:
@@ -245,8 +243,8 @@ def _check_holdings(missing: Sequence[str], groups: Sequence[Settings], names: M
             p.requires_grad and p not in names for p in group["params"]
         ):
             raise MomentumError(
-                "a parameter group mixes what can be moved with what cannot, sparse embeddings or parameters that this "
-                "model does not reduce: put those in a group of their own"
+                "a parameter group mixes parameters whose momentum can move into the memory with sparse embeddings, or "
+                "with parameters that this model does not reduce: put those in a group of their own"
             )
 
 

@@ -268,9 +268,9 @@ def refuse_another(optimizer: torch.optim.Optimizer, names: Collection[nn.Parame
     """Raise MomentumError if an optimizer that attach was not given holds any of these, whose momentum has moved."""
     if any(p in names for group in optimizer.param_groups for p in group["params"]):
         raise MomentumError(
-            f"{type(optimizer).__name__} steps on parameters to which memories apply another one's momentum: give "
-            "attach(..., optimizer=) all that step; to go on with this one alone, attach anew with it, after remove() "
-            "if it is to have no momentum"
+            f"{type(optimizer).__name__} steps parameters whose momentum the recipe took from another optimizer: pass "
+            "all optimizers that step them to attach(..., optimizer=). To go on with this one alone, attach again with "
+            "it, and if it should have no momentum, call remove() first"
         )
 
 

@@ -59,27 +59,27 @@ def attach(
     module in DDP again.
 
     Args:
-        how: A recipe; or a plan from `thinwire.plan`; or "auto", which measures the links, plans within `Budget.under`
-            of your optimizer, races the plan against uncompressed steps, and plans again when the links change; or a
-            `Budget`, within which it does the same. Of these two, `fading` is among the candidates only if momentum can
-            be moved out of your optimizers; it then moves into the memory and back as the plan changes. `orthogonal`
-            never is, as it cannot be switched on in mid-training. A plan may have either. Where nothing pays, DDP stays
-            plain, without a hook.
-        optimizer: One or several. The recipe takes momentum out of these if it applies momentum itself: out of SGD if
-            it corrects momentum; out of Adam, AdamW, RAdam, Adamax, Muon or SGD if its momentum fades. "auto" chooses
-            by them, because a method's cost in loss depends on the optimizer, and `fading` needs them.
+        how: A recipe, a plan from `thinwire.plan`, "auto" or a `Budget`. "auto" measures the links, plans within
+            `Budget.under` of your optimizer, races the plan against uncompressed steps, and plans again when the links
+            change. With a `Budget` it does the same within that. Both consider `fading` only if momentum can be moved
+            out of your optimizers; it then moves into the memory and back as the plan changes. They never choose
+            `orthogonal`, which cannot be switched on during training; a plan may. If nothing pays, DDP stays plain,
+            without a hook.
+        optimizer: One or several. A recipe that applies momentum itself takes it out of these: `dgc` and `dragonn` out
+            of SGD; `fading`, `demo` and `orthogonal` out of Adam, AdamW, RAdam, Adamax, Muon or SGD. "auto" needs them
+            to choose, because a method's cost in loss depends on the optimizer.
         scaler: The GradScaler you use, if any. Residuals then follow its loss scale.
         rebroadcast: Steps after which rank 0's parameters are sent to all ranks again (Wang et al. 2020, §4, take 10).
             The replicas are bit-identical without it; it repairs drift that something else has caused.
-        samples: How many samples this rank's gradients stand for, if ranks differ: means are then weighted by it. Give
-            it on every rank; set `samples` of what this returns before the backward of a batch of another size.
+        samples: How many samples this rank's gradients come from, if ranks differ: means are then weighted by it. Give
+            it on every rank. Before the backward of a batch of another size, set the handle's `samples`.
 
     Returns:
         The handle, whose `why()` says why each tensor is sent as it is.
 
     Raises:
-        TypeError: For a model that is not in DDP, for complex parameters, of whose gradients DDP's hooks see half, and
-            for anything but a recipe, plan or budget.
+        TypeError: For a model that is not in DDP, for complex parameters (DDP's hooks see half of their gradients), and
+            for anything but a recipe, plan, budget or "auto".
         ValueError: For a plan of another model.
         FingerprintError: Where ranks disagree.
         MomentumError: Where momentum would be applied twice or not at all.
@@ -202,7 +202,7 @@ def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divis
             return model.process_group.size()
         if all_of_them:
             raise RuntimeError(
-                "rebroadcast= and Join do not go together, as ranks that have joined take no steps: leave out either"
+                "rebroadcast= cannot be combined with Join, as ranks that have joined take no steps: leave out one"
             )
         told = torch.tensor([not joined, *steps.settled()], dtype=torch.int32, device=next(model.parameters()).device)
         dist.all_reduce(told, group=model.process_group)

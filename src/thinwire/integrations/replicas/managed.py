@@ -18,7 +18,7 @@ def managed(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
             if p.requires_grad and f"{prefix}.{name}" not in model.parameters_to_ignore:
                 names.setdefault(p, f"{prefix}.{name}".removeprefix("."))
     if len(names) != model._get_ddp_logging_data()["num_parameter_tensors"]:
-        raise RuntimeError("requires_grad has changed since DDP looked at it: wrap the module in DDP again")
+        raise RuntimeError("requires_grad has changed since the module was wrapped in DDP: wrap it again")
     if complex_ := [name for p, name in names.items() if p.is_complex()]:
         raise TypeError(
             f"{complex_[0]} is complex, and DDP's hooks see only half of its gradient: keep it as torch.view_as_real"

@@ -37,14 +37,14 @@ def profile(
 ) -> Profile:
     """Measure backward, candidates and links on all ranks at once; a collective.
 
-    It takes seconds, and longer on links with latency: `made` says how long it took. Gradients, buffers and random
+    It takes seconds, longer on links with latency: the profile's `made` says how long. Gradients, buffers and random
     number generators are restored.
 
     Args:
         step: Runs the model forward on a typical batch and returns the loss.
-        update: Such as the optimizer's step, is timed a few times too, with gradients that are means over ranks. What
-            it changes stays changed.
-        budget: What is measured.
+        update: What follows backward, such as the optimizer's step. It is timed a few times too, with gradients that
+            are means over ranks. Its changes are not undone.
+        budget: Its candidates are measured.
 
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))
@@ -96,14 +96,14 @@ def plan(
     tolerance: Fraction = 0.03,
     optimizer: Optimizers = None,
 ) -> Plan:
-    """Measure as `profile` does, and decide what to compress and how; a collective.
+    """Measure as `profile` does, and decide what to compress and how. A collective.
 
     Args:
         step, update: As in `profile`.
         budget: What may be chosen; by default what was measured within 1 % of uncompressed training's loss under
             `optimizer`.
-        tolerance: Within this share of the fastest step, the plan that is kinder to the loss wins.
-        optimizer: One or several as `attach` takes them, not stepped: the plan says what it is expected to cost under
+        tolerance: Among plans within this share of the fastest step, the one less harmful to the loss wins.
+        optimizer: One or several, as in `attach`. They are not stepped. The plan gives its expected cost in loss with
             them.
 
     Example:

@@ -100,8 +100,8 @@ class Replicas(Served):
                 continue
             if name in steps.pending and there() is p.grad:
                 raise RuntimeError(
-                    f"the gradient of {name!r} was reduced, and no optimizer has taken it; what has been put there "
-                    "since cannot be told from it: call reduce() once a step, or zero_grad() after a skipped one"
+                    f"the gradient of {name!r} has been reduced already, and no optimizer has taken it since: call "
+                    "reduce() once a step, or zero_grad() after a skipped step"
                 )
             steps.note_replaced(name)
 

@@ -73,7 +73,7 @@ class Shards(Served):
         if saved.get("shard") != self.layout.shard:
             raise ValueError(
                 f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
-                f"is {self.layout.shard}; each rank saves its own and loads that"
+                f"is {self.layout.shard}: load on each rank the state that it saved"
             )
         if saved.get("dims", {}) != self.layout.cuts.dims:
             raise ValueError(

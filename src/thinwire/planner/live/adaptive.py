@@ -87,9 +87,11 @@ class Adaptive(Reducer):
     def why(self) -> Why:
         """Return the reason for the latest decision, and each tensor's. Raises RuntimeError before the first."""
         if self._policy is None:
-            return Why("uncompressed: there is nobody to exchange with, or nothing to plan for", {})
+            return Why("uncompressed: there is only one rank, or no gradient to plan for", {})
         if self._profile is None:
-            raise RuntimeError("nothing is decided yet: the first steps are only observed; call why() in a dozen steps")
+            raise RuntimeError(
+                "nothing is decided yet, as the first steps are only observed: call why() some 12 steps later"
+            )
         best = chosen(self._profile, self.budget, TOLERANCE)
         now = {name: self.history[-1].choice.get(name, DENSE.name) for name in best}
         told = {row.name: _raced(row, best[row.name]) for row in rows(now, self._profile)}
