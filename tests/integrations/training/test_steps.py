@@ -854,6 +854,21 @@ def test_momentum_cannot_move_into_the_memories_of_two_models(ranks: Ranks, reci
         assert once_removed == "nothing"
 
 
+def _shared_on_one_rank(recipe: str) -> str:
+    shared, alone = nn.Linear(WIDTH, 40), dist.new_group([0])
+    model = DistributedDataParallel(nn.Sequential(shared, nn.Linear(40, 4)))
+    if dist.get_rank() == 0:
+        other = DistributedDataParallel(nn.Sequential(shared, nn.Linear(40, 4)), process_group=alone)
+        tw.attach(other, RECIPES[recipe].make(), optimizer=sgd(other, momentum=0.9))
+    return told(lambda: tw.attach(model, RECIPES[recipe].make(), optimizer=sgd(model, momentum=0.9)))
+
+
+def test_all_ranks_hear_of_a_model_that_one_of_them_has_attached_already(ranks: Ranks) -> None:
+    """The others are not left comparing recipes with a rank that has raised."""
+    for said in ranks.run(2, _shared_on_one_rank, "dgc"):
+        assert "in another attached model, too" in said
+
+
 def _sum(models: Sequence[nn.Module]) -> Tensor:
     x = batch(0, 0, torch.float32)
     return models[0](x).square().mean() + models[1](x).square().mean()

@@ -46,7 +46,6 @@ def assembled(
 
     def work() -> Attachment:
         earlier = _earlier(parameters)
-        _check_not_shared(recipe, parameters, earlier)
         since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
         check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
         kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
@@ -171,8 +170,9 @@ def _serving_any(parameters: Mapping[str, nn.Parameter]) -> list[Attachment]:
 
 
 def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise RuntimeError if these parameters have residuals that this recipe cannot keep."""
+    """Raise RuntimeError if these parameters have residuals that this recipe cannot keep, and `_check_not_shared`."""
     earlier = _earlier(parameters)
+    _check_not_shared(recipe, parameters, earlier)
     if earlier is not None and earlier.waits and not earlier.membership.keeps_like(recipe, parameters):
         raise RuntimeError(
             "an earlier attachment to this model has residuals, and this recipe has other memories: call remove() on "
