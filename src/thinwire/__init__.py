@@ -4,8 +4,6 @@ import thinwire as tw
 tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 """
 
-from importlib.metadata import version
-
 from thinwire import (
     codecs,
     exchanges,
@@ -36,8 +34,7 @@ from thinwire.integrations import (
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.server import connect, serve
-
-__version__ = version("thinwire")
+from thinwire.version import __version__ as __version__
 
 __all__ = [
     "Budget",

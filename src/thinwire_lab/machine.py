@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from thinwire.version import __version__
+
 _PACKAGES = ("numba", "numpy", "triton")
 
 
@@ -35,7 +37,7 @@ def made() -> dict[str, str]:
     """Return when a result was made: now, and by which version, sources, torch and processor."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "thinwire": version("thinwire"),
+        "thinwire": __version__,
         "code": code(),
         "torch": version("torch"),
         "processor": processor(),

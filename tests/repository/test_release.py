@@ -3,13 +3,14 @@
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
 
+import thinwire
+
 ROOT = Path(__file__).parents[2]
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VERSION = thinwire.__version__
 CHANGES = (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -44,8 +45,9 @@ def checkout(tmp_path: Path) -> Path:
     """Return a repository with what the script reads, and changes without a date."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
-    (tmp_path / ".ci").mkdir()
-    for name in (".ci/release", ".ci/steps", "pyproject.toml"):
+    for folder in (".ci", "src/thinwire"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in (".ci/release", ".ci/steps", "src/thinwire/version.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "CHANGELOG.md").write_text(f"## {VERSION} - unreleased\n")
     _git(tmp_path, "init")

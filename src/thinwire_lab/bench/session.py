@@ -9,6 +9,7 @@ from importlib.metadata import version
 from statistics import median
 from typing import Any, Protocol
 
+from thinwire.version import __version__
 from thinwire_lab.bench.options import Options, Setting
 from thinwire_lab.bench.results import Results, Row, label
 from thinwire_lab.bench.rows import Record, percentiles
@@ -17,7 +18,7 @@ from thinwire_lab.cluster.workers import Workers, free_ports
 from thinwire_lab.machine import processor
 from thinwire_lab.problems.rates import RATES
 
-_PACKAGES = ("torch", "thinwire", "numba")
+_PACKAGES = ("torch", "numba")
 _WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long
 
 
@@ -168,6 +169,7 @@ def _environment(options: Options) -> dict[str, Any]:
         "scale": options.scale,
         "cpu": processor(),
         "cores": os.cpu_count(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version(), "thinwire": __version__}
+        | {name: version(name) for name in _PACKAGES},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from thinwire import kernels
 from thinwire.kernels import Kernel
+from thinwire.version import __version__
 from thinwire_lab.check.findings import Finding, first_line
 from thinwire_lab.check.kernels import implementation
 from thinwire_lab.machine import processor
@@ -26,7 +27,7 @@ _PACKAGES = ("torch", "numba", "triton", "numpy")
 def versions() -> dict[str, str]:
     """Return the versions of what computes; "absent" for a package that is not installed."""
     return {
-        "thinwire": version("thinwire"),
+        "thinwire": __version__,
         "python": platform.python_version(),
         **{package: _version(package) for package in _PACKAGES},
     }

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from thinwire.planner.probe.links import contention
 from thinwire.planner.probe.measure import longest
 from thinwire.planner.probe.tiers import described
 from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
+from thinwire.version import __version__
 
 
 @checked
@@ -134,6 +134,7 @@ def _circumstances(group: Group, device: torch.device) -> Mapping[str, str | int
         "world_size": group.size(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "backend": dist.get_backend(group),
-        **{name: version(name) for name in ("torch", "thinwire")},
+        "torch": str(torch.__version__),
+        "thinwire": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+from thinwire.version import __version__
 from thinwire_lab.inputs import write_atomically
 from thinwire_lab.machine import code, made
 from thinwire_lab.papers.shared.catalogue import HOUSE
@@ -20,7 +20,7 @@ RUNS = HOUSE / "runs"
 DATA = "DATA"
 TRAIN, SERVE = "thinwire_lab.studies.convergence", "thinwire_lab.studies.server_clicks"
 GOING_ON = (TRAIN, SERVE)
-TODAY = version("thinwire")
+TODAY = __version__
 _OURS = {"python": [sys.executable], "thinwire": [sys.executable, "-m", "thinwire"]}
 """Programs of this very environment, whether or not it is on the path."""
 FIRST = "0.1.0"

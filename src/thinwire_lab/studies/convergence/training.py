@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, r
 from thinwire.integrations.training.buckets import buckets
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
+from thinwire.version import __version__
 from thinwire_lab.machine import made
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import Batch, hits
@@ -99,7 +99,7 @@ class Look(NamedTuple):
     accuracy: float | None = None
 
 
-TODAY = version("thinwire")
+TODAY = __version__
 FIRST = "0.1.0"
 """The version of runs that do not name theirs."""
 
