@@ -130,7 +130,7 @@ class MeasuredApart(NamedTuple):
 
 
 OUTER_LOSSES: tuple[MeasuredApart, ...] = (
-    MeasuredApart("sparseloco", 10, 1.9253, 1.6569),
+    MeasuredApart("sparseloco", 10, 1.9253, 1.6595),
     MeasuredApart("diloco", 10, 1.8606, 1.6692),
     MeasuredApart("diloco", 30, 1.8196, 1.6692),
 )
