@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire import codecs, exchanges, formats, memories, recipes, schedules
+from thinwire import codecs, exchanges, formats, gathers, memories, recipes, schedules
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire.reducer import Reducer
 
@@ -126,6 +126,9 @@ EXCHANGES = {
     "owner-sharded": ExchangeCase(exchange=exchanges.OwnerSharded()),
     "union": ExchangeCase(exchange=exchanges.UnionAllReduce()),
 }
+
+
+GATHERS = {f"{bits} bits": gathers.Differences(bits=bits) for bits in (2, 3, 4, 8, 16)}
 
 
 @dataclass(frozen=True, kw_only=True)

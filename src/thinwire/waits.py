@@ -35,6 +35,10 @@ class Verdict:
         """Note a check: `wrong` (0-dim), and what returns the exception that it stands for."""
         self._checks.append((wrong.bool(), error))  # torch's any() of uint8 is uint8
 
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self._checks.clear()
+
     def take_in(self, other: "Verdict") -> None:
         """Note what another one has noted."""
         self._checks += other._checks

@@ -46,6 +46,9 @@ FORMATS = {
     "offset float of 4 bits": _offset(1.0, bits=4, mantissa=0, rounding="stochastic"),
     "offset float unscaled": _offset(0.5, max=4.0, rounding="nearest", scaled=False),
     "offset float of 15 bits": _offset(1.0, bits=15, mantissa=9),
+    "levels, nearest": FormatCase(
+        form=Levels(norm="max", rounding="nearest", group_size=128), bound=lambda x, scale: scale / 14 * (1 + 1e-6)
+    ),
     "levels": FormatCase(form=Levels(), bound=lambda x, scale: scale / 7, stochastic=True),
     "levels of 3 bits by norm max": FormatCase(
         form=Levels(bits=3, norm="max", group_size=None), bound=lambda x, scale: scale / 3, stochastic=True

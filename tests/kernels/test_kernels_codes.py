@@ -96,10 +96,11 @@ def test_levels_encode(make: Callable[[], Tensor], width: int | None, levels: in
     x = make()
     group = _width(x, width)
     for order in (2.0, math.inf):
-        args = (dtype, x, _scales(x, group, order), _groups(x, group), levels, [11])
-        found = _codes(kernels.levels_encode.cpu, *args)
-        assert torch.equal(found, _codes(kernels.levels_encode.reference, *args))
-        assert not found.numel() or int(found.max()) <= 2 * levels
+        for nearest in (False, True):
+            args = (dtype, x, _scales(x, group, order), _groups(x, group), levels, [11], nearest)
+            found = _codes(kernels.levels_encode.cpu, *args)
+            assert torch.equal(found, _codes(kernels.levels_encode.reference, *args))
+            assert not found.numel() or int(found.max()) <= 2 * levels
 
 
 @pytest.mark.grid

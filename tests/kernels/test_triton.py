@@ -372,9 +372,9 @@ def test_codes(make: Callable[[torch.dtype], Tensor], code: torch.dtype, group: 
         for rounding in ("truncate", "nearest", "stochastic"):
             args = (x, framed(powers), groups, grid, rounding, [2**63 + 5])
             same_codes(kernels.offset_encode.gpu, kernels.offset_encode.reference, code, table, *args)
-    same_codes(
-        kernels.levels_encode.gpu, kernels.levels_encode.reference, code, table, x, framed(norms), groups, 7, [11]
-    )
+    for nearest in (False, True):
+        given = (x, framed(norms), groups, 7, [11], nearest)
+        same_codes(kernels.levels_encode.gpu, kernels.levels_encode.reference, code, table, *given)
     same_codes(kernels.ternary_encode.gpu, kernels.ternary_encode.reference, code, table, x, framed(norms), groups, [3])
     same_codes(kernels.sign_encode.gpu, kernels.sign_encode.reference, code, table, x)
 

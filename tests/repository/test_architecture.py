@@ -18,7 +18,7 @@ FLOORS = [
     ("handle", "kernels"),
     ("collectives", "formats"),
     ("payloads", "signals"),
-    ("codecs", "memories", "exchanges"),
+    ("codecs", "memories", "exchanges", "gathers"),
     ("reducer",),
     ("recipes",),
     ("outer_steps",),

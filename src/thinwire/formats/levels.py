@@ -1,9 +1,9 @@
-"""Uniform levels with stochastic rounding: QSGD."""
+"""Uniform levels: with stochastic rounding, QSGD."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ _ORDERS = {"l2": 2.0, "max": math.inf}
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Levels(Format):
-    """Round x / norm stochastically to zero or one of s levels of either sign (QSGD, Alistarh et al. 2017).
+    """Round x / norm to zero or one of s levels of either sign: stochastically, as in QSGD (Alistarh et al. 2017).
 
     s = 2^(bits-1) - 1, and code c stands for (c - s) / s of the norm. A norm beyond float32's range counts as not
     finite.
@@ -28,20 +28,25 @@ class Levels(Format):
         bits: Of each value, sign included.
         norm: What the scale is: the group's ℓ2 norm, or its largest magnitude.
         group_size: Values that share a norm.
+        rounding: "nearest" halves the largest error, and is biased: keep the error, and send it later.
     """
 
     bits: Bits = 4
     norm: Literal["l2", "max"] = "l2"
     group_size: GroupSize = 512
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
 
-    unbiased: ClassVar[bool] = True
+    @property
+    def unbiased(self) -> bool:
+        """Yes, with stochastic rounding."""
+        return self.rounding == "stochastic"
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""
         x, groups = flat32(x), self.groups(runs)
         scales = finite(kernels.group_norms(x, groups, _ORDERS[self.norm]), zero=1.0)
         codes = self.empty_codes(x)
-        kernels.levels_encode(codes, x, scales, groups, self._levels, seeds)
+        kernels.levels_encode(codes, x, scales, groups, self._levels, seeds, self.rounding == "nearest")
         return codes, scales
 
     def table(self) -> Tensor:

@@ -83,11 +83,14 @@ class Dense(Payload):
             raise PayloadError(f"{head.count} of {head.numel} values; a dense payload has all")
         return cls(values=numbers.plain(buffer[None, wire.HEADER_BYTES :], head.count, dtype)[0])
 
+    def of_each(self, buffers: Tensor) -> Tensor:
+        """Return the values of each of several ranks, (ranks, count), or raise PayloadError as `from_buffers` does."""
+        wire.check_buffers(buffers, self._header, self.nbytes)
+        return numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
+
     @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        wire.check_buffers(buffers, self._header, self.nbytes)
-        per_rank = numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
-        return self.with_values(kernels.row_sums(per_rank))
+        return self.with_values(kernels.row_sums(self.of_each(buffers)))
 
     @override
     def write(self, out: Tensor) -> None:

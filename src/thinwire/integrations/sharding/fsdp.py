@@ -103,6 +103,34 @@ def check_averaged(modules: Iterable[nn.Module], parameters: Mapping[str, nn.Par
                 )
 
 
+def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str]) -> None:
+    """Raise TypeError where FSDP gathers what is not parameters alone, each `fully_shard` those of one dtype."""
+    for module in modules:
+        groups = list(_groups([module]))
+        if len(groups) > 1:
+            raise TypeError(
+                f"fully_shard has cut {type(module).__name__} over several meshes, and gathers= knows one: leave out "
+                "shard_placement_fn"
+            )
+        for group in groups:
+            dtypes = {names[p]: group.mp_policy.param_dtype or p.dtype for p in gathered_together(module)}
+            if len(set(dtypes.values())) > 1:
+                raise TypeError(
+                    f"fully_shard gathers {dtypes} as bytes, which gathers= cannot read: give each dtype its own "
+                    "fully_shard, or pass mp_policy=MixedPrecisionPolicy(param_dtype=...)"
+                )
+            if any(hasattr(each._sharded_local_tensor, "fsdp_pre_all_gather") for each in group.fsdp_params):
+                raise TypeError(
+                    f"parameters of {type(module).__name__} bring their own all-gather (fsdp_pre_all_gather, as "
+                    "torchao's float8 does): leave out gathers="
+                )
+
+
+def gathered_together(module: Any) -> list[nn.Parameter]:
+    """Return the sharded parameters, frozen ones too, that FSDP gathers in one go for this module, in order."""
+    return [each.sharded_param for group in _groups([module]) for each in group.fsdp_params]
+
+
 def refuse_sharded(model: object, verb: str) -> None:
     """Raise TypeError for a model whose parameters are sharded, by FSDP2 or FSDP1."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()

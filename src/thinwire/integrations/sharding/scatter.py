@@ -12,6 +12,7 @@ from typing_extensions import override
 from thinwire.checked import BODY, checked_telling
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
+from thinwire.gathers import Differences
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
     assembled,
@@ -26,8 +27,10 @@ from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.contributions import Contributions
+from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (
     check_averaged,
+    check_gathered,
     check_rows,
     islands,
     meant,
@@ -49,9 +52,20 @@ class Scattered(Served):
     """
 
     def __init__(
-        self, model: nn.Module, attachment: Attachment, contributions: Contributions, *, overlap: bool
+        self,
+        model: nn.Module,
+        attachment: Attachment,
+        contributions: Contributions,
+        gathers: Differences | None,
+        *,
+        overlap: bool,
     ) -> None:
         self.attachment, self._contributions = attachment, contributions
+        names = {p: name for name, p in model.named_parameters()}
+        several = gathers is not None and attachment.group.size() > 1
+        self._copies_kept = (
+            Copies(sharded_modules(model), gathers, attachment.group, names) if gathers and several else None
+        )
         attachment.serve(model)
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
@@ -70,12 +84,28 @@ class Scattered(Served):
 
     @property
     def _copies(self) -> int:
-        return self._arrivals.nbytes
+        return self._arrivals.nbytes + (self._copies_kept.nbytes if self._copies_kept else 0)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What this rank has sent so far for gathers of parameters: 0 without `gathers=`, as FSDP sends them then."""
+        return self._copies_kept.sent_bytes if self._copies_kept else 0
+
+    def refresh(self) -> None:
+        """Have the next gathers send parameters exactly. One rank's call will do. Loading and saving call it."""
+        if self._copies_kept:
+            self._copies_kept.refresh()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        self.refresh()  # or else who resumes would compute with other parameters than who goes on
+        return super().state_dict()
 
     @override
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self._backwards.compare(lambda: self.check_state_dict(saved))
         self.attachment.load_state_dict(saved)
+        self.refresh()
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -87,14 +117,16 @@ class Scattered(Served):
         return self.attachment.check_state_dict(saved)
 
     def differing_parameters(self) -> list[str]:
-        """Return an empty list: no parameter is held by two ranks."""
-        return []
+        """Return the names of parameters whose gathered copies differ; without `gathers=`, no two ranks hold one."""
+        return self._copies_kept.differing() if self._copies_kept else []
 
     def remove(self) -> None:
         """Detach: from now on gradients go to their owners uncompressed. A collective; call it between steps.
 
         The residual is sent with the next gradients.
         """
+        if self._copies_kept:
+            self._copies_kept.remove()
         membership = self.attachment.membership
         membership.release(averages="what thinwire.scatter returned does that")
         dense = ToOwners(memory=NoMemory(), codec=Identity())
@@ -112,18 +144,21 @@ def scatter(
     scaler: LossScaler | None = None,
     ignored_params: Iterable[nn.Parameter] = (),
     overlap: bool = True,
+    gathers: Differences | None = None,
 ) -> Scattered:
     """Let `recipe` compress FSDP2's reduce-scatter of gradients, where there are no replicas; a collective.
 
     Each rank encodes what it adds to each other rank's shards, and sends that to the rank that holds them, which sums.
-    The residual stays with the sender, and takes 8 bytes for every element of the whole model. FSDP's all-gathers of
-    parameters stay as they are: with replicas, `shard` leaves them out of the slow network. Gradients become their mean
-    over the ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every rank.
+    The residual stays with the sender, and takes 8 bytes for every element of the whole model. With replicas, `shard`
+    leaves FSDP's all-gathers of parameters out of the slow network; here `gathers` compresses them. Gradients become
+    their mean over the ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on
+    every rank.
 
     Args:
         recipe: Encodes and gathers, with error feedback or nothing in its memories.
         mesh: Of one dimension, as `fully_shard` got it.
         optimizer, scaler, ignored_params, overlap: As in `shard`.
+        gathers: How parameters are gathered, such as `thinwire.gathers.Differences(bits=4)`. By default FSDP does it.
 
     Raises:
         TypeError: For another recipe, for a model that is not sharded by FSDP2 as a whole, by rows and not in float16,
@@ -139,24 +174,29 @@ def scatter(
     """
     groups = meant({"mesh": mesh})
     parameters, contributions, optimizers = agreed(
-        groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params))
+        groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params), gathers is not None)
     )
     attachment = assembled(
         groups,
         contributions,
         parameters,
-        settings="scatter",
+        settings=f"scatter, gathers {gathers}",
         optimizers=optimizers,
         scaler=scaler,
         everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
     )
     for module in sharded_modules(model):
         module.set_custom_reduce_scatter(contributions.kept)
-    return Scattered(model, attachment, contributions, overlap=overlap)
+    return Scattered(model, attachment, contributions, gathers, overlap=overlap)
 
 
 def _looked_at(
-    model: nn.Module, recipe: Reducer, groups: list[Group], optimizer: Optimizers, ignored: Collection[nn.Parameter]
+    model: nn.Module,
+    recipe: Reducer,
+    groups: list[Group],
+    optimizer: Optimizers,
+    ignored: Collection[nn.Parameter],
+    gathers: bool,
 ) -> tuple[dict[str, nn.Parameter], Contributions, list[torch.optim.Optimizer]]:
     """Return what there is to exchange, and by what. Raises what `scatter` does about this rank alone."""
     check_recipe(recipe, "scatter")
@@ -165,6 +205,8 @@ def _looked_at(
     if groups and groups[0].size() > 1:
         check_averaged(sharded_modules(model), parameters)
     _check_mesh(groups, islands(parameters.values()))
+    if gathers:
+        check_gathered(sharded_modules(model), {p: name for name, p in model.named_parameters()})
     shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_takeover(contributions, parameters)

@@ -44,9 +44,17 @@ def offset_encode(
     _encode(_offset_loop, codes, x, scales, groups, counts, np.int32(half), first.view(np.int32))
 
 
-def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
+def levels_encode(
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    levels: int,
+    seeds: Sequence[int],
+    nearest: bool = False,
+) -> None:
     """See `reference.levels_encode`."""
-    _encode(_levels_loop, codes, x, scales, groups, _keys(seeds), np.float32(levels))
+    _encode(_levels_loop, codes, x, scales, groups, _keys(seeds), np.float32(levels), nearest)
 
 
 def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
@@ -167,16 +175,16 @@ def _offset_stochastic_loop(pieces, every_code, every_x, every_scale, keys, grid
 
 
 @exactly
-def _levels(codes, x, scale, levels, high, low):
+def _levels(codes, x, scale, levels, high, low, nearest):
     for i in range(x.size):
         exact = min(max(x[i] / scale * levels, -levels), levels)
         lower = np.floor(exact)
-        upwards = _uniform(draw(i, high, low)) < exact - lower
+        upwards = (np.float32(0.5) if nearest else _uniform(draw(i, high, low))) < exact - lower
         codes[i] = np.int32(lower + levels) + np.int32(upwards)
 
 
 @exactly
-def _levels_loop(pieces, every_code, every_x, every_scale, keys, levels):
+def _levels_loop(pieces, every_code, every_x, every_scale, keys, levels, nearest):
     for at in range(len(pieces)):
         codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
         high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
@@ -185,7 +193,7 @@ def _levels_loop(pieces, every_code, every_x, every_scale, keys, levels):
             if np.isnan(scales[g]):
                 codes[start:stop] = 0
             else:
-                _levels(codes[start:stop], x[start:stop], scales[g], levels, np.uint32(high + start), low)
+                _levels(codes[start:stop], x[start:stop], scales[g], levels, np.uint32(high + start), low, nearest)
 
 
 @exactly

@@ -72,16 +72,27 @@ def _rounded(magnitudes: Tensor, grid: OffsetGrid, rounding: Rounding, seed: int
     return torch.where(magnitudes < grid.base << grid.shift, upwards * grid.base, rounded)
 
 
-def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
-    """Write s + ⌊y⌋ + (u < y − ⌊y⌋) for y = x / scale · s, cut to −s..s (s = `levels`, in float32 throughout)."""
+def levels_encode(
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    levels: int,
+    seeds: Sequence[int],
+    nearest: bool = False,
+) -> None:
+    """Write s + ⌊y⌋ + (u < y − ⌊y⌋) for y = x / scale · s, cut to −s..s (s = `levels`, in float32 throughout).
+
+    `nearest`: u is ½.
+    """
     for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
-        _levels(out, part, some, width, levels, seed)
+        _levels(out, part, some, width, levels, None if nearest else seed)
 
 
-def _levels(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int) -> None:
+def _levels(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int | None) -> None:
     exact = (x / _each(scales, group, x)).mul_(levels).clamp_(-levels, levels)
     lower = exact.floor()
-    upwards = _uniform(_noise(x, seed)) < exact - lower
+    upwards = (0.5 if seed is None else _uniform(_noise(x, seed))) < exact - lower
     _write(codes, lower.add_(levels).add_(upwards), scales, group)
 
 

@@ -33,9 +33,17 @@ def offset_encode(
     _run(_offset, (codes, x, scales), groups, seeds, ROUNDING=rounding, **limits)
 
 
-def levels_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, levels: int, seeds: Sequence[int]) -> None:
+def levels_encode(
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    levels: int,
+    seeds: Sequence[int],
+    nearest: bool = False,
+) -> None:
     """See `reference.levels_encode`."""
-    _run(_levels, (codes, x, scales), groups, seeds, LEVELS=levels)
+    _run(_levels, (codes, x, scales), groups, seeds, LEVELS=levels, NEAREST=nearest)
 
 
 def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
@@ -130,7 +138,20 @@ def _offset(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def _levels(
-    codes, x, scales, begin, n, first, group, high, low, tiles, count, LEVELS: tl.constexpr, BLOCK: tl.constexpr
+    codes,
+    x,
+    scales,
+    begin,
+    n,
+    first,
+    group,
+    high,
+    low,
+    tiles,
+    count,
+    LEVELS: tl.constexpr,
+    NEAREST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     at, within, there, value, scale, high, low = _given(
         x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
@@ -139,7 +160,10 @@ def _levels(
     exact = tl.where(exact > LEVELS, LEVELS, tl.where(exact < -LEVELS, -LEVELS, exact))
     exact = tl.where(exact == exact, exact, 0)  # NaN has no code, and its scale is NaN too
     lower = tl.floor(exact)
-    upwards = _uniform(hash32(within, high, low)) < exact - lower
+    drawn = tl.full([BLOCK], 0.5, tl.float32)
+    if not NEAREST:
+        drawn = _uniform(hash32(within, high, low))
+    upwards = drawn < exact - lower
     _write(codes, at, there, scale, lower.to(tl.int32) + LEVELS + upwards.to(tl.int32))
 
 

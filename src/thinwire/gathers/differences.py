@@ -1,0 +1,49 @@
+"""Send what has changed in a few bits, against a copy that all ranks have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from thinwire.checked import Width, checked
+from thinwire.formats import Levels
+from thinwire.payloads import Dense
+from thinwire.payloads.numbers import narrowed_each
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """Send the difference between parameters and a copy of them that all ranks keep, in a few bits (SDP4Bit, 2024).
+
+    Each rank adds what it receives to its copy, and computes with that. What rounding left out is part of the next
+    difference. Until parameters change nothing is sent, so backward, accumulation and evaluation gather for nothing.
+    The copy takes 2 bytes a parameter of the whole model on every rank if bfloat16 is gathered, and 4 for float32.
+
+    Args:
+        bits: Of a value, sign included. With 16, bfloat16 and float16 parameters travel exactly, and for others
+            differences in bfloat16.
+        group_size: Values that share a scale, their largest magnitude.
+        host: Keep the copy in main memory, pinned, rather than on the GPU.
+    """
+
+    bits: Literal[2, 3, 4, 8, 16] = 4
+    group_size: Width = 128
+    host: bool = False
+
+    def exact(self, dtype: torch.dtype) -> bool:
+        """Whether parameters of this dtype travel as they are whenever they have changed."""
+        return self.bits >= 8 * dtype.itemsize
+
+    def encode(self, moved: Tensor, runs: Sequence[int]) -> Dense:
+        """Encode differences (n) of several parameters of these lengths, one after another."""
+        how = (
+            torch.bfloat16
+            if self.bits == 16
+            else Levels(bits=self.bits, norm="max", group_size=self.group_size, rounding="nearest")
+        )
+        values, coded = narrowed_each(moved, runs, how, moved.dtype, [0] * len(runs))
+        return Dense(values=values, coded=coded)

@@ -1,0 +1,373 @@
+"""FSDP's all-gathers through thinwire: what every rank computes with, what is sent for it, and when nothing is."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import GATHERS
+from ddp_models import same
+from ranks import Ranks, told
+from test_scatter import Scattered, alike, line
+from test_shard import USES, Net, Use, batch, build
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+import thinwire as tw
+from thinwire.integrations.training.gradients import local
+
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+WAYS = {
+    name: replace(USES[name], policy=BF16) for name in ("several groups", "one group", "idle blocks", "checkpoints")
+}
+# FSDP itself fails where a block is idle in every micro-batch and is gathered in another dtype than it is reduced in.
+WAYS["accumulation"] = Use(microbatches=3, policy=BF16, modules=("first", "middle", ""))
+MODEL = 4 * sum(p.numel() for p in Net().parameters())
+
+
+class Gathered(Scattered):
+    """A model whose gathers go through thinwire, or with None through FSDP, in bfloat16 unless `policy` says else."""
+
+    def __init__(self, gathers: str | None = "4 bits", use: str = "several groups", **options: Any) -> None:
+        how = GATHERS[gathers] if gathers else None
+        self.reshard = options.pop("reshard", True)
+        policy = options.pop("policy", BF16)
+        scatter = tw.scatter
+        with mock.patch.object(tw, "scatter", lambda *args, **given: scatter(*args, **given, gathers=how)):
+            super().__init__(replace(WAYS[use], policy=policy), "dense", **options)
+        for module in () if self.reshard else self.submodules():
+            module.set_reshard_after_forward(False)
+
+    def submodules(self) -> list[Any]:
+        """Return the modules that `fully_shard` was called with."""
+        return [module for module in self.net.modules() if isinstance(module, FSDPModule)]
+
+    @property
+    def copies(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Each parameter's copy of this rank's rows, and what these are; both flat, in float32."""
+        kept: Any = self.handle._copies_kept
+        found = {}
+        for each in kept._copies:
+            for p, rows in each.of_parameters():
+                mine = local(p).flatten()
+                own = rows[dist.get_rank()].flatten()
+                found[kept._names[p]] = own[: mine.numel()].float(), mine.to(own.dtype).float()
+        return found
+
+    def sends(self, call: Callable[..., object], *args: Any) -> int:
+        """Return how many bytes of parameters this rank sends in a call."""
+        before = self.handle.gathered_bytes
+        call(*args)
+        return self.handle.gathered_bytes - before
+
+    def off(self) -> float:
+        """Return how far the copies are from the parameters."""
+        return max(float((own - x).abs().max()) for own, x in self.copies.values() if x.numel())
+
+    def forward(self, step: int = 0) -> Tensor:
+        found: Tensor = self.net(batch(step)).square().mean()
+        return found
+
+    @torch.no_grad()
+    def evaluate(self, step: int = 0) -> Tensor:
+        """Return the loss, and leave nothing gathered, as FSDP leaves the root."""
+        found = self.forward(step)
+        for module in self.submodules():
+            module.reshard()
+        return found
+
+
+# --- what every rank computes with ---
+
+
+def _exact(use: str, reshard: bool) -> tuple[bool, bool]:
+    native, sent = (Gathered(how, use, reshard=reshard).run(range(3)) for how in (None, "16 bits"))
+    return alike(native, sent), sent.handle.verify_replicas()
+
+
+@pytest.mark.parametrize(
+    ("use", "reshard"),
+    [
+        ("several groups", True),
+        ("accumulation", True),
+        *(pytest.param(use, True, marks=pytest.mark.slow) for use in ("one group", "idle blocks", "checkpoints")),
+        *(pytest.param(use, False, marks=pytest.mark.slow) for use in ("several groups", "accumulation")),
+    ],
+)
+def test_16_bits_are_bf16_fsdp_to_the_bit(ranks: Ranks, use: str, reshard: bool) -> None:
+    assert ranks.run(4, _exact, use, reshard) == [(True, True)] * 4
+
+
+def _bounded(gathers: str, policy: MixedPrecisionPolicy) -> tuple[float, bool, float]:
+    """Return how far copies were from parameters, at most, over the bound of the quantiser; and from where it began."""
+    each, worst, same_everywhere = Gathered(gathers, policy=policy), 0.0, True
+    each.run(range(1))
+    for step in range(1, 4):
+        before = {name: (own.clone(), x) for name, (own, x) in each.copies.items()}
+        each.optimizer.zero_grad()
+        each.backward(step)
+        same_everywhere &= each.handle.verify_replicas()
+        for name, (own, x) in each.copies.items():
+            for old, now, due in zip(*(t.split(128) for t in (before[name][0], own, x)), strict=True):
+                if not due.numel():
+                    continue
+                levels = 2 ** (GATHERS[gathers].bits - 1) - 1
+                rounding = 2**-8 * float(now.abs().max()) if policy == BF16 else 2**-21 * float(due.abs().max())
+                bound = float((due - old).abs().max()) * (0.5 / levels if levels < 1000 else 2**-8) + rounding
+                worst = max(worst, float((now - due).abs().max()) / bound)
+        each.optimizer.step()
+    return worst, same_everywhere, each.off()
+
+
+@pytest.mark.parametrize(
+    "gathers", [pytest.param(each, marks=[pytest.mark.slow] if each[0] in "38" else []) for each in GATHERS]
+)
+def test_copies_are_alike_and_within_the_quantisers_bound_at_every_step(ranks: Ranks, gathers: str) -> None:
+    for policy in (BF16, MixedPrecisionPolicy()) if gathers in ("4 bits", "16 bits") else (BF16,):
+        for worst, same_everywhere, off in ranks.run(3, _bounded, gathers, policy):
+            assert worst <= 1 + 1e-6
+            assert same_everywhere
+            assert off > 0  # the optimizer has stepped since
+
+
+# --- what is sent, and when ---
+
+
+def _sent(use: str, reshard: bool) -> list[float]:
+    """Return the bytes of a forward, of backward, of an evaluation, of more micro-batches, over a bf16 all-gather."""
+    each, native = Gathered("4 bits", use, reshard=reshard).run(range(1)), MODEL / 4 * 2 * 3 / 4
+    loss = None
+
+    def forward() -> None:
+        nonlocal loss
+        loss = each.forward()
+
+    def backward() -> None:
+        assert loss is not None
+        loss.backward()
+
+    def evaluate() -> None:
+        with torch.inference_mode():
+            each.forward(1)
+
+    found = [each.sends(call) / native for call in (forward, backward, evaluate)]
+    found.append(each.sends(lambda: each.forward(2).backward()) / native)
+    each.optimizer.step()
+    found.append(each.sends(evaluate) / native)
+    found.append(each.sends(lambda: each.forward(2).backward()) / native)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("use", "reshard"),
+    [
+        ("several groups", True),
+        pytest.param("several groups", False, marks=pytest.mark.slow),
+        pytest.param("checkpoints", True, marks=pytest.mark.slow),
+    ],
+)
+def test_what_has_not_changed_is_not_sent(ranks: Ranks, use: str, reshard: bool) -> None:
+    for first, *nothing, changed, trained in ranks.run(4, _sent, use, reshard):
+        assert 0.2 < first < 0.5  # four bits of 16, scales, headers; small tensors have a scale for a few values
+        assert nothing == [0.0, 0.0, 0.0]
+        assert first == pytest.approx(changed)
+        assert trained == 0
+
+
+def _evaluated() -> bool:
+    """Whether an evaluation in the middle of training leaves it as it was."""
+    plain, watched = Gathered(), Gathered()
+    for step in range(3):
+        plain.step(step)
+        watched.step(step)
+        watched.net.eval()
+        watched.evaluate(7)
+        watched.net.train()
+    return alike(plain, watched)
+
+
+def test_an_evaluation_in_the_middle_changes_nothing(ranks: Ranks) -> None:
+    assert all(ranks.run(3, _evaluated))
+
+
+def _frozen() -> tuple[list[float], bool, float]:
+    """Return what two further steps send, over what is trained, where all but `last` and `scale` are frozen."""
+    with mock.patch.object(Net, "__init__", _half_frozen):
+        each = Gathered().run(range(1))
+    trained = sum(p.numel() for p in each.net.parameters() if p.requires_grad) * 2 * 3 / 4
+    sent = [each.sends(each.step, step) / trained for step in (1, 2)]
+    return sent, each.handle.verify_replicas(), each.off()
+
+
+_INIT = Net.__init__
+
+
+def _half_frozen(self: Net) -> None:
+    _INIT(self)
+    for name, p in self.named_parameters():
+        p.requires_grad_(name.startswith(("last", "scale")))
+
+
+def test_frozen_parameters_are_sent_once(ranks: Ranks) -> None:
+    for sent, same_everywhere, _ in ranks.run(4, _frozen):
+        assert all(0 < share < 1.2 for share in sent)  # of few values each has a header, a scale and padding
+        assert same_everywhere
+
+
+# --- who has written ---
+
+
+def _copied(each: Gathered) -> None:
+    for p in each.net.parameters():
+        p.data.copy_(p.data * 3)  # which no version counter tells
+
+
+def _locally(each: Gathered) -> None:
+    if dist.get_rank() == 1:
+        local(each.net.first.linear.weight).mul_(3)
+
+
+def _loaded(each: Gathered) -> None:
+    each.net.load_state_dict({name: x * 3 for name, x in each.net.state_dict().items()})
+
+
+def _foreach(each: Gathered) -> None:
+    torch._foreach_mul_([p.data for p in each.net.parameters()], 3)
+
+
+def _between(each: Gathered) -> None:
+    _copied(each)
+    each.optimizer.step()
+
+
+WRITES = {"p.data": _copied, "one rank's shard": _locally, "a state": _loaded, "_foreach": _foreach, "a step": _between}
+
+
+def _written(how: str) -> tuple[float, float]:
+    """Return how far copies are from parameters after an optimizer's step, and after somebody else has written."""
+    each = Gathered("2 bits").run(range(3))
+    each.forward(3).backward()
+    stepped = each.off()
+    with torch.no_grad():
+        WRITES[how](each)
+    each.evaluate(4)
+    names = ["first.linear.weight"] if how == "one rank's shard" else list(each.copies)
+    return stepped, max(float((own - x).abs().max()) for own, x in (each.copies[n] for n in names) if x.numel())
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_what_no_optimizer_has_written_is_sent_exactly(ranks: Ranks, how: str) -> None:
+    for stepped, written in ranks.run(3, _written, how):
+        assert stepped > 0
+        assert written == 0
+
+
+def _spoilt() -> tuple[bool, float]:
+    """Have one rank's optimizer write a NaN; return whether every rank computes it, and how far copies are at last."""
+    each = Gathered().run(range(1))
+    each.backward(1)
+    if dist.get_rank() == 1:
+        each.gradients()["first.linear.weight"][0, 0] = torch.nan
+    each.optimizer.step()
+    seen = bool(each.evaluate(2).isnan())
+    for x in each.shards().values():
+        x.nan_to_num_(0.0)
+    each.evaluate(3)
+    own, x = each.copies["first.linear.weight"]
+    return seen, float((own - x).abs().max())
+
+
+def test_a_nan_reaches_every_rank_and_leaves_with_its_cause(ranks: Ranks) -> None:
+    assert ranks.run(3, _spoilt) == [(True, 0.0)] * 3
+
+
+# --- checkpoints and the end ---
+
+
+def _resumed() -> tuple[bool, bool]:
+    old = Gathered().run(range(2))
+    saved = copy.deepcopy([old.optimizer.state_dict(), old.handle.state_dict()])
+    weights = {name: x.clone() for name, x in old.shards().items()}
+    old.run(range(2, 4))
+    new = Gathered().run(range(1))
+    for name, x in new.shards().items():
+        x.copy_(weights[name])
+    new.optimizer.load_state_dict(saved[0])
+    new.handle.load_state_dict(saved[1])
+    new.run(range(2, 4))
+    return alike(old, new), same(new.handle.state_dict(), old.handle.state_dict())
+
+
+def test_who_resumes_makes_the_steps_of_who_goes_on(ranks: Ranks) -> None:
+    assert ranks.run(3, _resumed) == [(True, True)] * 3
+
+
+def _kept() -> tuple[int, int, int]:
+    each = Gathered(use="one group").run(range(1))
+    held = each.handle.memory_bytes
+    each.handle.remove()
+    sent = each.sends(each.run, range(1, 3))
+    return held, each.handle.memory_bytes, sent
+
+
+def test_copies_count_as_memory_until_removal(ranks: Ranks) -> None:
+    for held, left, sent in ranks.run(4, _kept):
+        assert MODEL / 4 * 2 <= held - left <= MODEL / 4 * 2 * 1.2  # rows are padded
+        assert not sent
+
+
+def _alone() -> tuple[bool, int]:
+    native, sent = (Gathered(how).run(range(2)) for how in (None, "2 bits"))
+    return alike(native, sent), sent.handle.gathered_bytes
+
+
+def test_alone_there_is_nothing_to_gather(ranks: Ranks) -> None:
+    assert ranks.run(1, _alone) == [(True, 0)]
+
+
+def _unsharded_first() -> tuple[int, int]:
+    """Gather before forward, as those do who overlap it with loading data."""
+    each = Gathered().run(range(1))
+    for module in each.submodules():
+        module.unshard()
+    gathered = each.handle.gathered_bytes
+    each.step(1)
+    return gathered, each.handle.gathered_bytes
+
+
+def test_gathers_ahead_of_forward_send_what_it_needs(ranks: Ranks) -> None:
+    for before, after in ranks.run(3, _unsharded_first):
+        assert after == before > 0
+
+
+# --- what is refused ---
+
+
+def _refusals() -> dict[str, str]:
+    mesh, use, how = line(), Use(), tw.gathers.Differences()
+
+    def mixed() -> Any:
+        net = Net()
+        net.last.requires_grad_(False).bfloat16()
+        return fully_shard(net, mesh=mesh)
+
+    unlike = GATHERS["2 bits" if dist.get_rank() else "3 bits"]
+    attempts: dict[str, Callable[[], object]] = {
+        "bits": lambda: tw.gathers.Differences(bits=5),  # type: ignore[arg-type]
+        "a name": lambda: tw.scatter(build(use, mesh), tw.recipes.topk(), mesh=mesh, gathers="4"),  # type: ignore[arg-type]
+        "mixed": lambda: tw.scatter(mixed(), tw.recipes.topk(), mesh=mesh, gathers=how),
+        "unlike": lambda: tw.scatter(build(use, mesh), tw.recipes.topk(), mesh=mesh, gathers=unlike),
+    }
+    return {name: told(attempt) for name, attempt in attempts.items()}
+
+
+def test_gathers_are_refused_with_the_fix(ranks: Ranks) -> None:
+    for said in ranks.run(2, _refusals):
+        assert "expected one of 2, 3, 4, 8, 16" in said["bits"]
+        assert said["a name"].startswith("TypeError")
+        assert "give each dtype its own fully_shard" in said["mixed"]
+        assert said["unlike"].startswith("FingerprintError")
