@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.collectives import Group, all_gather, room, used_here
+from thinwire.collectives import Group, all_gather, pooled, room, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
 from thinwire.waits import Verdict, noted_in, noting, on_host
@@ -26,13 +26,17 @@ class AllGather(Exchange):
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
         """Start gathering. The future raises PayloadError if a rank's buffer has a different layout."""
-        mine = payload.packed
-        buffers = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
-        gathered = all_gather(buffers.view(-1), mine, group)
+        mine, pool = payload.packed, pooled()
+        if pool is None:
+            there = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
+            gathered = all_gather(there.view(-1), mine, group)
+        else:
+            gathered = pool.gather(mine)
         sent, waits = self.sent_bytes(payload, group.size()), noted_in() is None or on_host(mine)
 
-        def finish(done: "Future[object]") -> Exchanged:
-            done.value()  # raises what the collective raised
+        def finish(done: "Future[Any]") -> Exchanged:
+            rows = done.value()  # raises what the collective raised
+            buffers = there if pool is None else rows
             used_here(buffers)  # what is returned, torch itself records for later callbacks' streams
             if waits:
                 return Exchanged(summed=received(payload, buffers, None), delivered=payload, sent_bytes=sent)

@@ -35,8 +35,8 @@ class OuterSteps:
             another, spread over the H inner steps.
         delay: τ, the inner steps that go on while the exchange of a fragment is under way. With 0, workers wait for it.
         mixing: α, what a worker then keeps of its own parameters: own ← α · own + (1 − α) · global.
-        leave_out: Whether a worker whose Δ is not finite is left out of the mean. To find out, workers wait for each
-            other before an exchange. Otherwise all workers skip that outer step.
+        leave_out: Whether a worker whose Δ is not finite is left out of the mean. Otherwise all workers skip that outer
+            step.
 
     Raises:
         ValueError: Unless delay is below `every`, for a time of 0, or one with fragments or a delay.

@@ -29,6 +29,7 @@ import thinwire as tw
 from thinwire.collectives import Group
 from thinwire.integrations.training import drift
 from thinwire.integrations.workers.fragments import cut
+from thinwire.integrations.workers.meeting import meeting
 from thinwire.integrations.workers.regrouping import Part, verdicts
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
@@ -874,7 +875,8 @@ def _taken_back() -> dict[str, bool]:
     one, other = (Worker(steps).train(range(2 * H - 1)) for _ in range(2))
     (fragment,) = one.handle.fragments
     fragment.measure()
-    fragment.start()
+    with meeting(one.handle.group, 2 * H, 1.0) as (found_there, _):
+        fragment.start(found_there)
     fragment.land_if_possible()
     found = {"landed": fragment.landed}
     fragment.take_back()
@@ -941,9 +943,9 @@ def _weighed() -> float:
 def _noting(worker: Worker, own: dict[str, Tensor]) -> Callable[..., None]:
     start = worker.handle.fragments[0].start
 
-    def noting(**options: Any) -> None:
+    def noting(*arguments: Any, **options: Any) -> None:
         own.update(worker.own())
-        start(**options)
+        start(*arguments, **options)
 
     return noting
 

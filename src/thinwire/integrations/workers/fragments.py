@@ -14,6 +14,7 @@ from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.buckets import GradientBucket, buckets
 from thinwire.integrations.training.gradients import local
+from thinwire.integrations.workers.meeting import Meeting
 
 
 @final
@@ -37,6 +38,7 @@ class Fragment:
         sharded = next((p for p in self._own.values() if isinstance(p, DTensor)), None)
         self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
         self.arrived = self.landed = False
+        self.meeting: Meeting | None = None
         self.finished = 0
         self.waited = 0.0
 
@@ -83,9 +85,9 @@ class Fragment:
         """Whether what was taken down, or has arrived since, is finite on the whole island; a collective of it."""
         return self._everywhere(all_finite([bucket.flat for bucket in self._buckets]))
 
-    def start(self, *, nothing: bool = False) -> None:
-        """Start reducing Δ; with `nothing`, zeros in its place."""
-        self.arrived = False
+    def start(self, meeting: Meeting, *, nothing: bool = False) -> None:
+        """Start reducing Δ in an exchange; with `nothing`, zeros in its place."""
+        self.arrived, self.meeting = False, meeting
         for bucket in self._buckets:
             if nothing:
                 bucket.flat.zero_()
@@ -97,8 +99,21 @@ class Fragment:
         if self.landed:
             confirm()
             self.landed, self.finished = False, self.finished + 1
-            self.arrived = self.finite()
+            self.arrived = self._weigh() and self.finite()
             self.attachment.steps.settle_all(keep=self.arrived)
+
+    @property
+    def left_out(self) -> list[int]:
+        """The ranks whose share did not count in the latest exchange."""
+        return [] if self.meeting is None else [rank for rank, w in enumerate(self.meeting.weights) if not w]
+
+    def _weigh(self) -> bool:
+        """Make a mean of the sum that has arrived. Return whether anybody's share counts."""
+        weights = [] if self.meeting is None else self.meeting.weights
+        if (total := sum(weights)) not in (0, len(weights)):  # each was divided by their number
+            for bucket in self._buckets:
+                bucket.flat.mul_(len(weights) / total)
+        return total > 0
 
     def land_if_possible(self) -> None:
         """Wait for what is under way. If that fails, nothing has been sent."""

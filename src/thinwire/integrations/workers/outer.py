@@ -67,7 +67,7 @@ def outer(
         group: The workers, by default all ranks. It has one rank of every island: those that hold the same parameters.
         samples: How many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
         elastic: Whether workers may die and others come, see `Outer.regroup`. Each outer step then waits until all
-            workers have the mean, which costs a round trip.
+            workers have the mean, which costs another exchange.
 
     Raises:
         ValueError: Unless the optimizers hold exactly the parameters to train, and the fragments cover them.

@@ -19,6 +19,7 @@ from thinwire.integrations.training.optimizers import nested
 from thinwire.integrations.training.whole import Hook
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
+from thinwire.integrations.workers.meeting import meeting
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
 from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.starting import Start
@@ -87,7 +88,7 @@ class Outer(Handle):
     @property
     def waited(self) -> float:
         """Seconds for which this worker has waited for exchanges, in all outer steps together."""
-        return self._weights.waited + sum(fragment.waited for fragment in self.fragments)
+        return sum(fragment.waited for fragment in self.fragments)
 
     @property
     def skipped(self) -> int:
@@ -152,14 +153,14 @@ class Outer(Handle):
         found, first = verdicts(mine, group)
         for part, verdict in enumerate(found):
             self._settle(part, verdict)
-        self._weights.regroup(group)
+        self._weights.group = group
         self._sick = Sick()
         for fragment in self.fragments:
             fragment.attachment.membership.regroup(group, self._weights.divide)
         self._admit(first, joining=joining)
         for part, verdict in enumerate(found):
             if verdict == "repeat":
-                self._start(part)
+                self._start([part])
                 if self.steps.done(part, self.ticks - self.steps.delay) > self.fragments[part].finished:
                     self._finish(part)
         self._clock.restart()
@@ -231,34 +232,40 @@ class Outer(Handle):
             return
         self.ticks += 1
         parts = range(len(self.fragments))
-        for part in parts:
-            if self.steps.due(part, self.ticks):
-                self._start(part)
+        self._start([part for part in parts if self.steps.due(part, self.ticks)])
         for part in parts:
             if self.steps.due(part, self.ticks - self.steps.delay):
                 self._finish(part)
         self._clock.restart()
 
-    def _start(self, part: int) -> None:
+    def _start(self, parts: Sequence[int]) -> None:
+        """Start the exchange of these fragments, in one message."""
+        if not parts:
+            return
         self._check_known()
-        fragment = self.fragments[part]
-        fragment.measure()
-        counts = not self.steps.leave_out or fragment.finite()
-        sick = self._weights.take(self._clock.steps if counts else 0, fragment.device)
-        others = len(sick) < self.group.size()
-        if others:
-            self._sick.leave_out(sick, self.group)
-        fragment.start(nothing=not counts and others)  # where nobody's Δ is finite, all skip the outer step
+        fragments = [self.fragments[part] for part in parts]
+        for fragment in fragments:
+            fragment.measure()
+        counts = not self.steps.leave_out or all(fragment.finite() for fragment in fragments)
+        weight = self._weights.take(self._clock.steps if counts else 0)
+        with meeting(self.group, self.ticks, weight) as (found, pool):
+            if 0 in parts:
+                self._running.share(pool)
+            for fragment in fragments:
+                fragment.start(found, nothing=not counts)
 
     def _finish(self, part: int) -> None:
         fragment = self.fragments[part]
         fragment.arrive(self._confirm)
-        if not fragment.arrived:
-            sound = all_gather_plain(fragment.sound(), self.group)
-            self._sick.skip([rank for rank, well in enumerate(sound) if not well], self.group)
+        sick = fragment.left_out
+        if fragment.arrived:
+            self._sick.leave_out(sick, self.group)
+        else:
+            sound = [] if sick else all_gather_plain(fragment.sound(), self.group)
+            self._sick.skip(sick + [rank for rank, well in enumerate(sound) if not well], self.group)
             self._meter.skip()
         if self._apply(part) and part == 0:
-            self._running.average(self.group)
+            self._running.average()
 
     def _apply(self, part: int) -> bool:
         """Apply the mean that has arrived, and go on from there. Return whether there was one."""

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from thinwire.collectives import Group, all_gather_plain
+from thinwire.collectives import Group, all_gather, all_gather_plain
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps
 
@@ -58,4 +57,4 @@ def verdicts(mine: Sequence[Part] | None, group: Group) -> tuple[list[Verdict], 
 
 def confirm(group: Group, device: torch.device) -> None:
     """Return once all workers of the group are here. Raises what torch raises if one never comes."""
-    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    all_gather(torch.zeros(group.size(), device=device), torch.zeros(1, device=device), group).wait()

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 
-from thinwire.collectives import Group
+from thinwire.collectives import Pool
 
 _NAMES = ("running_mean", "running_var")
 
@@ -19,20 +19,20 @@ class RunningStatistics:
     def __init__(self, model: nn.Module) -> None:
         self.tensors = [x for name, x in model.named_buffers() if name.rpartition(".")[2] in _NAMES]
         self._agreed = [x.clone() for x in self.tensors]
+        self._arriving: list[Future[Tensor]] = []
+
+    def share(self, pool: Pool) -> None:
+        """Have them travel with an outer step."""
+        self._arriving = [pool.gather(x.clone()) for x in self.tensors]
 
     @torch.no_grad()
-    def average(self, group: Group) -> None:
-        """Replace each by its mean over ranks where it is finite, or by what it was if it is nowhere. A collective."""
-        if not self.tensors:
-            return
-        sound = [x.isfinite().all() for x in self.tensors]
-        parts = [torch.where(ok, x, 0).double().view(-1) for ok, x in zip(sound, self.tensors, strict=True)]
-        flat = torch.cat([*parts, torch.stack(sound).double()])
-        dist.all_reduce(flat, group=group)
-        *totals, counts = flat.split([*(x.numel() for x in self.tensors), len(self.tensors)])
-        for x, total, count, agreed in zip(self.tensors, totals, counts, self._agreed, strict=True):
-            if bool(count):
-                agreed.copy_((total / count).view_as(x))
+    def average(self) -> None:
+        """Replace each by its mean over workers where it is finite, or by what it was if it is nowhere."""
+        arriving, self._arriving = self._arriving, []
+        for x, agreed, future in zip(self.tensors if arriving else (), self._agreed, arriving, strict=False):
+            rows = future.wait().double()
+            if len(sound := [row for row in rows if bool(row.isfinite().all())]):
+                agreed.copy_(torch.stack(sound).mean(0))
             x.copy_(agreed)
 
     @torch.no_grad()

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import final
 
-import torch
-import torch.distributed as dist
-
 from thinwire.collectives import Group
 from thinwire.outer_steps import OuterSteps
 
@@ -37,35 +34,20 @@ class Clock:
 
 @final
 class Weights:
-    """The share of this worker's Δ in the mean: its samples over all workers'; `waited`: seconds to ask them."""
+    """How much this worker's Δ counts: its samples, by the inner steps that they were taken in where those differ."""
 
     def __init__(self, group: Group, steps: OuterSteps, samples: int | None) -> None:
         self.group, self._samples = group, samples or 1
-        self._differ = samples is not None or steps.leave_out or isinstance(steps.every, timedelta)
-        self._divisor = float(group.size())
-        self.waited = 0.0
+        self._timed, self._own = isinstance(steps.every, timedelta), 1.0
 
-    def regroup(self, group: Group) -> None:
-        """Go on among other workers."""
-        self.group, self._divisor = group, float(group.size())
-
-    def take(self, steps: int, device: torch.device) -> list[int]:
-        """Weigh the Δ of so many inner steps, 0 if left out; return whose are; a collective if weights differ."""
-        if not self._differ:
-            return []
-        mine = torch.tensor([self._samples * steps], dtype=torch.float64, device=device)
-        everyone = mine.new_empty(self.group.size())
-        began = time.perf_counter()
-        dist.all_gather(list(everyone.split(1)), mine, self.group)
-        weights = everyone.tolist()
-        self.waited += time.perf_counter() - began
-        total, own = sum(weights), weights[self.group.rank()]
-        self._divisor = total / own if own else max(1.0, total)
-        return [rank for rank, weight in enumerate(weights) if not weight]
+    def take(self, steps: int) -> float:
+        """Return what the Δ of so many inner steps counts; 0 if it is left out."""
+        self._own = float(self._samples * (steps if self._timed else bool(steps)))
+        return self._own
 
     def divide(self, joined: bool, steps: object) -> float:
-        """Return by what this worker's Δ is divided."""
-        return self._divisor
+        """Return by what this worker's Δ is divided, before everybody's weights are known."""
+        return self.group.size() / (self._own or 1.0)
 
 
 @final

@@ -1,0 +1,114 @@
+"""How many trips does the exchange of an outer step take? Counted on the wire, by when packets leave.
+
+    python -m thinwire_lab.studies.outer_trips --workers 4 --link 10mbit/50ms
+
+Each worker has a link of its own and looks at its packets through a raw socket. A trip is a burst of those that leave
+with something in them: whoever waits for an answer is silent for a latency. Prints for each exchange its seconds, the
+trips, and packets and bytes by direction, of the worker that sends the most often.
+"""
+
+import json
+import os
+import socket
+import time
+from itertools import pairwise
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+
+import thinwire as tw
+from thinwire_lab import problems
+from thinwire_lab.cluster.link import LATENCY_VARIABLE, parse_rate
+from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.cluster.star import INTERFACE
+from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group
+
+_EVERY_PROTOCOL, _OUTGOING, _TCP, _TIMESTAMPS = 3, 4, 6, 35
+
+
+class Tap:
+    """Sees every packet of this worker's link that holds more than TCP's own headers."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY_PROTOCOL))
+        self._socket.bind((INTERFACE, 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+        self._socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
+        self._socket.setblocking(False)
+
+    def read(self) -> list[tuple[bool, float, int]]:
+        """Return what has passed since the last reading: whether it left, when, and the bytes in it."""
+        found: list[tuple[bool, float, int]] = []
+        while True:
+            try:
+                frame, about, _, (_, _, kind, *_) = self._socket.recvmsg(128, 64, socket.MSG_TRUNC)
+            except BlockingIOError:
+                return found
+            ip = frame[14:]
+            if len(ip) < 40 or ip[9] != _TCP:
+                continue
+            inside = int.from_bytes(ip[2:4]) - 4 * (ip[0] & 15) - 4 * (ip[4 * (ip[0] & 15) + 12] >> 4)
+            seconds, nanoseconds = (int.from_bytes(about[0][2][i : i + 8], "little") for i in (0, 8))
+            if inside:
+                found.append((kind == _OUTGOING, seconds + 1e-9 * nanoseconds, inside))
+
+
+def exchanges(job: dict[str, Any], emit: Emit) -> None:
+    """Take outer steps of the bench's model, and emit what each exchange had on the wire."""
+    join_group()
+    tap, latency = Tap(), float(os.environ[LATENCY_VARIABLE])
+    problem = problems.build("transformer", seed=0, data=None, scale=1.0)
+    optimizer = torch.optim.AdamW(problem.model.parameters(), lr=1e-3)
+    handle = tw.outer(problem.model, optimizer, tw.outer_steps.sparseloco(every=job["every"]))
+    for step in range(job["every"] * job["steps"]):
+        last = (step + 1) % job["every"] == 0
+        optimizer.zero_grad()
+        problem.loss(problem.model, problem.batch(step, dist.get_rank(), dist.get_world_size())).backward()
+        if last:
+            dist.barrier()
+            time.sleep(6 * latency)  # what others still send has come
+            tap.read()
+        waited, began = handle.waited, time.perf_counter()
+        optimizer.step()
+        if last:
+            taken = time.perf_counter() - began
+            time.sleep(6 * latency)
+            emit({"seconds": taken, "waited": handle.waited - waited} | _counted(tap.read(), latency))
+
+
+def _counted(packets: list[tuple[bool, float, int]], latency: float) -> dict[str, Any]:
+    leaving = sorted(when for out, when, _ in packets if out)
+    pauses = [after - before for before, after in pairwise(leaving)]
+    ways = {"out": [n for out, _, n in packets if out], "in": [n for out, _, n in packets if not out]}
+    counts = {f"packets {way}": len(each) for way, each in ways.items()}
+    return (
+        {"trips": 1 + sum(each > latency / 2 for each in pauses)}
+        | counts
+        | {f"bytes {way}": sum(each) for way, each in ways.items()}
+    )
+
+
+def main(
+    workers: Annotated[int, typer.Option()] = 4,
+    link: Annotated[str, typer.Option()] = "10mbit/50ms",
+    steps: Annotated[int, typer.Option()] = 6,
+    every: Annotated[int, typer.Option()] = 2,
+) -> None:
+    """Print a line for each exchange but the first, which also compares what workers start from."""
+    with Cluster(workers, parse_rate(link), f"{__name__.replace('__main__', _MODULE)}:exchanges") as cluster:
+        found: dict[int, list[dict[str, Any]]] = {}
+        for rank, event in cluster.run({"steps": steps, "every": every}):
+            found.setdefault(rank, []).append(event)
+    for each in list(zip(*found.values(), strict=True))[1:]:
+        most = dict(max(each, key=lambda event: event["trips"]))
+        most["seconds"] = max(event["seconds"] for event in each)
+        print(json.dumps({key: round(x, 3) for key, x in most.items()}))
+
+
+_MODULE = "thinwire_lab.studies.outer_trips"
+
+if __name__ == "__main__":
+    typer.run(main)
