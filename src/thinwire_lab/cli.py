@@ -305,10 +305,10 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
 ) -> None:
     """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
-    from thinwire_lab.simulate import command, options, outputs
+    from thinwire_lab.simulate import command, options
 
     with refusing("simulate"):
-        files = outputs.Files(json=json, plot=plot, html=html)
+        files = command.Files(json=json, plot=plot, html=html)
         asked = options.read(
             workers=workers,
             link=link,

@@ -16,7 +16,7 @@ from thinwire_lab.bench.worker import handle
 from thinwire_lab.cluster.workers import ended, is_first, started
 from thinwire_lab.inputs import check_writable
 from thinwire_lab.problems import PROBLEMS, build
-from thinwire_lab.problems.stages import check_stages
+from thinwire_lab.problems.base import check_stages
 from thinwire_lab.show.progress import BenchProgress
 from thinwire_lab.show.terminal import complain, print_raw, print_written, say
 

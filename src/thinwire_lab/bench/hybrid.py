@@ -20,8 +20,8 @@ from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import mesh, wrapped
 from thinwire_lab.problems import Problem
+from thinwire_lab.problems.base import parts_of
 from thinwire_lab.problems.optimizers import optimizers, step_all, zero_all
-from thinwire_lab.problems.stages import parts_of
 
 _CPU = torch.device("cpu")
 

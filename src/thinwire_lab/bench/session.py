@@ -12,11 +12,10 @@ from typing import Any, Protocol
 from thinwire.version import __version__
 from thinwire_lab.bench.options import Options, Setting
 from thinwire_lab.bench.results import Results, Row, label
-from thinwire_lab.bench.rows import Record, percentiles
-from thinwire_lab.bench.seeds import merged
+from thinwire_lab.bench.rows import Record, merged, percentiles
 from thinwire_lab.cluster.workers import Workers, free_ports
 from thinwire_lab.machine import processor
-from thinwire_lab.problems.rates import RATES
+from thinwire_lab.problems.base import RATES
 
 _PACKAGES = ("torch", "numba")
 _WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long

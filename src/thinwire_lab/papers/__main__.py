@@ -19,9 +19,8 @@ from rich.progress import Progress
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared import ledger, tables
-from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS
 from thinwire_lab.papers.shared.deciding import Deciding, drawn
-from thinwire_lab.papers.shared.ledger import LEDGER, OPEN, Row
+from thinwire_lab.papers.shared.ledger import HOUSE, LEDGER, OPEN, ROOMS, Row
 from thinwire_lab.papers.shared.shelf import RUNS, Shelf
 from thinwire_lab.show.table import Column, tabulated
 from thinwire_lab.show.terminal import print_table

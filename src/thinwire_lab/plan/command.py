@@ -11,9 +11,8 @@ from thinwire.planner import Plan, Profile, decide
 from thinwire_lab.cluster.workers import ended, is_first
 from thinwire_lab.inputs import BadInput, check_writable, write_atomically
 from thinwire_lab.plan.apart import Apart
-from thinwire_lab.plan.report import print_plan, write_html
+from thinwire_lab.plan.report import every, folded, print_plan, write_html
 from thinwire_lab.plan.sources import Known, Source, Wishes
-from thinwire_lab.plan.tensors import every, folded
 from thinwire_lab.plan.words import UNKNOWN_OPTIMIZER
 from thinwire_lab.show.terminal import complain, print_raw, print_written
 

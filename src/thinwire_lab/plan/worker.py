@@ -22,9 +22,8 @@ from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan.crossings import probe_crossings
 from thinwire_lab.plan.subject import Subject, of_bench, of_user
 from thinwire_lab.problems import Problem
-from thinwire_lab.problems.base import Feed, Parts, size
+from thinwire_lab.problems.base import Feed, Parts, check_stages, size
 from thinwire_lab.problems.optimizers import optimizers, step_all
-from thinwire_lab.problems.stages import check_stages
 
 _SUBJECTS: Mapping[str, Callable[..., Subject]] = MappingProxyType({"bench": of_bench, "user": of_user})
 

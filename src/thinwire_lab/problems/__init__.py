@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.problems import dlrm, lstm, mlp, resnet20, transformer, vgg, xml
+from thinwire_lab.problems import dlrm, images, lstm, mlp, transformer, xml
 from thinwire_lab.problems.base import Batch, Options, Parts, Problem
 
 __all__ = ["PROBLEMS", "Batch", "Entry", "Parts", "Problem", "build"]
@@ -47,11 +47,11 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
         ),
         "resnet20": Entry(
             summary="ResNet-20, 0.27 M parameters; needs --data FILE.npz with CIFAR-10",
-            make=resnet20.make,
+            make=images.make_resnet20,
         ),
         "vgg": Entry(
             summary="small VGG with large dense layers, 1.6 M parameters; needs --data FILE.npz with CIFAR-10",
-            make=vgg.make,
+            make=images.make_vgg,
         ),
         "dlrm": Entry(
             summary="DLRM, 1.0 M parameters, on generated clicks; --data FILE for Criteo's train.txt, 4.7 M parameters",

@@ -1,17 +1,48 @@
-"""A training problem, the options that a user has, and the refusal of unusable ones."""
+"""A training problem: what a user chooses of it, its batches, its learning rates, and the stages that it falls into."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire_lab.inputs import BadInput
+
+
+class Rates(NamedTuple):
+    """Learning rates, constant over a run: of SGD with momentum 0.9, of AdamW, and of Muon.
+
+    Muon's updates are scaled to the size of AdamW's (`adjust_lr_fn="match_rms_adamw"`), so the two rates compare. What
+    is no matrix trains with AdamW, at AdamW's rate.
+    """
+
+    sgd: float
+    adamw: float
+    muon: float
+
+
+RATES: Mapping[str, Rates] = MappingProxyType(
+    {
+        "transformer": Rates(sgd=0.1, adamw=2e-3, muon=4.5e-3),
+        "lstm": Rates(sgd=2.0, adamw=2e-3, muon=2e-3),
+        "lstm_sparse": Rates(sgd=2.0, adamw=2e-3, muon=2e-3),
+        "mlp": Rates(sgd=0.05, adamw=1e-3, muon=2e-3),
+        "resnet20": Rates(sgd=0.05, adamw=2e-3, muon=2e-3),
+        "vgg": Rates(sgd=0.05, adamw=1e-3, muon=2e-3),
+        "dlrm": Rates(sgd=0.1, adamw=2e-3, muon=2e-3),
+        "xml": Rates(sgd=10.0, adamw=1e-3, muon=2e-3),
+    }
+)
+"""By the problem's name."""
+
 
 Batch = tuple[Tensor, ...]
 """The data of one step: one or two input tensors, then integer targets."""
@@ -132,3 +163,76 @@ def sgd(model: nn.Module, problem: Problem) -> torch.optim.SGD:
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.SGD(groups, lr=problem.learning_rate, momentum=problem.momentum)
+
+
+Indices = NDArray[np.int64]
+Draw = Callable[[np.random.Generator], Batch]
+Take = Callable[[Indices], Batch]
+
+
+def batches(seed: int, draw: Draw) -> Callable[[int, int, int], Batch]:
+    """A `Problem.batch` that draws every batch with its own generator; no batch depends on another."""
+    return lambda step, rank, world: draw(np.random.default_rng((seed, step, rank, world)))
+
+
+def held_out(samples: Indices, batch_size: int, take: Take) -> Callable[[int, int], list[Batch]]:
+    """A `Problem.held_out` over the samples of these indices, in batches of at most `batch_size`."""
+    return lambda rank, world: [take(chunk) for chunk in share(samples, rank, world, batch_size)]
+
+
+def share(samples: Indices, rank: int, world: int, batch_size: int) -> list[Indices]:
+    """Every world-th sample from number `rank` on, in equal batches of up to `batch_size`; all ranks get as many.
+
+    A remainder is left out: less than one sample per batch and rank. Raises BadInput if there are fewer samples than
+    ranks.
+    """
+    each = len(samples) // world
+    if each == 0:
+        raise BadInput(f"{len(samples)} held-out samples cannot be shared by {world} workers; use fewer workers")
+    count = -(-each // batch_size)
+    return np.split(samples[rank::world][: each // count * count], count)
+
+
+def spaced(count: int, limit: int) -> Indices:
+    """At most `limit` of the indices below `count`, evenly spaced."""
+    return np.linspace(0, count, min(count, limit), endpoint=False).astype(np.int64)
+
+
+class Chain(nn.Sequential):
+    """A Sequential that ignores the keyword arguments a pipeline hands to every stage. A slice is a Chain too."""
+
+    def forward(self, input: Tensor, **_: Any) -> Tensor:
+        """Run the modules one after another."""
+        return super().forward(input)
+
+
+def chosen(name: str, known: Mapping[int, list[nn.Module]], stages: int) -> list[nn.Module]:
+    """Return the split into that many stages; raises BadInput if there is none."""
+    if stages not in known:
+        numbers = " or ".join(map(str, known))
+        raise BadInput(f"the model {name} falls into {numbers} stages, not {stages}; choose {numbers}")
+    return known[stages]
+
+
+def feed(batch: Batch) -> Feed:
+    """`Parts.feed` of a model that reads one tensor: (inputs, targets) -> those, and no keyword arguments."""
+    inputs, targets = batch
+    return (inputs,), {}, targets
+
+
+def parts_of(problem: Problem) -> Parts:
+    """Return how to split the problem's model into stages; raises BadInput if it cannot be split."""
+    if problem.parts is None:
+        raise BadInput(f"the model {problem.name} does not fall into stages; leave --pipeline out")
+    return problem.parts
+
+
+def check_stages(problem: Problem, stages: int, micro_batches: int) -> None:
+    """Raise BadInput unless the model can be split into `stages` and its batches into `micro_batches` equal parts."""
+    parts = parts_of(problem)
+    parts.split(problem.model, stages)
+    (first, *_), _, _ = parts.feed(problem.batch(0, 0, 1))
+    if len(first) % micro_batches:
+        raise BadInput(
+            f"--micro-batches {micro_batches} does not divide the batch of {len(first)} that {problem.name} has"
+        )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire_lab.inputs import reading, require
-from thinwire_lab.problems.sampling import Indices
+from thinwire_lab.problems.base import Indices
 
 EXPECTED = "a .npz file, or a directory with one, that holds images and labels or jpeg, offsets, labels and split"
 SHAPE, CLASSES = (32, 32, 3), 10

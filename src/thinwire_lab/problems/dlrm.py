@@ -12,12 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thinwire_lab.problems import clicks, criteo
-from thinwire_lab.problems.base import Batch, Feed, Options, Parts, Problem, seeded, size
+from thinwire_lab.problems import clicks
+from thinwire_lab.problems.base import (
+    RATES,
+    Batch,
+    Chain,
+    Draw,
+    Feed,
+    Options,
+    Parts,
+    Problem,
+    batches,
+    chosen,
+    held_out,
+    seeded,
+    size,
+    spaced,
+)
 from thinwire_lab.problems.clicks import CATEGORIES, DENSE
-from thinwire_lab.problems.rates import RATES
-from thinwire_lab.problems.sampling import Draw, batches, held_out, spaced
-from thinwire_lab.problems.stages import Chain, chosen
 
 WIDTH, BOTTOM, TOP = 16, (512, 256, 64, 16), (512, 256, 128, 1)
 BATCH, HELD_OUT, EVALUATED = 128, 24_576, 512
@@ -108,11 +120,11 @@ def _generated() -> Source:
 
 
 def _criteo(path: Path) -> Source:
-    found = criteo.load(path)
-    cut = len(found.labels) - len(found.labels) // criteo.DAYS
+    found = clicks.load(path)
+    cut = len(found.labels) - len(found.labels) // clicks.DAYS
     return Source(
         title=f"the first {len(found.labels):,} lines of {path}",
-        rows=[criteo.ROWS] * CATEGORIES,
+        rows=[clicks.CRITEO_ROWS] * CATEGORIES,
         draw=lambda generator: found.take(generator.integers(cut, size=BATCH)),
         held_out=held_out(cut + spaced(len(found.labels) - cut, HELD_OUT), EVALUATED, found.take),
     )

@@ -1,17 +1,29 @@
 """A classifier of CIFAR-10's images, whatever the network: what it trains on, and what is held out."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from thinwire_lab.problems.base import Batch, Options, Problem, cross_entropy, seeded, size
-from thinwire_lab.problems.cifar import EXPECTED, Pixels, load
-from thinwire_lab.problems.rates import RATES
-from thinwire_lab.problems.sampling import Indices, batches, held_out, spaced
+from thinwire_lab.problems.base import (
+    RATES,
+    Batch,
+    Indices,
+    Options,
+    Problem,
+    batches,
+    cross_entropy,
+    held_out,
+    seeded,
+    size,
+    spaced,
+)
+from thinwire_lab.problems.cifar import CLASSES, EXPECTED, Pixels, load
 
 MEAN = np.array([125.3, 123.0, 113.9], np.float32)
 STD = np.array([63.0, 62.1, 66.7], np.float32)
@@ -56,3 +68,61 @@ def _augmented(pixels: Pixels, generator: np.random.Generator) -> Pixels:
 def _batch(pixels: Pixels, labels: NDArray[Any]) -> Batch:
     images = ((pixels - MEAN) / STD).transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64))
+
+
+CHANNELS, VGG_DENSE = (3, 16, 32, 64), (1024, 1024, 512)
+
+
+def vgg() -> nn.Sequential:
+    """Images (batch, 3, 32, 32) to logits (batch, 10)."""
+    blocks = [part for pair in pairwise(CHANNELS) for part in _block(*pair)]
+    dense = [part for pair in pairwise(VGG_DENSE) for part in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(*blocks, nn.Flatten(), *dense, nn.Linear(VGG_DENSE[-1], CLASSES))
+
+
+def make_vgg(options: Options) -> Problem:
+    """The problem on the CIFAR-10 file `options.data`."""
+    return classifier(options, "vgg", "small VGG", vgg)
+
+
+def _block(inputs: int, outputs: int) -> list[nn.Module]:
+    """Return a convolution after which height and width are halved."""
+    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+class Residual(nn.Module):
+    """Two 3 x 3 convolutions, and a shortcut that only subsamples the image and pads it with zero channels."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        """From `inputs` to `outputs` channels; if they differ, height and width are halved."""
+        super().__init__()
+        self.stride, self.added = (1 if inputs == outputs else 2), outputs - inputs
+        self.body = nn.Sequential(
+            *_convolution(inputs, outputs, self.stride), nn.ReLU(), *_convolution(outputs, outputs, 1)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, inputs, height, width) to (batch, outputs, height / stride, width / stride)."""
+        around = F.pad(images[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
+        return F.relu(around + self.body(images))
+
+
+def resnet20() -> nn.Sequential:
+    """Images (batch, 3, 32, 32) to logits (batch, 10)."""
+    widths = [16] * 4 + [32] * 3 + [64] * 3
+    blocks = [Residual(*pair) for pair in pairwise(widths)]
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES)]
+    model = nn.Sequential(*_convolution(3, 16, 1), nn.ReLU(), *blocks, *tail)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def make_resnet20(options: Options) -> Problem:
+    """The problem on the CIFAR-10 file `options.data`."""
+    return classifier(options, "resnet20", "ResNet-20", resnet20)
+
+
+def _convolution(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs)]

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire_lab.inputs import reading
-from thinwire_lab.problems.base import Options, Problem, cross_entropy, seeded, size
-from thinwire_lab.problems.rates import RATES
-from thinwire_lab.problems.sampling import batches, held_out, spaced
+from thinwire_lab.problems.base import RATES, Options, Problem, batches, cross_entropy, held_out, seeded, size, spaced
 from thinwire_lab.problems.text import Windows
 
 EXPECTED = "a directory with train.txt and valid.txt, or test.txt, of whitespace-separated tokens in UTF-8"

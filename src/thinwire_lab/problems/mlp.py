@@ -12,10 +12,24 @@ from numpy.typing import NDArray
 from torch import nn
 
 from thinwire_lab.inputs import reading, require
-from thinwire_lab.problems.base import Batch, Options, Parts, Problem, classes, cross_entropy, seeded, size
-from thinwire_lab.problems.rates import RATES
-from thinwire_lab.problems.sampling import Indices, batches, held_out, spaced
-from thinwire_lab.problems.stages import Chain, chosen, feed
+from thinwire_lab.problems.base import (
+    RATES,
+    Batch,
+    Chain,
+    Indices,
+    Options,
+    Parts,
+    Problem,
+    batches,
+    chosen,
+    classes,
+    cross_entropy,
+    feed,
+    held_out,
+    seeded,
+    size,
+    spaced,
+)
 
 EXPECTED = "a directory with MNIST's four files, train-images-idx3-ubyte[.gz] and so on"
 PIXELS, HIDDEN, CLASSES = 28 * 28, 1024, 10

@@ -9,8 +9,7 @@ from torch import nn
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.outer_steps import MakeOptimizer
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.problems.base import Problem, sgd
-from thinwire_lab.problems.rates import RATES
+from thinwire_lab.problems.base import RATES, Problem, sgd
 
 BETAS = (0.9, 0.95)
 """AdamW's: a second moment that forgets within 20 steps suits runs of some hundred."""

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.problems.base import Batch
-from thinwire_lab.problems.sampling import Indices
+from thinwire_lab.problems.base import Batch, Indices
 
 LIMIT = 8_000_000
 # Encodings and pydoc_data are generated tables and prose, and would outweigh the code.

@@ -13,10 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire_lab.inputs import reading
-from thinwire_lab.problems.base import Options, Parts, Problem, classes, cross_entropy, seeded, size
-from thinwire_lab.problems.rates import RATES
-from thinwire_lab.problems.sampling import batches, held_out, spaced
-from thinwire_lab.problems.stages import Chain, chosen, feed
+from thinwire_lab.problems.base import (
+    RATES,
+    Chain,
+    Options,
+    Parts,
+    Problem,
+    batches,
+    chosen,
+    classes,
+    cross_entropy,
+    feed,
+    held_out,
+    seeded,
+    size,
+    spaced,
+)
 from thinwire_lab.problems.text import Windows, source_texts
 
 BATCH, HELD_OUT = 12, 144

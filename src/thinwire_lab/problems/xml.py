@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from thinwire_lab.problems.base import Batch, Options, Problem, cross_entropy, size
-from thinwire_lab.problems.rates import RATES
-from thinwire_lab.problems.sampling import Indices, batches, held_out
+from thinwire_lab.problems.base import RATES, Batch, Indices, Options, Problem, batches, cross_entropy, held_out, size
 
 FEATURES, LABELS = 4096, 30_938
 PROTOTYPES, TYPICAL, COMMON = 16, 32, 32

@@ -32,7 +32,7 @@ from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import free_ports, host, join_group
 from thinwire_lab.inputs import write_document
 from thinwire_lab.problems import Problem, build
-from thinwire_lab.problems.stages import parts_of
+from thinwire_lab.problems.base import parts_of
 
 SCHEMA = "thinwire.server_hybrid/1"
 STAGES, TRAINERS, MICRO_BATCHES, SECRET = 2, 2, 4, "the bench's servers"

@@ -14,7 +14,7 @@ from thinwire_lab.cli import app
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems import build
-from thinwire_lab.problems.stages import check_stages
+from thinwire_lab.problems.base import check_stages
 
 STEPS = 3
 JOB = {"steps": STEPS, "most_steps": STEPS, "every": STEPS, "micro_batches": 4}

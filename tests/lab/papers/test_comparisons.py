@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from thinwire_lab.papers.dct.comparisons import GaussianSketch, TopKGradient
+from thinwire_lab.papers.dct.rows import GaussianSketch, TopKGradient
 
 
 def _gradient(module: nn.Module, x: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,7 @@ from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, at_equal_bytes, compressors, measure
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
-from thinwire_lab.papers.shared.material import Material, Run
-from thinwire_lab.papers.shared.measuring import error
+from thinwire_lab.papers.shared.material import Material, Run, error
 from thinwire_lab.papers.shared.recording import synthetic
 
 DCT_FIGURES = replace(DCT, checks={})

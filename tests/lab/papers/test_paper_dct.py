@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,15 @@ from typer.testing import CliRunner
 
 from thinwire.pipeline import TopKBoundary
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.papers.dct import accuracy
+from thinwire_lab.papers.dct import model_parallel
+from thinwire_lab.papers.dct.crossing import HEAD, LEFT_OUT
 from thinwire_lab.papers.dct.looking import criteria, look, shape
 from thinwire_lab.papers.dct.model_parallel import app
-from thinwire_lab.papers.dct.overview import HEAD, LEFT_OUT
-from thinwire_lab.papers.dct.results import TEXTS, Document, Unfit, lines, table
+from thinwire_lab.papers.dct.results import Document, Unfit
 from thinwire_lab.papers.dct.rows import BASELINE, rows
 from thinwire_lab.papers.dct.training import INSIDE, Material, Network, Run, run
 from thinwire_lab.problems import Batch, Parts, Problem
-from thinwire_lab.problems.base import classes, cross_entropy
-from thinwire_lab.problems.stages import Chain, feed
-from thinwire_lab.show.table import markdown
+from thinwire_lab.problems.base import Chain, classes, cross_entropy, feed
 
 PAGE = Path(__file__).parents[3] / "papers" / "dct" / "README.md"
 
@@ -64,8 +62,7 @@ def _material(steps: int, problem: Problem | None = None) -> Material:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("thinwire_lab.papers.dct.accuracy.build", tiny)
-    monkeypatch.setattr("thinwire_lab.papers.dct.figures.build", tiny)
+    monkeypatch.setattr("thinwire_lab.papers.dct.model_parallel.build", tiny)
     monkeypatch.setitem(INSIDE, "tiny", ("2", "4"))
     threads = torch.get_num_threads()
     yield
@@ -79,13 +76,12 @@ def _run(path: Path, *more: str) -> str:
 
 
 def test_every_row_runs_on_every_seed_and_is_written_and_read(tmp_path: Path) -> None:
-    said = _run(tmp_path / "a.json", "--seeds", "2", "--page", str(tmp_path / "a.md"))
+    said = _run(tmp_path / "a.json", "--seeds", "2")
     document = Document.read(tmp_path / "a.json")
     assert set(document.runs) == {("tiny", row.name, seed) for row in rows("tiny") for seed in (0, 1)}
     assert all(run.diverged_at is None for run in document.runs.values())
     document.write(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
-    assert markdown(table(document, "tiny")) in (tmp_path / "a.md").read_text()
     assert "Gaussian sketch" in said
 
 
@@ -119,7 +115,7 @@ def test_resuming_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
         ran.append(row)
         return run(material, row, seed, *rest)
 
-    monkeypatch.setattr(accuracy, "run", noted)
+    monkeypatch.setattr(model_parallel, "run", noted)
     _run(path, "--seeds", "1", "--only", "Gaussian", "--resume")
     assert ran == [missing.row]
     again = Document.read(path).of("tiny", missing.row)[0]
@@ -145,9 +141,9 @@ def test_runs_of_something_else_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_model_without_stages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "build", lambda name, **_: replace(tiny(), parts=None))
+    monkeypatch.setattr(model_parallel, "build", lambda name, **_: replace(tiny(), parts=None))
     with pytest.raises(BadInput, match="does not fall into stages"):
-        accuracy._built("tiny", 0, None)
+        model_parallel._built("tiny", 0, None)
 
 
 @pytest.mark.parametrize(("cuts", "inside"), [(0, 0), (1, 0), (2, 0), (0, 2), (2, 2)])
@@ -182,58 +178,23 @@ def test_boundaries_know_training_from_evaluation() -> None:
     assert modes == [True] * 3 + [False] * (3 + 2)  # batches trained on, those of them looked at again, held-out ones
 
 
-def test_a_training_that_diverges_is_a_row_that_says_so() -> None:
+def test_a_training_that_diverges_says_so() -> None:
     problem = replace(tiny(), learning_rate=1e30)
     found = run(_material(6, problem), "exact | 75% | 2 workers", 0, 0.25, 1, 0, lambda: TopKBoundary(0.25))
     assert found.diverged_at is not None
     assert math.isnan(found.held_out_loss)
-    document = _document(found)
-    assert list(lines(document, "tiny"))[-1][TEXTS + 1] == "1 of 1 diverged"
 
 
-def _document(*runs: Run) -> Document:
-    setting = {"description": "a tiny model", "steps": 4, "samples": 8}
-    document = Document(environment={}, settings={"tiny": setting})
-    for each in runs:
+def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
+    numbers = {f.name: 0.5 for f in fields(Run)} | {"problem": "tiny", "row": "exact", "kept": math.nan}
+    made = [Run(**numbers | {"seed": seed, "diverged_at": at}) for seed, at in ((1, None), (0, 3))]  # type: ignore[arg-type]
+    document = Document(environment={}, settings={"tiny": {"steps": 4}})
+    for each in made:
         document.add(each)
-    return document
-
-
-def _made(row: str, seed: int, loss: float, kept: float = math.nan) -> Run:
-    return Run(
-        problem="tiny",
-        row=row,
-        seed=seed,
-        density=1.0,
-        train_loss=loss / 2,
-        held_out_loss=loss,
-        train_accuracy=0.5,
-        held_out_accuracy=0.25,
-        kept=kept,
-        nonzero=kept / 2,
-        kept_late=kept,
-        kept_held_out=kept,
-        diverged_at=None,
-        seconds=1.0,
-    )
-
-
-def test_a_table_by_hand(tmp_path: Path) -> None:
-    base, exact = rows("tiny")[0].name, "exact | 75% | 2 workers"
-    document = _document(
-        _made(base, 0, 1.0), _made(base, 1, 2.0), _made(exact, 0, 0.9, 0.25), _made(exact, 1, 2.0, 0.25)
-    )
-    expected = (
-        "| method | sparsity | cut | train loss | held-out loss | held-out, % over baseline | accuracy % | kept % "
-        "| not zero % | kept held-out % |\n"
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| baseline | — | none | 0.7500 ± 0.3536 | 1.5000 ± 0.7071 | — | 25.00 | — | — | — |\n"
-        "| exact | 75 % | 2 workers | 0.7250 ± 0.3889 | 1.4500 ± 0.7778 | \N{MINUS SIGN}5.00 ± 7.07 | 25.00 | 25.0 "
-        "| 12.5 | 25.0 |"
-    )
-    assert markdown(table(document, "tiny")) == expected
     document.write(tmp_path / "a.json")
-    assert markdown(table(Document.read(tmp_path / "a.json"), "tiny")) == expected
+    read = Document.read(tmp_path / "a.json").of("tiny", "exact")
+    assert [(run.seed, run.diverged_at) for run in read] == [(0, 3), (1, None)]
+    assert all(math.isnan(run.kept) and run.train_loss == 0.5 for run in read)
 
 
 def test_a_look_by_hand() -> None:
@@ -277,7 +238,7 @@ def test_figures_are_drawn_and_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(document["runs"]) == 10
     assert [look["step"] for look in document["runs"]["dense"]] == list(range(12))
     assert set(document["shapes"]) == {"before the ReLU", "at the cut"}
-    monkeypatch.setattr("thinwire_lab.papers.dct.figures.follow", None)
+    monkeypatch.setattr("thinwire_lab.papers.dct.model_parallel.follow", None)
     again = CliRunner().invoke(app, [*arguments, "--steps", "12", "--resume"])
     assert again.exit_code == 0, again.output
     assert CliRunner().invoke(app, [*arguments, "--steps", "13", "--resume"]).exit_code == 2

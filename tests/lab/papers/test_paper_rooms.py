@@ -19,15 +19,24 @@ from thinwire_lab.papers.dct.claims import stray
 from thinwire_lab.papers.dragonn import learning, steps
 from thinwire_lab.papers.gtopk import timing
 from thinwire_lab.papers.rooms import PAPERS
-from thinwire_lab.papers.shared import choosing, ledger, tables
+from thinwire_lab.papers.shared import ledger, tables
 from thinwire_lab.papers.shared.benches import Benches, Place, Steps, at_every, by_workers, faster, gains, span
-from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS, catalogue
-from thinwire_lab.papers.shared.claims import UNTESTABLE, Paper
+from thinwire_lab.papers.shared.claims import UNTESTABLE, Paper, over_seeds, spread_out, together
 from thinwire_lab.papers.shared.deciding import Deciding
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, no_worse, sooner, worse
-from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, OPEN, UNDECIDED, VERDICTS, Outcome
+from thinwire_lab.papers.shared.ledger import (
+    DEPENDS,
+    FAILS,
+    HOLDS,
+    HOUSE,
+    OPEN,
+    ROOMS,
+    UNDECIDED,
+    VERDICTS,
+    Outcome,
+    catalogue,
+)
 from thinwire_lab.papers.shared.material import Absent, Material, Run
-from thinwire_lab.papers.shared.seeds import over_seeds, spread_out, together
 from thinwire_lab.papers.shared.shelf import RUNS, TODAY, Combined, Document, Shelf
 from thinwire_lab.papers.shared.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 
@@ -58,7 +67,7 @@ def test_every_check_and_judge_is_of_a_claim_in_the_catalogue() -> None:
 
 def test_a_table_that_strays_is_named(tmp_path: Path) -> None:
     house, root = tmp_path / HOUSE.name, HOUSE.parent
-    for page in (*(HOUSE / room / "README.md" for room in ROOMS), HOUSE / "README.md", root / choosing.PAGE):
+    for page in (*(HOUSE / room / "README.md" for room in ROOMS), HOUSE / "README.md", root / tables.PAGE):
         copy = tmp_path / page.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(page.read_text())

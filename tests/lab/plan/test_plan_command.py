@@ -25,10 +25,8 @@ from thinwire.planner.profile import TRANSPORTS
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan import options, sources, subject, worker
-from thinwire_lab.plan.figures import minimum_ratio, spans
-from thinwire_lab.plan.plots import least_ratio, passes
-from thinwire_lab.plan.report import html
-from thinwire_lab.plan.tensors import every, folded
+from thinwire_lab.plan.plots import least_ratio, minimum_ratio, passes, spans
+from thinwire_lab.plan.report import every, folded, html
 from thinwire_lab.plan.words import bit_rate, conclusions
 
 SLOW, FAST = Link(latency=1e-4, bandwidth=1e6), Link(latency=1e-5, bandwidth=1e11)

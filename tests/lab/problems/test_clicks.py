@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.problems import Batch, build, clicks, criteo, dlrm
+from thinwire_lab.problems import Batch, build, clicks, dlrm
 from thinwire_lab.problems.clicks import Impressions
 
 TEACHER = clicks.teacher(np.random.default_rng(0))
@@ -115,7 +115,7 @@ def test_what_a_line_says_is_what_is_read(tmp_path: Path) -> None:
     odd = _line(
         "0", {0: "", 1: "-3", 2: "0", 3: "1", 12: "65535"}, {0: "", 1: "00000000", 2: "FFffFFff", 25: "0000270e"}
     )
-    found = criteo.load(_write(tmp_path, odd, *[_line()] * 6))
+    found = clicks.load(_write(tmp_path, odd, *[_line()] * 6))
     assert found.labels.tolist() == [0] + [1] * 6
     assert found.dense.dtype == np.float32
     np.testing.assert_array_equal(found.dense[0, [0, 1, 2]], 0)
@@ -127,11 +127,11 @@ def test_what_a_line_says_is_what_is_read(tmp_path: Path) -> None:
 
 def test_packed_and_plain_files_and_line_ends_are_alike(tmp_path: Path) -> None:
     lines = [_line(str(k % 2), {3: str(k)}, {4: f"{k:08x}"}) for k in range(9)]
-    plain = criteo.load(_write(tmp_path, *lines))
+    plain = clicks.load(_write(tmp_path, *lines))
     (tmp_path / "a.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     (tmp_path / "b.txt").write_bytes("\r\n".join(lines).encode())
     for name in ("a.gz", "b.txt"):
-        other = criteo.load(tmp_path / name)
+        other = clicks.load(tmp_path / name)
         for key in ("dense", "ids", "labels"):
             np.testing.assert_array_equal(getattr(other, key), getattr(plain, key))
 
@@ -149,8 +149,8 @@ def test_the_last_seventh_is_held_out_and_never_trained_on(tmp_path: Path) -> No
 
 
 def test_no_more_lines_than_the_bound_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criteo, "LINES", 8)
-    assert len(criteo.load(_write(tmp_path, *[_line()] * 8, "no such line")).labels) == 8
+    monkeypatch.setattr(clicks, "LINES", 8)
+    assert len(clicks.load(_write(tmp_path, *[_line()] * 8, "no such line")).labels) == 8
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_malformed_lines_are_named(line: str, fault: str, tmp_path: Path) -> Non
 def test_files_of_too_few_lines_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_bytes(content)
     with pytest.raises(BadInput, match="expected"):
-        criteo.load(tmp_path / "train.txt")
+        clicks.load(tmp_path / "train.txt")
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -192,4 +192,4 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "not.gz").write_bytes(b"1")
     for name in ("", "nothing", "short.gz", "not.gz"):
         with pytest.raises(BadInput, match="expected a text file"):
-            criteo.load(tmp_path / name)
+            clicks.load(tmp_path / name)

@@ -8,9 +8,9 @@ from thinwire.integrations.momentum.families import family
 from thinwire_lab import problems
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems import PROBLEMS, Problem
+from thinwire_lab.problems.base import RATES
 from thinwire_lab.problems.lstm import WordLSTM
 from thinwire_lab.problems.optimizers import OPTIMIZERS, check_optimizer, optimizers, step_all, zero_all
-from thinwire_lab.problems.rates import RATES
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 EVERY = [pytest.param(name, marks=needs_muon if name == "muon" else ()) for name in OPTIMIZERS]

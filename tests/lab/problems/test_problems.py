@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems import PROBLEMS, Batch, Parts, Problem, build, text
-from thinwire_lab.problems.base import sgd
-from thinwire_lab.problems.sampling import share, spaced
+from thinwire_lab.problems.base import sgd, share, spaced
 from thinwire_lab.problems.transformer import ByteGPT, Shape, recency
 
 NOISE = np.random.default_rng(5)

@@ -23,8 +23,8 @@ from thinwire.planner import Bucket, Cost, Curve, Gradient, Profile, Timeline
 from thinwire.planner.profile import TRANSPORTS
 from thinwire_lab.inputs import parse_link
 from thinwire_lab.simulate.network import Limited, Regions, Tiers, ring, slowest_edge
+from thinwire_lab.simulate.options import described, parse_tiers, read_regions
 from thinwire_lab.simulate.scaling import PLANNED, on, scaled
-from thinwire_lab.simulate.texts import described, parse_tiers, read_regions
 
 EXCHANGES = (AllReduce(), AllGather(), GlobalTopKTree(), RecursiveDoubling(), OwnerSharded())
 HOST, RACK, HALL = (Link(latency=a, bandwidth=b) for a, b in ((1e-5, 8e9), (5e-5, 4e9), (1e-4, 1e9)))

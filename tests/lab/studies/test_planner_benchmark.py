@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from thinwire_lab.studies.planner.figures import Cell, cell, summary
+from thinwire_lab.studies.planner import Cell, cell, summary
 
 PROGRAM = [sys.executable, "-m", "thinwire_lab.studies.planner"]
 HISTORY = [{"step": 9, "choice": {"w": "topk:0.01"}, "reason": "first plan"}]

@@ -6,11 +6,11 @@ from statistics import fmean
 from typing import Any
 
 from thinwire_lab.papers.dct import DCT
-from thinwire_lab.papers.dct.figures import trainings
 from thinwire_lab.papers.dct.looking import DENSITIES
+from thinwire_lab.papers.dct.model_parallel import trainings
+from thinwire_lab.papers.shared.claims import GRADIENTS
 from thinwire_lab.papers.shared.judging import agreed, by_setting, every
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.seeds import GRADIENTS
 from thinwire_lab.papers.shared.shelf import Document
 
 _FIGURES = "python -m thinwire_lab.papers.dct.model_parallel figures"

@@ -18,8 +18,7 @@ from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.dct.looking import criteria
 from thinwire_lab.papers.shared.claims import Finding
 from thinwire_lab.papers.shared.figures import label, side_by_side
-from thinwire_lab.papers.shared.material import Absent, Material, Run
-from thinwire_lab.papers.shared.measuring import ratio, seconds
+from thinwire_lab.papers.shared.material import Absent, Material, Run, ratio, seconds
 from thinwire_lab.problems import build
 from thinwire_lab.show.canvas import COLOURS
 

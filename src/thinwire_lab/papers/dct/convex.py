@@ -8,8 +8,7 @@ from torch import Tensor
 
 from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.shared.claims import Finding
-from thinwire_lab.papers.shared.logistic import Logistic
-from thinwire_lab.papers.shared.material import Material
+from thinwire_lab.papers.shared.material import Logistic, Material
 
 _DENSITY, _RIDGE, _BATCH = 0.1, 0.05, 16
 

@@ -1,6 +1,6 @@
 """DCT-MP: what sparsified boundaries between pipeline stages do to training.
 
-    python -m thinwire_lab.papers.dct.model_parallel accuracy --json out.json --page tables.md
+    python -m thinwire_lab.papers.dct.model_parallel accuracy --json out.json
     python -m thinwire_lab.papers.dct.model_parallel figures --json figures.json --folder papers/dct
 
 `accuracy`: losses and accuracies of every method of the paper, on every seed, as in its Tables 1, 4, 6, 7, 8.
@@ -8,11 +8,179 @@
 Step times are those of `thinwire_lab.studies.pipeline`.
 """
 
+import json as js
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
 import torch
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
-from thinwire_lab.papers.dct.accuracy import accuracy
-from thinwire_lab.papers.dct.figures import figures
+from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
+from thinwire_lab.inputs import BadInput, write_atomically
+from thinwire_lab.machine import environment
+from thinwire_lab.papers.dct.looking import DENSITIES, activations, draw, follow, shape
+from thinwire_lab.papers.dct.results import Document, Unfit
+from thinwire_lab.papers.dct.rows import Row, rows
+from thinwire_lab.papers.dct.training import Material, run
+from thinwire_lab.problems import Problem, build
+from thinwire_lab.show.table import Table
+from thinwire_lab.show.terminal import print_titled
+
+SCHEMA = "thinwire.pipeline_figures/1"
+DENSE = "dense"
+Make = Callable[[], Boundary | None]
+
+
+def trainings() -> dict[str, Make]:
+    """The modules to put at the first cut, by name."""
+    found: dict[str, Make] = {DENSE: lambda: None}
+    for each in DENSITIES:
+        found[f"exact {each:g}"] = lambda each=each: TopKBoundary(each)  # type: ignore[misc]
+        found[f"Laplace {each:g}"] = lambda each=each: LaplaceBoundary(each)  # type: ignore[misc]
+        found[f"Laplace {each:g}, unbounded"] = lambda each=each: LaplaceBoundary(each, bound=1 / each)  # type: ignore[misc]
+    return found
+
+
+def figures(
+    json: Annotated[Path, typer.Option(help="Write what is drawn here, after each training.")],
+    folder: Annotated[Path | None, typer.Option(help="Write the figures here, as PNG.")] = None,
+    problem: Annotated[str, typer.Option(help="One that falls into stages.")] = "dlrm",
+    data: Annotated[Path | None, typer.Option(help="The problem's data, where it is not generated.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    resume: Annotated[bool, typer.Option(help="Skip the trainings that the document has.")] = False,
+) -> None:
+    """Train with and without a boundary at the first cut, and note what the activations did, or draw it, too."""
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    try:
+        built = build(problem, seed=seed, data=data)
+    except BadInput as wrong:
+        raise typer.BadParameter(str(wrong)) from wrong
+    count = steps or STEPS.get(problem, OTHERWISE)
+    document = _document(json if resume else None, {"description": built.description, "steps": count, "seed": seed})
+    material = Material(problem=built, batches=[built.batch(step, 0, 1) for step in range(count)])
+    for name, make in trainings().items():
+        if name not in document["runs"]:
+            with console.status(f"{name}, {count} steps"):
+                _record(document, material, name, make())
+            write_atomically(json, js.dumps(document, allow_nan=False) + "\n")
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(document, folder)
+    print_titled(console, _laws(document))
+
+
+def _document(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+    fresh = {"schema": SCHEMA, "environment": environment(), "settings": settings, "runs": {}, "shapes": {}}
+    if path is None or not path.exists():
+        return fresh
+    found: dict[str, Any] = js.loads(path.read_text())
+    if (found.get("schema"), found.get("settings")) != (SCHEMA, settings):
+        raise typer.BadParameter(f"{path} is of {found.get('settings')}, not of {settings}; name another with --json")
+    return found
+
+
+def _record(document: dict[str, Any], material: Material, name: str, boundary: Boundary | None) -> None:
+    network, looks = follow(material, boundary)
+    if name == DENSE:
+        document["shapes"] = {place: asdict(shape(x)) for place, x in activations(network, material).items()}
+    document["runs"][name] = [asdict(each) for each in looks]
+
+
+def _laws(document: dict[str, Any]) -> Table:
+    return Table(
+        title="Akaike's criterion per element, less is better",
+        headings=("activations", "law", "criterion"),
+        rows=[
+            (place, law, f"{value:.3f}")
+            for place, found in document["shapes"].items()
+            for law, value in found["aic"].items()
+        ],
+        left=(0, 1),
+    )
+
+
+STEPS = {"dlrm": 1500}
+OTHERWISE = 300
+
+
+def accuracy(
+    json: Annotated[Path, typer.Option(help="Write the runs here, after each.")],
+    problem: Annotated[list[str] | None, typer.Option(help="Of dlrm, transformer, mlp; may be repeated.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The problem's data, where it is not generated.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, of initial weights and of the order of the data.")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.  [default: 1500 of dlrm, else 300]")] = None,
+    only: Annotated[str, typer.Option(help="Only rows with this in their name, and what they need.")] = "",
+    resume: Annotated[bool, typer.Option(help="Skip the runs that the document has.")] = False,
+) -> None:
+    """Train unsplit with boundaries where a split would be, and compare losses."""
+    console, problems = Console(width=None if sys.stdout.isatty() else 150), problem or ["dlrm", "transformer"]
+    try:
+        document = Document.read(json) if resume and json.exists() else Document(environment=environment())
+        plans = [(seed, _built(name, seed, data)) for seed in range(seeds) for name in problems]
+        for _, built in plans:
+            _agree(document, built, steps or STEPS.get(built.name, OTHERWISE))
+    except (BadInput, Unfit, OSError) as wrong:
+        raise typer.BadParameter(str(wrong)) from wrong
+    with Progress(console=console) as progress:
+        task = progress.add_task("", total=sum(1 for _, built in plans for _ in _chosen(built, only)))
+        for seed, built in plans:
+            for row in _runs(document, built, seed, only):
+                progress.update(task, advance=1, description=f"{built.name}, seed {seed}, {row.name}")
+                document.write(json)
+    document.write(json)
+    for name in problems:
+        for row in rows(name):
+            losses = [f"{run.held_out_loss:.4f}" for run in document.of(name, row.name)]
+            console.print(f"{name} | {row.name}: held-out loss {', '.join(losses)}" if losses else "", highlight=False)
+
+
+def _built(name: str, seed: int, data: Path | None) -> Problem:
+    found = build(name, seed=seed, data=data)
+    if found.parts is None:
+        raise BadInput(f"the model {name} does not fall into stages")
+    return found
+
+
+def _agree(document: Document, problem: Problem, steps: int) -> None:
+    """Note what the runs share. Raises Unfit if the document's runs are of something else."""
+    samples = len(problem.batch(0, 0, 1)[0])
+    setting = {"description": problem.description, "steps": steps, "samples": samples}
+    before = document.settings.get(problem.name)
+    if before != setting and any(run.problem == problem.name for run in document.runs.values()):
+        raise Unfit(f"the document has runs of {before}, not of {setting}; name another with --json")
+    document.settings[problem.name] = setting
+
+
+def _chosen(problem: Problem, only: str) -> Iterator[Row]:
+    baseline, *others = rows(problem.name)
+    taken_from = {row.like for row in others if only in row.name}
+    yield from (baseline, *(row for row in others if only in row.name or row.name in taken_from))
+
+
+def _runs(document: Document, problem: Problem, seed: int, only: str) -> Iterator[Row]:
+    """Run what is missing, and yield every row once it is complete."""
+    steps = document.settings[problem.name]["steps"]
+    material = Material(problem=problem, batches=[problem.batch(step, 0, 1) for step in range(steps)])
+    for row in _chosen(problem, only):
+        if (problem.name, row.name, seed) not in document.runs:
+            density = _density(document, problem, row, seed)
+            found = run(material, row.name, seed, density, row.cuts, row.inside, lambda: row.make(density, seed))  # noqa: B023
+            document.add(found)
+        yield row
+
+
+def _density(document: Document, problem: Problem, row: Row, seed: int) -> float:
+    """The density of a row: its own, or the real density of the row it is compared with."""
+    if row.like is None:
+        return 1 - row.sparsity
+    return document.runs[problem.name, row.like, seed].kept
+
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.command()(accuracy)

@@ -6,7 +6,7 @@ from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.dct.learning import DENSITIES, FC, Ways
 from thinwire_lab.papers.dct.timing import TIMED
 from thinwire_lab.papers.shared.benches import FC_1G, FC_100M, Steps
-from thinwire_lab.papers.shared.redrawn import Lines, Words, beside
+from thinwire_lab.papers.shared.figures import Lines, Words, beside
 
 
 @DCT.redraws("figure_8", FC_100M, FC_1G, FC)

@@ -2,13 +2,106 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, final
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from thinwire.checked import Share, Size, checked
+from thinwire.codecs.base import kept
+from thinwire.codecs.row_topk import largest_in_rows
 from thinwire.pipeline import LaplaceBoundary, TopKBoundary
-from thinwire_lab.papers.dct.comparisons import GaussianSketch, TopKGradient
 from thinwire_lab.papers.dct.training import INSIDE
+
+
+@final
+@checked
+class TopKGradient(nn.Module):
+    """Activations pass unchanged. Of each row (d) of the gradient, the round(density · d) largest magnitudes pass.
+
+    The gradient alone decides which, whereas behind a `Boundary` the activation does. With error feedback the rest
+    waits at its place in the batch. It is added to the next gradient there, even though that is of another sample.
+    Without error feedback the rest is lost. What waits is in `waiting`, in float32 or wider, and not in the state_dict.
+    Of equal magnitudes the first pass, NaN counts as largest, and what is not finite leaves no rest. For unsplit models
+    only.
+    """
+
+    waiting: Tensor | None
+
+    def __init__(self, density: Share, error_feedback: bool = True) -> None:
+        super().__init__()
+        self.density, self.error_feedback = density, error_feedback
+        self.register_buffer("waiting", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (..., d). Backward raises ValueError if the gradient has another shape than what waits."""
+        out: Tensor = _Filter.apply(x, self)
+        return out
+
+    def filtered(self, gradient: Tensor) -> Tensor:
+        """Return what passes of a gradient (..., d), and zero elsewhere. The rest waits, or is lost."""
+        whole = self._compensated(gradient)
+        flat = whole.view(-1)
+        picks = largest_in_rows(flat, max(1, whole.shape[-1]), self.density).long()
+        taken = flat.index_select(0, picks)
+        passed = taken.to(gradient.dtype)
+        if self.error_feedback:
+            rest = torch.where(passed.isfinite(), taken - passed, 0)
+            self.waiting = flat.index_copy(0, picks, rest).view_as(whole)
+        return passed.new_zeros(flat.numel()).index_copy_(0, picks, passed).view_as(gradient)
+
+    def _compensated(self, gradient: Tensor) -> Tensor:
+        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).contiguous()
+        if self.waiting is None:
+            return wide
+        if self.waiting.shape != wide.shape:
+            raise ValueError(
+                f"the gradient is {tuple(wide.shape)} but what waits is {tuple(self.waiting.shape)}; expected batches "
+                "of one shape: drop the last, smaller one, or set waiting = None to forget what waits"
+            )
+        return wide + self.waiting
+
+
+@final
+@checked
+class GaussianSketch(nn.Module):
+    """A random sketch: x → x S Sᵀ for rows of width d, with S (d, m) of N(0, 1/m) and m = round(density · d).
+
+    Its mean over S is x, but its error is √((d + 1)/m) times as long as x. Each forward draws S anew, from `seed` and
+    the number of calls so far; torch's own random state is left alone. The gradient is autograd's, g S Sᵀ. For unsplit
+    models only: a negative result needs no wire.
+    """
+
+    def __init__(self, density: Share, seed: Size = 0) -> None:
+        super().__init__()
+        self.density, self.seed, self._calls = density, seed, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sketched x (..., d), of the same shape and floating-point dtype."""
+        sketch = self._draw(x.shape[-1], x.device).to(x.dtype)
+        return x @ sketch @ sketch.mT
+
+    def _draw(self, width: int, device: torch.device) -> Tensor:
+        m = kept(self.density, width)
+        mixed = int(np.random.SeedSequence((self.seed, self._calls)).generate_state(1)[0])
+        self._calls += 1
+        generator = torch.Generator(device=device).manual_seed(mixed)
+        return torch.randn(width, m, generator=generator, device=device) * max(1, m) ** -0.5
+
+
+class _Filter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, owner: TopKGradient) -> Tensor:
+        ctx.owner = owner
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.owner.filtered(gradient), None
+
 
 Make = Callable[[float, int], nn.Module]
 SPARSITIES = (0.75, 0.90, 0.95, 0.98)

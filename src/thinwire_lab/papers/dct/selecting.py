@@ -15,8 +15,8 @@ from torch import Tensor
 from thinwire.codecs import SampledThreshold
 from thinwire.codecs.thresholding import kth_largest
 from thinwire_lab.machine import environment
-from thinwire_lab.papers.shared.measuring import seconds
-from thinwire_lab.problems.vgg import vgg
+from thinwire_lab.papers.shared.material import seconds
+from thinwire_lab.problems.images import vgg
 
 DENSITY = 0.05
 WAYS: dict[str, Callable[[Tensor, int], object]] = {

@@ -6,8 +6,8 @@ from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.dragonn.learning import XL, Ways
 from thinwire_lab.papers.dragonn.timing import gains_of_parts
 from thinwire_lab.papers.shared.benches import CNN_1G, LM_1G, TEXT_1G, XL_1G, Steps
+from thinwire_lab.papers.shared.figures import Bars, Lines, Words, beside, curve
 from thinwire_lab.papers.shared.links import ROUTES, SYNCHRONISING, Found, links, routes
-from thinwire_lab.papers.shared.redrawn import Bars, Lines, Words, beside, curve
 
 _GAIN = "times as fast as dense"
 

@@ -13,9 +13,8 @@ import typer
 from torch import Tensor, nn
 
 from thinwire_lab.machine import environment
-from thinwire_lab.papers.shared.measuring import seconds
-from thinwire_lab.problems.resnet20 import resnet20
-from thinwire_lab.problems.vgg import vgg
+from thinwire_lab.papers.shared.material import seconds
+from thinwire_lab.problems.images import resnet20, vgg
 
 BATCH = 32
 NETWORKS = {"small VGG": vgg, "ResNet-20": resnet20}

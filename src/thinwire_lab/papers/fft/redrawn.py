@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.fft.learning import FC, Ways
 from thinwire_lab.papers.shared.benches import CNN_1G, FC_1G, Steps
+from thinwire_lab.papers.shared.figures import Bars, Lines, Words, beside, curve
 from thinwire_lab.papers.shared.links import SWEEP, Found, links, seconds, worlds
-from thinwire_lab.papers.shared.redrawn import Bars, Lines, Words, beside, curve
 
 _NAMES = {"FFT": "fft 0.15", "Top-k": "topk 0.15", "QSGD": "qsgd", "TernGrad": "terngrad"}
 

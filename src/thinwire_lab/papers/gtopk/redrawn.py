@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from thinwire_lab.papers.gtopk import GTOPK
 from thinwire_lab.papers.gtopk.learning import CNN, FC, LM, Ways
 from thinwire_lab.papers.shared.benches import TEXT_STEPS, Grid
+from thinwire_lab.papers.shared.figures import Bars, Lines, Words, beside, curve
 from thinwire_lab.papers.shared.links import SWEEP, Found, links
-from thinwire_lab.papers.shared.redrawn import Bars, Lines, Words, beside, curve
 
 
 @GTOPK.redraws("figure_5", CNN, FC)

@@ -26,6 +26,7 @@ from thinwire_lab.papers.shared.benches import (
     gains,
     span,
 )
+from thinwire_lab.papers.shared.claims import GRADIENTS
 from thinwire_lab.papers.shared.judging import by_setting, every, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.links import (
@@ -39,7 +40,6 @@ from thinwire_lab.papers.shared.links import (
     routes,
     worlds,
 )
-from thinwire_lab.papers.shared.seeds import GRADIENTS
 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:

@@ -10,8 +10,7 @@ from thinwire.signals import Plain
 from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.shared.claims import Finding
 from thinwire_lab.papers.shared.errors import packed_rows
-from thinwire_lab.papers.shared.material import Material
-from thinwire_lab.papers.shared.measuring import error
+from thinwire_lab.papers.shared.material import Material, error
 
 SHARE, BLOCK = 1 / 32, 32
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.shared.benches import TEXT_1G, Steps
+from thinwire_lab.papers.shared.claims import GRADIENTS
 from thinwire_lab.papers.shared.judging import (
     HALF_A_POINT,
     by_setting,
@@ -17,7 +18,6 @@ from thinwire_lab.papers.shared.judging import (
     verdict,
 )
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.seeds import GRADIENTS
 from thinwire_lab.papers.shared.trials import RATES, Series, Trials, Way, accuracy, interval, points_lost, steps_to
 
 RATIOS = (2, 1, 0.5, 0.25, 0.1, 0.05)

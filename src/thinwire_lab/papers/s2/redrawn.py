@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.s2.timing import GATHER, SKETCH, UNION, gather_over_reduce
 from thinwire_lab.papers.shared.benches import CNN_1G, LM_1G, Steps
+from thinwire_lab.papers.shared.figures import Bars, Lines, Words, beside
 from thinwire_lab.papers.shared.links import SWEEP, Found, links, worlds
-from thinwire_lab.papers.shared.redrawn import Bars, Lines, Words, beside
 
 
 @S2.redraws("figure_3", LM_1G, CNN_1G)

@@ -7,11 +7,9 @@ from typing import Self
 
 from matplotlib.figure import Figure
 
-from thinwire_lab.papers.shared.catalogue import ROOMS, catalogue
-from thinwire_lab.papers.shared.claims import Judge, Paper
-from thinwire_lab.papers.shared.ledger import DECIDES, OPEN, UNDECIDED, Outcome, Row, judged
+from thinwire_lab.papers.shared.claims import GRADIENTS, Judge, Paper
+from thinwire_lab.papers.shared.ledger import DECIDES, OPEN, ROOMS, UNDECIDED, Outcome, Row, catalogue, judged
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.seeds import GRADIENTS
 from thinwire_lab.papers.shared.shelf import Shelf
 
 

@@ -1,16 +1,52 @@
-"""The ledger: a row for every claim, with its verdict, what we measured, and the command that did."""
+"""What papers claim, and the ledger: a row a claim, with its verdict, what we measured, and the command that did."""
 
 import json
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.inputs import write_atomically
-from thinwire_lab.papers.shared.catalogue import HOUSE, Claim, catalogue
+
+HOUSE = Path(__file__).parents[4] / "papers"
+"""Pages, claims, figures and runs: they lie in the checkout, and are not installed."""
+ROOMS = ("dragonn", "fft", "s2", "dct", "gtopk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a paper says at `place`, its figures in short, what we run to judge it, and when it then holds.
+
+    clauses: how many clauses of what we measured the paper's page has; the ledger has all of them. how, gradients: how
+    we judge it, from runs and from recorded gradients; what stands in braces is known only then.
+    """
+
+    id: str
+    paper: str
+    place: str
+    claim: str
+    published: str
+    check: str
+    criterion: str
+    clauses: int = 1
+    how: str = ""
+    gradients: str = ""
+
+
+@cache
+def catalogue() -> Mapping[str, Claim]:
+    """Return every claim by its id, in the order of the rooms."""
+    return {
+        name: Claim(id=name, paper=room, **entry)
+        for room in ROOMS
+        for name, entry in tomllib.loads((HOUSE / room / "claims.toml").read_text()).items()
+    }
+
 
 SCHEMA = "thinwire.papers/1"
 LEDGER = HOUSE / "ledger.json"

@@ -1,13 +1,18 @@
-"""The data on which claims are judged."""
+"""The data on which claims are judged, and how far off, how long and how small things are."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from thinwire_lab.problems import Problem
+from thinwire.codecs import Codec
+from thinwire_lab.problems import Problem, build
 
 Gradients = dict[str, Tensor]
 """A gradient per parameter, in the parameter's shape."""
@@ -116,3 +121,73 @@ class Material:
 def flat(gradients: Gradients) -> Tensor:
     """Return all gradients, one after another."""
     return torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
+
+
+LONG = 1 << 20
+"""Elements of a vector so long that a header does not matter."""
+
+
+def error(x: Tensor, restored: Tensor) -> float:
+    """Return err² = ‖x − x̂‖²/‖x‖²."""
+    x = x.reshape(-1).double()
+    return float((x - restored.reshape(-1).double()).square().sum() / x.square().sum())
+
+
+def seconds(call: Callable[[], object], repeats: int = 5, of: Callable[[Iterable[float]], float] = min) -> float:
+    """Return the shortest time of several calls, or another figure `of` them, after a warm-up call."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return of(times)
+
+
+def ratio(codec: Codec) -> float:
+    """How many times fewer bytes than float32 really travel for a long vector, header included?"""
+    return 4 * LONG / codec.encode(torch.randn(LONG, generator=torch.Generator().manual_seed(0))).nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic:
+    """Mean cross entropy of softmax(x · w), for images (n, 784) and labels (n); w is (784, 10)."""
+
+    images: Tensor
+    labels: Tensor
+
+    @classmethod
+    def mnist(cls, material: Material) -> Self:
+        """Return the problem on 2,048 digits. Raises Absent without MNIST."""
+        images, labels = _digits(material.folder("mnist"), material.seed)
+        return cls(images=images, labels=labels)
+
+    def zeros(self) -> Tensor:
+        """Return the starting point."""
+        return torch.zeros(self.images.shape[1], 10)
+
+    def loss(self, w: Tensor) -> float:
+        """Return f(w)."""
+        return float(F.cross_entropy(self.images @ w, self.labels))
+
+    def gradient(self, w: Tensor, part: slice | Tensor = slice(None)) -> Tensor:
+        """Return the gradient over some of the images."""
+        images, labels = self.images[part], self.labels[part]
+        residual = torch.softmax(images @ w, dim=1) - F.one_hot(labels, 10)
+        return images.T @ residual / len(images)
+
+    @cached_property
+    def smoothness(self) -> float:
+        """L: half the largest eigenvalue of the images' second moment (Böhning 1992)."""
+        return 0.5 * float(torch.linalg.matrix_norm(self.images, 2)) ** 2 / len(self.images)
+
+    @property
+    def largest_norm(self) -> float:
+        """The norm of the longest image."""
+        return float(self.images.norm(dim=1).max())
+
+
+@lru_cache(maxsize=1)
+def _digits(folder: Path, seed: int) -> tuple[Tensor, Tensor]:
+    batches = [build("mlp", seed=seed, data=folder).batch(step, 0, 1) for step in range(32)]
+    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire.codecs import Codec, HashedSlots, SampledThreshold
 from thinwire_lab.machine import environment
-from thinwire_lab.papers.shared.measuring import seconds
+from thinwire_lab.papers.shared.material import seconds
 from thinwire_lab.papers.shared.sweep import SIZES
 
 SCHEMA = "thinwire.routes/1"

@@ -13,7 +13,7 @@ from typing import Any, Self
 from thinwire.version import __version__
 from thinwire_lab.inputs import write_atomically
 from thinwire_lab.machine import code, made
-from thinwire_lab.papers.shared.catalogue import HOUSE
+from thinwire_lab.papers.shared.ledger import HOUSE
 from thinwire_lab.papers.shared.material import Absent
 
 RUNS = HOUSE / "runs"

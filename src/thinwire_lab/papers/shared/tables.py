@@ -5,22 +5,69 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from thinwire_lab.inputs import write_atomically
-from thinwire_lab.papers.dct import overview
-from thinwire_lab.papers.shared import choosing
-from thinwire_lab.papers.shared.catalogue import HOUSE, ROOMS, catalogue
+from thinwire_lab.papers.dct import crossing
+from thinwire_lab.papers.shared.benches import (
+    CNN_STEPS,
+    FC_STEPS,
+    LINKS,
+    LM_STEPS,
+    TEXT_STEPS,
+    WORKERS,
+    XL_STEPS,
+    Grid,
+    Place,
+    Steps,
+)
 from thinwire_lab.papers.shared.ledger import (
     BEYOND,
     DECIDES,
     DEPENDS,
     FAILS,
     HOLDS,
+    HOUSE,
     NOTHING,
     OPEN,
+    ROOMS,
     UNDECIDED,
     Row,
+    catalogue,
     counts,
 )
 from thinwire_lab.papers.shared.shelf import Shelf
+
+PAGE = Path("docs/how-to/choose-a-recipe.md")
+GAINS_HEAD = (
+    "| model | gradients | 1 Gbit/s: 2 | 4 | 8 | 100 Mbit/s: 2 | 4 | 8 |\n"
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+)
+MODELS = {
+    "ResNet-20: computes much, has few weights": CNN_STEPS,
+    "byte-level transformer": TEXT_STEPS,
+    "LSTM with an embedding": LM_STEPS,
+    "small VGG: dense layers hold its weights": FC_STEPS,
+    "one linear layer of 12.7 M weights": XL_STEPS,
+}
+SPARSE = ("topk 0.001", "dgc 0.001", "dragonn 0.001", "gtopk 0.001")
+
+
+def gains_lines(shelf: Shelf) -> str:
+    """Return a line for each model. Raises Absent where a run is missing."""
+    return "".join(_gains_line(name, benches.read(shelf)) for name, benches in MODELS.items())
+
+
+def _gains_line(name: str, found: Grid) -> str:
+    megabytes = f"{found[Place(4, LINKS[0])].gradient(4) / 1e6:.2g} MB"
+    places = [Place(workers, link) for link in reversed(LINKS) for workers in WORKERS]
+    cells = [_span(found[place]) if place in found else NOTHING for place in places]
+    return f"| {' | '.join((name, megabytes, *cells))} |\n"
+
+
+def _span(steps: Steps) -> str:
+    """Return the least and the largest gain."""
+    gains = [steps.faster(label) for label in SPARSE]
+    least, largest = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in (min(gains), max(gains)))
+    return least if least == largest else f"{least} to {largest}"
+
 
 HEAD = "| id | the paper's claim | it holds if | verdict | ours |\n| --- | --- | --- | --- | --- |\n"
 _WORDS = {
@@ -72,12 +119,12 @@ def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
     for room in ROOMS:
         path, mine = house / room / "README.md", [row for row in rows.values() if row.paper == room]
         text = _put(_count(path.read_text(), mine), HEAD, "".join(map(_line, mine)))
-        yield path, _put(text, overview.HEAD, overview.lines(Shelf())) if room == "dct" else text
+        yield path, _put(text, crossing.HEAD, crossing.lines(Shelf())) if room == "dct" else text
     path, text = house / "README.md", (house / "README.md").read_text()
     text = re.sub(r"Of \d+ claims [^.]*\.", counted(list(rows.values())), text, count=1)
     yield path, _put(text, *_numbers(rows))
-    path = house.parent / choosing.PAGE
-    yield path, _put(path.read_text(), choosing.HEAD, choosing.lines(Shelf()))
+    path = house.parent / PAGE
+    yield path, _put(path.read_text(), GAINS_HEAD, gains_lines(Shelf()))
 
 
 def _count(text: str, rows: Sequence[Row]) -> str:

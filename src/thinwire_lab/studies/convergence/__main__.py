@@ -5,7 +5,6 @@
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "sparseloco(every=30)"
     python -m thinwire_lab.studies.convergence run runs.jsonl --scale 150 --device cuda --autocast --batch 8
     python -m thinwire_lab.studies.convergence table runs.jsonl --tuned --markdown runs.md
-    python -m thinwire_lab.studies.convergence plot runs.jsonl runs.png --tuned --only topk,dense
 
 One process trains with virtual workers: a thread for each rank, its own replica, optimizer and `thinwire.replicate`.
 There is no network; group.py says what takes its place, and that sums have the bits of Gloo's. So a
@@ -34,7 +33,6 @@ from thinwire_lab.machine import code
 from thinwire_lab.show.table import markdown as page
 from thinwire_lab.show.terminal import print_raw, print_table
 from thinwire_lab.studies.convergence.optimizers import Schedule
-from thinwire_lab.studies.convergence.plot import draw
 from thinwire_lab.studies.convergence.results import append, grouped, read, table, tuned
 from thinwire_lab.studies.convergence.training import DATA, TODAY, Run, Settings, problem_of, text_of, train
 
@@ -122,22 +120,6 @@ def tabulate(
         print_table(console, found)
     else:
         markdown.write_text(page(found) + "\n")
-
-
-@app.command("plot")
-def plot(
-    file: File,
-    image: Annotated[Path, typer.Argument(help="The PNG to write.")],
-    model: Model = "transformer",
-    steps: Steps = 300,
-    workers: Workers = 4,
-    schedule: Rates = "constant",
-    only: Only = "",
-    best: Best = False,
-) -> None:
-    """Draw loss over bits and over steps."""
-    runs = _among(read(file), model, steps, workers, schedule, only)
-    draw(tuned(grouped(runs)) if best else grouped(runs), image)
 
 
 def _among(runs: Iterable[Run], model: str, steps: int, workers: int, schedule: str, only: str) -> list[Run]:

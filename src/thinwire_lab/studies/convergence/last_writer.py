@@ -1,21 +1,25 @@
-"""Hashed slots in which whoever writes last wins, as DRAGONN's paper has them (Wang et al. 2022, Alg. 1)."""
+"""What papers have and the library has not: slots whose last writer wins, and gradients taken for one tensor."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
+from torch.futures import Future
 
 from thinwire import kernels
 from thinwire.checked import Positive
 from thinwire.codecs.base import Codec, kept
 from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, side_by_side
+from thinwire.collectives import Group
 from thinwire.exchanges import AllGather
 from thinwire.kernels.parts import Cut
-from thinwire.memories import MomentumCorrection
+from thinwire.memories import Memory, MomentumCorrection
 from thinwire.payloads import Sparse
 from thinwire.recipes import dense
-from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.reducer import Bucket, Compressed, Mean, MinimumSize, Reducer, Round, Segment
 from thinwire.schedules import Density
 from thinwire.signals import Signal, Signals
 
@@ -48,3 +52,27 @@ def last_writer(*, density: Density, surplus: float = 1.0) -> Reducer:
     codec = LastWriter(density=density, surplus=surplus)
     large = Compressed(memory=memory, codec=codec, exchange=AllGather())
     return MinimumSize(minimum_size=1024, small=dense(memory=memory), large=large)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Whole(Reducer):
+    """Give `reducer` each bucket as one vector. `replicate` makes one bucket of a model below its cap."""
+
+    reducer: Reducer
+
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
+        """Prepare it."""
+        self.reducer.prepare(group, samples)
+
+    def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
+        """Join the bucket's segments."""
+        return self.reducer.reduce(Bucket(flat=bucket.flat, segments=bucket.segments.coalesced), at)
+
+    def memories(self) -> Sequence[Memory]:
+        """Return its memories."""
+        return self.reducer.memories()
+
+    def memory_of(self, segment: Segment) -> Memory:
+        """Return its memory, in which a bucket has the name of its first segment."""
+        return self.reducer.memory_of(segment)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from thinwire_lab.show.table import Column, Table, tabulated
-from thinwire_lab.studies.convergence.training import Look, Run, Settings
+from thinwire_lab.studies.convergence.training import Run, Settings
 
 
 def read(path: Path) -> list[Run]:
@@ -46,13 +46,6 @@ class Several:
     @property
     def bits(self) -> float:
         return fmean(run.bits for run in self.runs)
-
-    def curve(self) -> list[Look]:
-        """Return the means at the looks that all runs have."""
-        return [
-            Look(looks[0].step, fmean(look.loss for look in looks), fmean(look.bits for look in looks))
-            for looks in zip(*(run.looks for run in self.runs), strict=False)
-        ]
 
 
 def grouped(runs: Iterable[Run]) -> list[Several]:

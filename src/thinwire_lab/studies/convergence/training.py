@@ -25,9 +25,8 @@ from thinwire_lab.machine import made
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import Batch, hits
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks
-from thinwire_lab.studies.convergence.last_writer import last_writer
+from thinwire_lab.studies.convergence.last_writer import Whole, last_writer
 from thinwire_lab.studies.convergence.optimizers import OPTIMIZERS, Make, Schedule, scheduler
-from thinwire_lab.studies.convergence.whole import Whole
 
 LOOKS = 15  # at the held-out loss, if not said otherwise
 CIFAR10 = "cifar10/cifar10_jpeg.npz"

@@ -12,26 +12,193 @@ and waiting for a turn on the shared cores, come on top: they are what is left w
 Without permission for network namespaces it says so, and runs unthrottled, with no bytes counted on the link.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
+import torch
+import torch.distributed as dist
 import typer
 from rich.console import Console
+from torch import Tensor
 
-from thinwire_lab.cluster.link import Rate, parse_rate
+from thinwire.codecs import BlockTopK, Codec
+from thinwire.exchanges import Exchange, Link, OwnerSharded
+from thinwire.payloads import Payload
+from thinwire.recipes import METHODS
+from thinwire_lab.bench.rows import HEADER_BYTES, percentiles
+from thinwire_lab.cluster.link import Meter, Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.cluster.rounds import events, line
+from thinwire_lab.cluster.rounds import durations, events, line, ping, start_together
+from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group
 from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import Column, tabulated
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.show.units import UNKNOWN, human_bytes, milliseconds
-from thinwire_lab.studies.exchanges.figures import Event, Fit, Row, row
-from thinwire_lab.studies.exchanges.worker import WAYS
 
-HANDLER = "thinwire_lab.studies.exchanges.worker:handle"
+LEAD = 0.1  # seconds for all ranks to settle before they start together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to sum sparse vectors. `exact`: it gives exactly the sum of what the ranks sent."""
+
+    codec: Callable[[float], Codec]
+    exchange: Exchange
+    exact: bool = True
+
+
+def _of(method: str, *, exact: bool = True) -> Way:
+    """Return the way of a catalogue method."""
+    found = METHODS[method]
+    return Way(codec=lambda density: found.large(density).codec, exchange=found.large().exchange, exact=exact)
+
+
+WAYS = {
+    "dense": _of("dense"),
+    "all-gather": _of("topk"),
+    "tree": _of("gtopk", exact=False),
+    "doubling": _of("doubling"),
+    "owner-sharded": _of("owner"),
+    "owner-sharded, blocks": Way(codec=lambda density: BlockTopK(density=density), exchange=OwnerSharded()),
+    "union, blocks": _of("s2_union"),
+    "sketch, blocks": _of("s2_reducer", exact=False),
+}
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Join the group at the first job, then do the job."""
+    join_group()
+    _TASKS[job.pop("task")](emit, **job)
+
+
+def vector(rank: int, numel: int) -> Tensor:
+    """Return normal float32 numbers, the same for a rank in every job: multiples of 2⁻¹², so that sums are exact."""
+    return (torch.randn(numel, generator=torch.Generator().manual_seed(rank)) * 2**12).round() / 2**12
+
+
+def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) -> None:
+    """Emit "round" for every repeat but the first, which warms up, and finally "sum"."""
+    chosen, meter = WAYS[way], Meter()
+    codec, world = chosen.codec(density), dist.get_world_size()
+    mine = codec.encode(vector(dist.get_rank(), numel))
+    for repeat in range(repeats + 1):
+        event, total = _exchange(chosen.exchange, mine, meter, seed=repeat)
+        if repeat:
+            emit({"kind": "round", "repeat": repeat, "formula": chosen.exchange.sent_bytes(mine, world)} | event)
+    right = None
+    if chosen.exact and dist.get_rank() == 0:
+        right = torch.equal(total.to(torch.float64), _float64_sum(codec, numel, world))
+    digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
+    emit({"kind": "sum", "digest": digest, "right": right, "payload": mine.nbytes})
+
+
+def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> tuple[dict[str, Any], Tensor]:
+    """Exchange once."""
+    group = dist.group.WORLD
+    assert group is not None
+    start_together(LEAD)
+    meter.skip()
+    start = time.perf_counter()
+    done = exchange.start(mine, group, seeds=[seed]).wait()
+    end = time.perf_counter()
+    return {"start": start, "end": end, "declared": done.sent_bytes} | meter.drain(), done.total.dense()
+
+
+def _float64_sum(codec: Codec, numel: int, world: int) -> Tensor:
+    payloads = (codec.encode(vector(rank, numel)) for rank in range(world))
+    return torch.stack([payload.dense().to(torch.float64) for payload in payloads]).sum(dim=0)
+
+
+_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": ping}
+
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One exchange at one number of workers. Bytes are means per worker; `excess`: measured over declared + headers.
+
+    `lifted_seconds`: without the links' limits. `identical`: all ranks hold the same bits. `right`: they are the
+    float64 sum; None if that is not promised.
+    """
+
+    exchange: str
+    world_size: int
+    link: str
+    declared_bytes: float
+    formula_bytes: float
+    measured_bytes: float | None
+    header_bytes: float | None
+    excess: float | None
+    seconds: dict[str, float]
+    lifted_seconds: dict[str, float]
+    predicted_seconds: float
+    identical: bool
+    right: bool | None
+
+    @property
+    def off_formula(self) -> float:
+        """Relative deviation of the declared bytes from the formula."""
+        return self.declared_bytes / self.formula_bytes - 1
+
+    @property
+    def off_measured(self) -> float | None:
+        """Relative deviation of the measured bytes from the formula with headers."""
+        if self.measured_bytes is None or self.header_bytes is None:
+            return None
+        return self.measured_bytes / (self.formula_bytes + self.header_bytes) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A link as ping-pong measures it. `r2`: the share of variance in the times that a line over the bytes explains."""
+
+    link: str
+    latency: float
+    bandwidth: float
+    r2: float
+
+
+def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Event], found: Fit) -> Row:
+    """Sum up what all ranks emitted about one exchange, behind their links and with these lifted."""
+    rounds = _rounds(events)
+    sums = [event for event in events if event["kind"] == "sum"]
+    declared = fmean(event["declared"] for event in rounds)
+    counted = all("measured" in event for event in rounds)
+    measured = fmean(event["measured"] for event in rounds) if counted else None
+    headers = HEADER_BYTES * fmean(event["packets"] for event in rounds) if counted else None
+    link = Link(latency=found.latency, bandwidth=found.bandwidth)
+    payload = fmean(event["payload"] for event in sums)
+    return Row(
+        exchange=way,
+        world_size=world_size,
+        link=found.link,
+        declared_bytes=declared,
+        formula_bytes=fmean(event["formula"] for event in rounds),
+        measured_bytes=measured,
+        header_bytes=headers,
+        excess=None if measured is None or headers is None else measured / (declared + headers) - 1,
+        seconds=asdict(percentiles(durations(rounds))),
+        lifted_seconds=asdict(percentiles(durations(_rounds(lifted)))),
+        predicted_seconds=WAYS[way].exchange.seconds(payload, world_size, link),
+        identical=len({event["digest"] for event in sums}) == 1,
+        right=next((event["right"] for event in sums if event["right"] is not None), None),
+    )
+
+
+def _rounds(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event["kind"] == "round"]
+
+
+HANDLER = "thinwire_lab.studies.exchanges:handle"
 SCHEMA = "thinwire.exchanges/2"
 SIZES = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]  # bytes of ping-pong messages
 CLOSE = 0.03  # how far bytes may deviate from the formula

@@ -1,6 +1,6 @@
 """Does a parameter server keep its word when processes are killed?
 
-    python -m thinwire_lab.studies.server_faults --seconds 600 --seed 0
+    python tests/server/faults.py --seconds 600 --seed 0
 
 A server and three trainers, each a process, train a small network. Every few seconds one of them gets SIGKILL, and is
 started again a little later. Then the same runs undisturbed, to as many updates.

@@ -1,0 +1,362 @@
+"""Does the planner keep its word? Real training behind links of many rates, against what it predicted.
+
+    python -m thinwire_lab.studies.planner grid --data ../shared/data --json grid.json
+    python -m thinwire_lab.studies.planner grid --models transformer --worlds 2 --links 10mbit/25ms,1gbit/25ms
+
+For each model, number of workers and link: the steps that were predicted, and the steps as measured, of plain
+DDP, of every candidate for all tensors, of the plan, and of "auto", which take turns. It ends with the median
+error of the predictions, with the regret (by what share of its step the best candidate is faster), and with how much
+slower "auto" is than plain DDP where it is slowest.
+"""
+
+import copy
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire
+from thinwire.integrations import Attachment
+from thinwire.memories import ErrorFeedback
+from thinwire.planner import Budget, Plan, step_seconds
+from thinwire.planner.live import Adaptive
+from thinwire.planner.plan import reducer
+from thinwire.planner.probe.measure import longest
+from thinwire_lab.cluster.link import parse_rate
+from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group, wrapped
+from thinwire_lab.inputs import write_document
+from thinwire_lab.machine import environment
+from thinwire_lab.problems import Problem, build
+from thinwire_lab.problems.base import sgd
+from thinwire_lab.show.table import Table
+from thinwire_lab.show.terminal import print_titled
+from thinwire_lab.show.units import milliseconds
+
+SMALLEST = 1024  # elements: smaller tensors stay uncompressed where one candidate is used for all
+BUDGET = Budget(names=("fp16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk"), densities=(0.01,))
+DENSE, AGAIN, PLANNED, WATCHED = "dense", "dense again", "the plan", "auto"
+
+
+class Run:
+    """A model in training; `attach` puts a method to work on it."""
+
+    def __init__(self, problem: Problem, attach: Callable[[DistributedDataParallel], Attachment | None]) -> None:
+        self.problem = problem
+        self.model = wrapped(copy.deepcopy(problem.model))
+        self.optimizer = sgd(self.model.module, problem)
+        self.attachment = attach(self.model)
+        self.count = 0
+
+    def loss(self) -> Any:
+        """Run forward on the next batch."""
+        batch = self.problem.batch(self.count, dist.get_rank(), dist.get_world_size())
+        return self.problem.loss(self.model, batch)
+
+    def step(self) -> float:
+        """Take a step. Return its seconds, without making the batch."""
+        batch = self.problem.batch(self.count, dist.get_rank(), dist.get_world_size())
+        self.count += 1
+        start = time.perf_counter()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.problem.loss(self.model, batch)
+        loss.backward()
+        self.optimizer.step()
+        return time.perf_counter() - start
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Measure a cell."""
+    join_group()
+    measure(problem(**job["problem"]), job["seconds"], emit if dist.get_rank() == 0 else lambda event: None)
+
+
+@functools.lru_cache(maxsize=1)
+def problem(name: str, data: str | None, scale: float) -> Problem:
+    """Build the problem once."""
+    return build(name, seed=0, data=None if data is None else Path(data), scale=scale)
+
+
+def measure(training: Problem, budget: float, emit: Emit) -> None:
+    """Plan, and train with everything in turns; emit the predictions and the seconds of steps."""
+    start = time.perf_counter()
+    run = Run(training, lambda model: None)
+    plan = thinwire.plan(run.model, run.loss, update=run.optimizer.step, budget=BUDGET)
+    emit({"kind": "plan", "seconds": time.perf_counter() - start, "predicted": _predicted(plan)})
+    runs: dict[str, Run] = {}
+    for name, attach in _methods(training.model, plan):
+        start = time.perf_counter()
+        runs[name] = Run(training, attach)
+        if name == WATCHED:
+            emit({"kind": "attached", "seconds": time.perf_counter() - start})
+    _let_decide(runs[WATCHED], emit)
+    watched = {name: runs.pop(name) for name in (DENSE, WATCHED, AGAIN)}
+    times = _in_turns(runs, budget) | _side_by_side(watched, 2 * budget)
+    for name, seconds in times.items():
+        emit({"kind": "times", "name": name, "seconds": seconds})
+    attached = watched[WATCHED].attachment
+    assert attached is not None
+    emit({"kind": "same", "same": attached.verify_replicas()})
+
+
+def _predicted(plan: Plan) -> dict[str, float]:
+    """Return the predicted seconds of a step for each candidate and for the plan."""
+    large = [g.name for g in plan.profile.timeline.gradients if g.numel >= SMALLEST]
+    found = {c.name: step_seconds(plan.profile, dict.fromkeys(large, c.name)) for c in BUDGET.candidates()}
+    return found | {PLANNED: plan.seconds}
+
+
+def _methods(
+    module: nn.Module, plan: Plan
+) -> Iterator[tuple[str, Callable[[DistributedDataParallel], Attachment | None]]]:
+    for candidate in BUDGET.candidates()[1:]:
+        yield candidate.name, _uniform(module, candidate.name)
+    yield PLANNED, lambda model: thinwire.attach(model, plan)
+    # side by side, and plain DDP twice, to see the noise between equal runs
+    yield DENSE, _uniform(module, DENSE)
+    yield WATCHED, lambda model: thinwire.attach(model, BUDGET)
+    yield AGAIN, _uniform(module, DENSE)
+
+
+def _uniform(module: nn.Module, name: str) -> Callable[[DistributedDataParallel], Attachment | None]:
+    """Return a function that attaches a candidate for all but small tensors; dense is plain DDP, without a hook."""
+    if name == DENSE:
+        return lambda model: None
+    large = [who for who, p in module.named_parameters() if p.numel() >= SMALLEST]
+    return lambda model: thinwire.attach(model, reducer(dict.fromkeys(large, name), ErrorFeedback()))
+
+
+def _let_decide(run: Run, emit: Emit, most: int = 80) -> None:
+    """Train until the policy has decided."""
+    start = time.perf_counter()
+    while not _history(run) and run.count < most:
+        run.step()
+    emit({"kind": "decided", "steps": run.count, "seconds": time.perf_counter() - start, "history": _history(run)})
+
+
+def _history(run: Run) -> list[dict[str, Any]]:
+    assert run.attachment is not None
+    adaptive = run.attachment.recipe
+    assert isinstance(adaptive, Adaptive)
+    return [decision._asdict() | {"choice": dict(decision.choice)} for decision in adaptive.history]
+
+
+def _in_turns(runs: Mapping[str, Run], budget: float, *, lap: int = 4, most: int = 24) -> dict[str, list[float]]:
+    """Let runs take turns of a few steps, for about `budget` seconds each. A turn's first step does not count."""
+    laps = {name: _count(run, budget / lap, most=most // lap) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(max(laps.values())):
+        for name, run in runs.items():
+            if number < laps[name]:
+                times[name] += [run.step() for _ in range(lap + 1)][1:]
+    return times
+
+
+def _side_by_side(runs: Mapping[str, Run], budget: float, *, most: int = 60) -> dict[str, list[float]]:
+    """Let runs take single steps in turn, in a rotating order, for about `budget` seconds each."""
+    names = list(runs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(max(_count(run, budget, most=most) for run in runs.values())):
+        place = number % len(names)
+        for name in names[place:] + names[:place]:
+            times[name].append(runs[name].step())
+    return times
+
+
+def _count(run: Run, budget: float, *, most: int) -> int:
+    """Return how many steps of `run` take `budget` seconds, as all ranks see it; from 1 to `most`."""
+    group = dist.group.WORLD
+    assert group is not None
+    typical = longest([run.step() for _ in range(3)][-1], group)
+    return max(1, min(most, round(budget / typical)))
+
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One model, number of workers and link. Seconds of a step: predicted, and of every measured step."""
+
+    model: str
+    workers: int
+    link: str
+    predicted: Mapping[str, float]
+    measured: Mapping[str, Sequence[float]]
+    planning: float
+    attaching: float
+    deciding: float
+    choice: Mapping[str, str]
+    reason: str
+    same: bool
+
+    def seconds(self, name: str) -> float:
+        """Return the median step."""
+        return median(self.measured[name])
+
+    def error(self, name: str) -> float:
+        """Return the error of a prediction, relative to the measurement."""
+        return self.predicted[name] / self.seconds(name) - 1
+
+    @property
+    def candidates(self) -> list[str]:
+        """The candidates that were used for all tensors."""
+        return [name for name in self.measured if name not in (AGAIN, PLANNED, WATCHED)]
+
+    @property
+    def best(self) -> str:
+        """The fastest candidate, as measured."""
+        return min(self.candidates, key=self.seconds)
+
+    def regret(self, name: str) -> float:
+        """By what share of the best candidate's step is this slower?"""
+        return max(0.0, self.seconds(name) / self.seconds(self.best) - 1)
+
+    def over_dense(self, name: str) -> float:
+        """By what share is a row slower than plain DDP? The median over steps taken side by side."""
+        pairs = zip(self.measured[name], self.measured[DENSE], strict=True)
+        return median(other / dense for other, dense in pairs) - 1
+
+
+def cell(model: str, workers: int, link: str, events: Sequence[Event]) -> Cell:
+    """Make a cell from what rank 0 emitted."""
+    one = {event["kind"]: event for event in events}
+    history = one["decided"]["history"]
+    last: Mapping[str, Any] = history[-1] if history else {"choice": {}, "reason": "undecided"}
+    return Cell(
+        model=model,
+        workers=workers,
+        link=link,
+        predicted=one["plan"]["predicted"],
+        measured={event["name"]: event["seconds"] for event in events if event["kind"] == "times"},
+        planning=one["plan"]["seconds"],
+        attaching=one["attached"]["seconds"],
+        deciding=one["decided"]["seconds"],
+        choice=last["choice"],
+        reason=last["reason"],
+        same=one["same"]["same"],
+    )
+
+
+def summary(cells: Sequence[Cell]) -> dict[str, float]:
+    """Return the summary of the grid."""
+    errors = [abs(each.error(name)) for each in cells for name in each.predicted]
+    regrets = {name: [each.regret(name) for each in cells] for name in (PLANNED, WATCHED)}
+    return {
+        "predictions": len(errors),
+        "median_error": median(errors),
+        "error_p90": sorted(errors)[int(0.9 * (len(errors) - 1))],
+        "median_regret": median(regrets[PLANNED]),
+        "largest_regret": max(regrets[PLANNED]),
+        "median_regret_auto": median(regrets[WATCHED]),
+        "largest_regret_auto": max(regrets[WATCHED]),
+        "auto_over_dense_most": max(each.over_dense(WATCHED) for each in cells),
+        "auto_over_dense_median": median(each.over_dense(WATCHED) for each in cells),
+        "dense_again_over_dense_most": max(each.over_dense(AGAIN) for each in cells),
+        "dense_again_over_dense_least": min(each.over_dense(AGAIN) for each in cells),
+    }
+
+
+HANDLER = "thinwire_lab.studies.planner:handle"
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+
+
+@app.callback()
+def planner() -> None:
+    """Measure what the planner predicts."""
+
+
+@app.command()
+def grid(
+    models: Annotated[str, typer.Option(help="Of transformer, xml, resnet20.")] = "transformer,xml,resnet20",
+    worlds: Annotated[str, typer.Option(help="Numbers of workers.")] = "2,4",
+    links: Annotated[
+        str, typer.Option(help="Rates of the workers' links, or none.")
+    ] = "none,1gbit,300mbit,100mbit,30mbit",
+    data: Annotated[Path | None, typer.Option(help="Folder that holds cifar10/*.npz, for resnet20.")] = None,
+    seconds: Annotated[float, typer.Option(help="Training that each row is measured for.")] = 2.5,
+    json: Annotated[Path | None, typer.Option(help="Write the results here, after each cell.")] = None,
+) -> None:
+    """Run the grid."""
+    cells: list[Cell] = []
+    for model, problem in _problems(models, data).items():
+        for workers in map(int, worlds.split(",")):
+            for link in links.split(","):
+                cells.append(_cell(model, {"problem": problem, "seconds": seconds}, workers, link))
+                print_titled(console, _table(cells[-1]))
+                about = {"environment": environment(budget=str(BUDGET)), "summary": summary(cells)}
+                write_document(json, "thinwire.grid/1", **about, cells=[asdict(each) for each in cells])
+    found = summary(cells)
+    for name, value in found.items():
+        text = f"{value:.0f}" if name == "predictions" else f"{value:.1%}"
+        console.print(f"{name.replace('_', ' ')}: {text}", highlight=False)
+
+
+def _cell(model: str, job: dict[str, Any], workers: int, link: str) -> Cell:
+    """Measure a cell, on workers of its own: a link keeps its latency."""
+    with Cluster(workers, parse_rate(link) or parse_rate("1gbit"), HANDLER) as cluster:
+        if not cluster.throttled:
+            raise typer.BadParameter(f"links cannot be limited here: {cluster.label}")
+        cluster.limit(parse_rate(link))
+        return cell(model, workers, link, [event for rank, event in cluster.run(job) if rank == 0])
+
+
+def _problems(models: str, data: Path | None) -> dict[str, dict[str, Any]]:
+    """Return what to build for each model; resnet20 is left out, which is said, where its data is not given."""
+    images = None if data is None else next((str(path) for path in sorted((data / "cifar10").glob("*.npz"))), None)
+    known = {
+        "transformer": {"name": "transformer", "data": None, "scale": 1.0},
+        "xml": {"name": "xml", "data": None, "scale": 0.02},
+        "resnet20": {"name": "resnet20", "data": images, "scale": 1.0},
+    }
+    asked = models.split(",")
+    if unknown := [model for model in asked if model not in known]:
+        raise typer.BadParameter(f"no model here is called {unknown[0]!r}; expected some of {', '.join(known)}")
+    if "resnet20" in asked and images is None:
+        console.print("resnet20 is left out: --data names no folder that holds cifar10/*.npz", style="red")
+        asked.remove("resnet20")
+    return {model: known[model] for model in asked}
+
+
+def _table(found: Cell) -> Table:
+    title = (
+        f"{found.model}, {found.workers} workers, {found.link}: planned in {found.planning:.1f} s; auto: wrapped and "
+        f"attached in {found.attaching:.1f} s, decided after {found.deciding:.1f} s of training; replicas "
+        f"{'identical' if found.same else 'DIFFER'}\n{found.reason}"
+    )
+    return Table(
+        title=title,
+        headings=("", "measured ms", "predicted ms", "error", "regret"),
+        rows=[_measured(found, name) for name in found.measured],
+        notes=[
+            f"against plain DDP: auto {found.over_dense(WATCHED):+.1%}, plain DDP again {found.over_dense(AGAIN):+.1%}"
+        ],
+        left=(0,),
+    )
+
+
+def _measured(found: Cell, name: str) -> tuple[str, ...]:
+    known = name in found.predicted
+    return (
+        name + " (best)" * (name == found.best),
+        milliseconds(found.seconds(name)),
+        milliseconds(found.predicted[name]) if known else "",
+        f"{found.error(name):+.0%}" if known else "",
+        f"{found.regret(name):.1%}" if name in (PLANNED, WATCHED) else "",
+    )
+
+
+if __name__ == "__main__":
+    app()
