@@ -41,7 +41,7 @@ GAINS_HEAD = (
     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
 )
 MODELS = {
-    "ResNet-20: computes much, has few weights": CNN_STEPS,
+    "ResNet-20: much computing, few weights": CNN_STEPS,
     "byte-level transformer": TEXT_STEPS,
     "LSTM with an embedding": LM_STEPS,
     "small VGG: dense layers hold its weights": FC_STEPS,
