@@ -39,6 +39,7 @@ extensions = [
 ]
 
 myst_heading_anchors = 4
+smartquotes_action = "qe"  # options keep their two dashes
 highlight_language = "text"  # of what names no language, such as commands and tables
 autosummary_generate = False
 autodoc_member_order = "bysource"
