@@ -155,7 +155,7 @@ CONTENTS = {
         "scatter",
         "simulate",
     ],
-    "papers/README": ["dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],
+    "papers/README": ["judging", "dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],
 }
 """The order of the pages. It stands here, because a page with a toctree in it does not read well as plain Markdown."""
 
