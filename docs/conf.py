@@ -110,6 +110,7 @@ CONTENTS = {
         "codecs",
         "memories",
         "exchanges",
+        "gathers",
         "formats",
         "payloads",
         "reducer",

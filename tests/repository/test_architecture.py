@@ -13,7 +13,7 @@ import thinwire_lab
 ROOT = Path(thinwire.__file__).parent
 LAB = Path(thinwire_lab.__file__).parent
 LAYERS = [
-    ("checked",),
+    ("checked", "version"),
     ("errors", "schedules", "stats", "trace", "waits"),
     ("handle", "kernels"),
     ("collectives", "formats"),
