@@ -136,25 +136,25 @@ OUTER_LOSSES: tuple[MeasuredApart, ...] = (
 )
 """Of docs/measurements/outer.md, with AdamW inside. Both of `diloco` are means of three seeds."""
 
-_DENSE = MappingProxyType(
-    {
-        20: 2.4135,
-        40: 2.2243,
-        60: 2.1189,
-        80: 2.0257,
-        100: 1.9719,
-        120: 1.9172,
-        140: 1.8698,
-        160: 1.8227,
-        180: 1.7982,
-        200: 1.7672,
-        220: 1.7522,
-        240: 1.7355,
-        260: 1.7115,
-        280: 1.6877,
-        300: 1.6684,
-    }
+_STEPS = range(20, 301, 20)
+_LOSSES = (
+    2.4135,
+    2.2243,
+    2.1189,
+    2.0257,
+    1.9719,
+    1.9172,
+    1.8698,
+    1.8227,
+    1.7982,
+    1.7672,
+    1.7522,
+    1.7355,
+    1.7115,
+    1.6877,
+    1.6684,
 )
+_DENSE = MappingProxyType(dict(zip(_STEPS, _LOSSES, strict=True)))
 """Loss by step of uncompressed training, a mean of three seeds."""
 
 

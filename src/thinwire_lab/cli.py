@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -113,36 +114,16 @@ def bench(
     listing: Annotated[bool, typer.Option("--list", help="Print recipes and models, and exit.")] = False,
 ) -> None:
     """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
+    asked = dict(locals())
     from thinwire_lab.bench import command, options
 
-    if listing:
+    files = {name: asked.pop(name) for name in ("json", "html")}
+    if asked.pop("listing"):
         command.print_listing()
         return
     with refusing("bench"):
-        asked = options.read(
-            workers=workers,
-            link=link,
-            recipes=recipes,
-            densities=density,
-            shard=shard,
-            outer=outer,
-            servers=servers,
-            slow=slow,
-            kill=kill,
-            pipeline=pipeline,
-            boundaries=boundary,
-            micro_batches=micro_batches,
-            steps=steps,
-            model=model,
-            data=data,
-            scale=scale,
-            optimizer=optimizer,
-            seed=seed,
-            seeds=seeds,
-            target=target,
-            extend=extend,
-        )
-        raise typer.Exit(command.run(asked, json=json, html=html))
+        lists = {"densities": asked.pop("density"), "boundaries": asked.pop("boundary")}
+        raise typer.Exit(command.run(options.read(**lists, **asked), **files))
 
 
 @app.command()
@@ -225,31 +206,16 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
 ) -> None:
     """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
+    asked = dict(locals())
     from thinwire_lab.inputs import BadInput
     from thinwire_lab.plan import apart, command, options
     from thinwire_lab.plan import pipeline as stages
 
     with refusing("plan"):
-        request = options.Request(
-            target=target,
-            model=model,
-            data=data,
-            scale=scale,
-            seed=seed,
-            workers=workers,
-            link=link,
-            profile=profile,
-            save_profile=save_profile,
-            micro_batches=micro_batches,
-            boundary=boundary,
-            optimizer=options.optimizer_called(optimizer),
-        )
+        optimizer = asked["optimizer"] = options.optimizer_called(optimizer)
+        request = options.Request(**{each.name: asked[each.name] for each in fields(options.Request)})
         wishes = options.wishes(
-            densities=density,
-            candidates=candidates,
-            error_feedback=error_feedback,
-            optimizer=request.optimizer,
-            loss=loss,
+            densities=density, candidates=candidates, error_feedback=error_feedback, optimizer=optimizer, loss=loss
         )
         alone = apart.read(outer, more_steps)
         if pipeline == 1:
@@ -305,21 +271,12 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
 ) -> None:
     """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
+    asked = dict(locals())
     from thinwire_lab.simulate import command, options
 
     with refusing("simulate"):
-        files = command.Files(json=json, plot=plot, html=html)
-        asked = options.read(
-            workers=workers,
-            link=link,
-            topology=topology,
-            profile=profile,
-            recipes=recipes,
-            outer=outer,
-            tokens=tokens,
-            batch=batch,
-        )
-        files.show(command.outcome(asked))
+        files = command.Files(**{name: asked.pop(name) for name in ("json", "plot", "html")})
+        files.show(command.outcome(options.read(**asked)))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The layers: each imports only lower ones, siblings never each other, the library never the lab."""
+"""The floors of the house: a level imports only lower ones, siblings never each other, the library never the lab."""
 
 import ast
 import re
@@ -12,8 +12,8 @@ import thinwire_lab
 
 ROOT = Path(thinwire.__file__).parent
 LAB = Path(thinwire_lab.__file__).parent
-LAYERS = [
-    ("checked", "version"),
+FLOORS = [
+    ("checked",),
     ("errors", "schedules", "stats", "trace", "waits"),
     ("handle", "kernels"),
     ("collectives", "formats"),
@@ -39,11 +39,11 @@ LAYERS = [
     ("lab.cli",),
     ("__main__",),
 ]
-PARENTS = {"integrations", "lab"}  # whose packages have layers of their own
-PROGRAMS = {"lab.papers", "lab.studies"}  # which hold many small programs
-LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
-INTEGRATIONS = {package for package in LEVEL if package.startswith("integrations")}
-FILES = sorted(path for root in (ROOT, LAB) for path in root.rglob("*.py") if path != ROOT / "__init__.py")
+HOUSES = {"integrations", "lab"}  # which have rooms of their own
+PROGRAMS = {"lab.papers", "lab.studies"}  # which are of many small ones
+LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+INTEGRATIONS = {room for room in LEVEL if room.startswith("integrations")}
+FILES = sorted(path for house in (ROOT, LAB) for path in house.rglob("*.py") if path != ROOT / "__init__.py")
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -60,36 +60,32 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT.parent))
 
 
-def _package(path: Path) -> str:
-    return _package_of(_module(path))
+def _room(path: Path) -> str:
+    return _room_of(_module(path))
 
 
-def _package_of(name: str) -> str:
-    """The package that a module or a name in it lies in."""
-    root, *parts = name.split(".")
-    parts = ["lab", *parts] if root == LAB.name else parts
-    depth = 2 if parts[0] in PARENTS else 1
+def _room_of(name: str) -> str:
+    """The room that a module or a name in it lies in."""
+    house, *parts = name.split(".")
+    parts = ["lab", *parts] if house == LAB.name else parts
+    depth = 2 if parts[0] in HOUSES else 1
     return ".".join(parts[:depth])
 
 
 @pytest.mark.parametrize("path", FILES, ids=_short)
-def test_a_layer_imports_only_lower_ones(path: Path) -> None:
-    here = _package(path)
+def test_a_level_imports_only_lower_ones(path: Path) -> None:
+    here = _room(path)
     for name in _imports(path):
-        if (
-            name.startswith(("thinwire.", "thinwire_lab."))
-            and (package := _package_of(name)) in LEVEL
-            and package != here
-        ):
-            assert LEVEL[package] < LEVEL[here], f"{here} imports {name}"
+        if name.startswith(("thinwire.", "thinwire_lab.")) and (room := _room_of(name)) in LEVEL and room != here:
+            assert LEVEL[room] < LEVEL[here], f"{here} imports {name}"
 
 
-def test_every_package_has_a_layer() -> None:
-    assert {_package(path) for path in FILES} == set(LEVEL)
+def test_every_room_has_a_floor() -> None:
+    assert {_room(path) for path in FILES} == set(LEVEL)
 
 
 @pytest.mark.parametrize(
-    ("library", "packages"),
+    ("library", "rooms"),
     [
         (
             "torch.distributed",
@@ -130,9 +126,9 @@ def test_every_package_has_a_layer() -> None:
         ("torchtitan", {"frameworks"}),
     ],
 )
-def test_a_library_is_used_only_where_it_belongs(library: str, packages: set[str]) -> None:
-    users = {_package(path) for path in FILES if any(f"{name}.".startswith(f"{library}.") for name in _imports(path))}
-    assert users <= packages
+def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
+    users = {_room(path) for path in FILES if any(f"{name}.".startswith(f"{library}.") for name in _imports(path))}
+    assert users <= rooms
 
 
 @pytest.mark.parametrize("path", FILES, ids=_short)
@@ -218,9 +214,9 @@ ON_HOST = {"kernels/fourier/reference.py"}  # a GPU transforms by its own librar
 SENDS = {"kernels/memory.py"}
 
 
-@pytest.mark.parametrize("package", HOT)
-def test_numbers_are_sent_to_a_gpu_once_or_by_who_knows_how(package: str) -> None:
-    for path in sorted((ROOT / package).rglob("*.py")):
+@pytest.mark.parametrize("room", HOT)
+def test_numbers_are_sent_to_a_gpu_once_or_by_who_knows_how(room: str) -> None:
+    for path in sorted((ROOT / room).rglob("*.py")):
         if str(path.relative_to(ROOT)) not in ON_HOST | SENDS:
             tree = ast.parse(path.read_text())
             found = [f"{path}:{call.lineno} {ast.unparse(call)}" for call in _copies(tree)]

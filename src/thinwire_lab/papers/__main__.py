@@ -41,7 +41,8 @@ def show(
 ) -> None:
     """List claims with their verdicts, and how many commands of each have yet to run."""
     deciding, shelf = _asked(names), Shelf()
-    rows = [row for row in _known(deciding).values() if not only_open or row.verdict == OPEN]
+    known = [row for name, row in _base(LEDGER).items() if name in deciding.names]
+    rows = [row for row in known if not only_open or row.verdict == OPEN]
     try:
         missing = {row.id: str(len(deciding.missing(row.id, shelf))) for row in rows}
     except ValueError as problem:
@@ -145,10 +146,6 @@ def _asked(names: list[str] | None) -> Deciding:
         return Deciding.of(PAPERS, [name.lower() if name.lower() in ROOMS else name.upper() for name in names or []])
     except KeyError as unknown:
         sys.exit(f"{unknown.args[0]} is neither a claim nor a paper")
-
-
-def _known(deciding: Deciding) -> dict[str, Row]:
-    return {name: row for name, row in _base(LEDGER).items() if name in deciding.names}
 
 
 if __name__ == "__main__":

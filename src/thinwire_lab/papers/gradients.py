@@ -24,19 +24,11 @@ from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
 from thinwire_lab.papers.shared.material import Material, Run
 from thinwire_lab.papers.shared.recording import all_steps, available, record
 from thinwire_lab.problems import Problem
-from thinwire_lab.show.table import Column, Table, tabulated
+from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, say
 
 SCHEMA = "thinwire.fidelity/1"
 ERROR_KEYS = ("model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine")
-_COLUMNS: tuple[Column[Measured], ...] = (
-    Column(heading="method", text=lambda row: row.method, left=True),
-    Column(heading="density", text=lambda row: f"{row.density:g}"),
-    Column(heading="bytes", text=lambda row: f"{row.bytes:,.0f}"),
-    Column(heading="bits per element", text=lambda row: f"{row.bits_per_element:.3f}"),
-    Column(heading="err²", text=lambda row: f"{row.error:.3g}"),
-    Column(heading="cosine", text=lambda row: f"{row.cosine:.4f}"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +54,8 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Print the late errors, the comparison at equal bytes and the verdicts."""
-        for table in (*self._late(), *self._equal(), *self._own(), self._judged()):
+        """Print the comparison at equal bytes, the papers' own tables and the verdicts."""
+        for table in (*self._equal(), *self._own(), self._judged()):
             print_titled(console, table)
         say(console, f"\n{self._counts()} Why a claim is not testable here, the document says.")
 
@@ -86,19 +78,17 @@ class Report:
             under=[f"{claim.claim}: {claim.figure} ({claim.how})" for claim in claims],
         )
 
-    def _late(self) -> Iterator[Table]:
-        for model, rows in self._by_model().items():
-            yield tabulated(_COLUMNS, rows, title=f"{model}, step {rows[0].step}")
-
     def _equal(self) -> Iterator[Table]:
-        for model, rows in self._by_model().items():
+        for model in dict.fromkeys(row.model for row in self.errors):
+            last = max(row.step for row in self.errors if row.model == model)
+            found = at_equal_bytes([row for row in self.errors if (row.model, row.step) == (model, last)])
             yield Table(
-                title=f"{model}, step {rows[0].step}: err² at equal bytes, interpolated",
+                title=f"{model}, step {last}: err² at equal bytes, interpolated",
                 headings=("method", *(f"{bits:g} bits" for bits in AT_BITS)),
                 rows=[
-                    [family, *("-" if e is None else f"{e:.3g}" for e in found)]
-                    for family, found in at_equal_bytes(rows).items()
-                    if any(found)
+                    [family, *("-" if e is None else f"{e:.3g}" for e in errors)]
+                    for family, errors in found.items()
+                    if any(errors)
                 ],
                 left=(0,),
             )
@@ -107,13 +97,6 @@ class Report:
         for sheet in self.sheets:
             if sheet.cells:
                 yield Table(title=sheet.title, headings=sheet.heads, rows=sheet.cells, left=(0,))
-
-    def _by_model(self) -> dict[str, list[Measured]]:
-        last = {
-            model: max(row.step for row in self.errors if row.model == model)
-            for model in {r.model: 0 for r in self.errors}
-        }
-        return {model: [r for r in self.errors if r.model == model and r.step == step] for model, step in last.items()}
 
 
 STEPS, QUICK_STEPS = 200, 8

@@ -6,41 +6,14 @@ import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.units import UNKNOWN
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #222; --soft: #666; --line: #ddd; --best: #0a6b3d; --alarm: #b00020; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e6e6; --soft: #a0a0a0; --line: #3a3a3a; --best: #6fd29b; --alarm: #ff7b87; }
-}
-body { color: var(--ink); font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; }
-h2 { font-size: 1.1rem; margin-top: 2rem; }
-.soft, dt, figcaption { color: var(--soft); }
-.soft { font-size: .875rem; }
-.alarm { color: var(--alarm); font-weight: 600; }
-.wide { overflow-x: auto; }
-p { margin: .4rem 0; }
-table { border-collapse: collapse; font-size: .8125rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .3rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
-th { white-space: pre; font-weight: 600; }
-thead th { vertical-align: bottom; }
-tbody th, td { vertical-align: top; }
-th:first-child { text-align: left; }
-.best { color: var(--best); font-weight: 600; }
-.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); }
-figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .5rem; }
-img { display: block; width: 100%; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .875rem; }
-dd { margin: 0; overflow-wrap: anywhere; }
-th.text, td.text { text-align: left; }
-td.text { white-space: normal; }
-.figures.one { grid-template-columns: minmax(0, 60rem); }
-"""
+STYLE = "\n" + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
 def page(title: str, *blocks: str) -> str:

@@ -1,9 +1,11 @@
 """A table, for any output: `terminal.print_table` prints it, `page.table` puts it on a page, `markdown` in a README."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
+
+from thinwire_lab.show.units import UNKNOWN
 
 T = TypeVar("T")
 
@@ -75,6 +77,25 @@ def tabulated(
         why=why,
         under=under,
     )
+
+
+def plain(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
+    """Return a row for each of these, with a column for each name. The first says what the row is of."""
+    return Table(
+        title=title,
+        headings=[name.replace("_", "\n") for name in rows[0]],
+        rows=[[_shown(value) for value in row.values()] for row in rows],
+        left=(0,),
+        wrong={(at, column) for at, row in enumerate(rows) for column, x in enumerate(row.values()) if x is False},
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(map(_shown, value.values()))
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return UNKNOWN if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def markdown(table: Table) -> str:

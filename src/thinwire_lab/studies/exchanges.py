@@ -38,9 +38,8 @@ from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group
 from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
-from thinwire_lab.show.table import Column, tabulated
+from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
-from thinwire_lab.show.units import UNKNOWN, human_bytes, milliseconds
 
 LEAD = 0.1  # seconds for all ranks to settle before they start together
 
@@ -267,57 +266,7 @@ def show(rows: list[Row], fits: list[Fit]) -> None:
         mine = [each for each in rows if each.link == found.link]
         for world in dict.fromkeys(each.world_size for each in mine):
             title = f"{world} workers, {found.link}: {link}"
-            print_titled(console, tabulated(COLUMNS, [each for each in mine if each.world_size == world], title=title))
-
-
-def _bare(each: Row) -> float | None:
-    """Return the bytes counted on the link, less the packets' headers."""
-    if each.measured_bytes is None or each.header_bytes is None:
-        return None
-    return each.measured_bytes - each.header_bytes
-
-
-def _spread(seconds: Mapping[str, float]) -> str:
-    low, middle, high = (milliseconds(seconds[name]) for name in ("p20", "p50", "p80"))
-    return f"{middle} ({low}-{high})"
-
-
-def _share(off: float | None) -> str:
-    return UNKNOWN if off is None else f"{off:+.2%}"
-
-
-def _far(off: float | None) -> bool:
-    return off is not None and abs(off) > CLOSE
-
-
-COLUMNS: tuple[Column[Row], ...] = (
-    Column(heading="exchange", text=lambda each: each.exchange, left=True),
-    Column(heading="formula", text=lambda each: human_bytes(each.formula_bytes)),
-    Column(
-        heading="declared\noff by",
-        text=lambda each: _share(each.off_formula),
-        wrong=lambda each: _far(each.off_formula),
-    ),
-    Column(heading="measured", text=lambda each: human_bytes(each.measured_bytes)),
-    Column(heading="less\nheaders", text=lambda each: human_bytes(_bare(each))),
-    Column(heading="excess", text=lambda each: _share(each.excess)),
-    Column(
-        heading="off\nformula",
-        text=lambda each: _share(each.off_measured),
-        wrong=lambda each: _far(each.off_measured),
-    ),
-    Column(heading="ms p50\n(p20-p80)", text=lambda each: _spread(each.seconds)),
-    Column(heading="links lifted\nms p50 (p20-p80)", text=lambda each: _spread(each.lifted_seconds)),
-    Column(heading="model\nms", text=lambda each: milliseconds(each.predicted_seconds)),
-    Column(
-        heading="same\nbits", text=lambda each: "yes" if each.identical else "NO", wrong=lambda each: not each.identical
-    ),
-    Column(
-        heading="sum",
-        text=lambda each: {True: "exact", False: "WRONG", None: UNKNOWN}[each.right],
-        wrong=lambda each: each.right is False,
-    ),
-)
+            print_titled(console, plain([asdict(each) for each in mine if each.world_size == world], title=title))
 
 
 if __name__ == "__main__":

@@ -27,9 +27,8 @@ from thinwire_lab.check.kernels import KERNELS, Limits, check_kernel, implementa
 from thinwire_lab.check.material import Kit, flat, tensors
 from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
-from thinwire_lab.show.table import Column, tabulated
+from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
-from thinwire_lab.show.units import UNKNOWN
 
 SCHEMA = "thinwire.kernels/2"
 COMPARED = 1 << 22  # elements, up to which kernels are compared with the reference, and that is timed
@@ -71,7 +70,7 @@ def main(
     for numel in numbers(sizes):
         with console.status(f"{numel:,} elements"):
             found = list(measured(names, numel, where, repeats))
-        print_titled(console, tabulated(COLUMNS, found, title=f"{numel:,} elements"))
+        print_titled(console, plain([asdict(row) for row in found], title=f"{numel:,} elements"))
         rows += found
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
     about = environment(device=name, repeats=repeats)
@@ -147,31 +146,6 @@ def _device(name: str) -> torch.device:
     if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
         raise typer.BadParameter(f"--device is {name!r}; expected cpu, or cuda where torch finds a GPU")
     return torch.device(name)
-
-
-def _ms(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else f"{1e3 * seconds:.3g}"
-
-
-def _spread(row: Row) -> str:
-    if row.seconds is None:
-        return "WRONG"
-    return f"{_ms(row.seconds['p50'])} ({_ms(row.seconds['p20'])}-{_ms(row.seconds['p80'])})"
-
-
-def _ratio(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"
-
-
-COLUMNS: tuple[Column[Row], ...] = (
-    Column(heading="kernel", text=lambda row: row.name, left=True),
-    Column(heading="backend", text=lambda row: row.backend, left=True),
-    Column(heading="ms p50 (p20-p80)", text=_spread, wrong=lambda row: not row.correct),
-    Column(heading="copy ms", text=lambda row: _ms(row.copy_seconds)),
-    Column(heading="over a copy", text=lambda row: _ratio(row.over_copy)),
-    Column(heading="reference", text=lambda row: _ratio(row.reference)),
-    Column(heading="GB/s", text=lambda row: _ratio(row.moved / row.seconds["p50"] / 1e9 if row.seconds else None)),
-)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,7 @@ def redistribute(
     an unchanged number of ranks each gets back what it saved, to the last bit.
 
     Args:
-        states: What `state_dict` returned, of every rank that saved.
-        rank: This rank in the job that resumes.
-        world_size: The number of ranks in the job that resumes.
+        rank, world_size: This rank, and the number of ranks, in the job that resumes.
         partial: Whether states may be missing. The residuals of those ranks are lost; the others keep theirs.
 
     Raises:

@@ -155,13 +155,9 @@ def scatter(
     every rank.
 
     Args:
-        model: One that `fully_shard` has sharded.
         recipe: Encodes and gathers, with error feedback or nothing in its memories.
         mesh: Of one dimension, as `fully_shard` got it.
-        optimizer: As in `shard`.
-        scaler: As in `shard`.
-        ignored_params: As in `shard`.
-        overlap: As in `shard`.
+        optimizer, scaler, ignored_params, overlap: As in `shard`.
         gathers: How parameters are gathered, such as `thinwire.gathers.Differences(bits=4)`. By default FSDP does it.
 
     Raises:

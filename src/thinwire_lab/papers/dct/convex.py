@@ -19,7 +19,8 @@ def converges(material: Material) -> Finding:
     best = _descended(problem)
     gaps = torch.tensor([_gaps(problem, best, steps, seed) for seed in range(material.many(2, 8))]).mean(dim=0)
     marks = torch.tensor([math.log(_gamma(problem) + mark) for mark in _marks(steps)])
-    slope = _slope(marks, gaps.log())
+    x, y = marks - marks.mean(), gaps.log() - gaps.log().mean()
+    slope = float((x @ y) / (x @ x))
     figure = (
         f"slope {slope:.2f} of the gap over gamma + k, both in logarithms; from "
         f"{float(gaps[0]):.1e} to {float(gaps[-1]):.1e}"
@@ -72,8 +73,3 @@ def _gaps(problem: Logistic, best: float, steps: int, seed: int) -> list[float]:
 def _marks(steps: int) -> list[int]:
     """Return steps over the last decade and a half, evenly spaced in their logarithm."""
     return [round(steps * 10 ** (-1.5 + 0.25 * i)) for i in range(7)]
-
-
-def _slope(x: Tensor, y: Tensor) -> float:
-    x, y = x - x.mean(), y - y.mean()
-    return float((x @ y) / (x @ x))

@@ -40,7 +40,10 @@ class Document:
             "schema": SCHEMA,
             "environment": dict(self.environment),
             "settings": self.settings,
-            "runs": [_finite(asdict(run)) for run in self.runs.values()],
+            "runs": [
+                {key: None if value != value else value for key, value in asdict(run).items()}
+                for run in self.runs.values()
+            ],
         }
         write_atomically(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
 
@@ -61,10 +64,6 @@ class Document:
 
 _KEYS = [each.name for each in fields(Run)]
 _WHOLE = "diverged_at"
-
-
-def _finite(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if value != value else value for key, value in entry.items()}
 
 
 def _number(key: str, value: Any) -> Any:

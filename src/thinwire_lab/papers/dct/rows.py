@@ -140,24 +140,12 @@ def _exact(density: float, _: int) -> nn.Module:
     return TopKBoundary(density)
 
 
-def _bfloat16(density: float, _: int) -> nn.Module:
-    return TopKBoundary(density, values=torch.bfloat16)
-
-
 def _laplace(density: float, _: int) -> nn.Module:
     return LaplaceBoundary(density)
 
 
 def _corrected(density: float, _: int) -> nn.Module:
     return TopKGradient(density)
-
-
-def _lossy(density: float, _: int) -> nn.Module:
-    return TopKGradient(density, error_feedback=False)
-
-
-def _dropout(density: float, _: int) -> nn.Module:
-    return nn.Dropout(1 - density)
 
 
 def rows(problem: str) -> list[Row]:
@@ -172,14 +160,16 @@ def _boundaries() -> Iterator[Row]:
     for each in (0.75, 0.95):
         like = Row(method="Laplace", sparsity=each, make=_laplace).name
         yield Row(method="exact, as many as Laplace", sparsity=each, make=_exact, like=like)
-    yield Row(method="exact, bfloat16", sparsity=0.95, make=_bfloat16)
+    yield Row(
+        method="exact, bfloat16", sparsity=0.95, make=lambda density, _: TopKBoundary(density, values=torch.bfloat16)
+    )
 
 
 def _comparisons() -> Iterator[Row]:
     for method, make, sparsities in (
         (_SKETCH, GaussianSketch, (0.5, 0.75, 0.9)),
         (_CORRECTED, _corrected, (0.5, 0.75, 0.9)),
-        ("gradient top-k", _lossy, (0.5, 0.9)),
+        ("gradient top-k", lambda density, _: TopKGradient(density, error_feedback=False), (0.5, 0.9)),
     ):
         yield from (Row(method=method, sparsity=each, make=make) for each in sparsities)
 
@@ -194,6 +184,8 @@ def _others(problem: str) -> Iterator[Row]:
         return
     if known:
         yield Row(method="exact", sparsity=0.75, cuts=0, inside=known, make=_exact)
-    yield from (Row(method="dropout", sparsity=each, make=_dropout) for each in (0.75, 0.9))
+    yield from (
+        Row(method="dropout", sparsity=each, make=lambda density, _: nn.Dropout(1 - density)) for each in (0.75, 0.9)
+    )
     yield from (Row(method=_CORRECTED, sparsity=each, cuts=2, make=_corrected) for each in (0.5, 0.75, 0.9))
     yield Row(method=_SKETCH, sparsity=0.5, cuts=2, make=GaussianSketch)

@@ -78,11 +78,10 @@ class Served(Evidence):
         }  # fmt: skip
         fitting = [line for line in lines if (_PLAIN | dict(line)).items() >= wanted.items()]
         by_seed = {line["seed"]: line for line in fitting}
-        return [_run(by_seed[seed]) for seed in self.seeds if seed in by_seed]
-
-
-def _run(line: Mapping[str, Any]) -> Run:
-    return Run(line["looks"][-1][1], [norm for _, _, norm, *_ in line["looks"]])
+        return [
+            Run(looks[-1][1], [norm for _, _, norm, *_ in looks])
+            for looks in (by_seed[seed]["looks"] for seed in self.seeds if seed in by_seed)
+        ]
 
 
 def _over(runs: Sequence[Run], base: Sequence[Run]) -> Interval:
@@ -119,7 +118,8 @@ def draining(drained: Runs, long: Runs) -> Outcome:
     """Hogwild threads need the residual to be drained: or its norm grows on, or the loss is higher."""
     growth = interval([100 * (run.norms[-1] / run.norms[len(run.norms) * 3 // 4 - 1] - 1) for run in long[0.005]])
     more = {drain: _over(drained[NEVER], runs) for drain, runs in drained.items() if drain}
-    parts = [_grows(growth), *(worse(each, MARGIN) for each in more.values())]
+    grows = HOLDS if growth.mean - growth.half > _GROWS else FAILS if growth.mean + growth.half <= _GROWS else UNDECIDED
+    parts = [grows, *(worse(each, MARGIN) for each in more.values())]
     word = HOLDS if HOLDS in parts else UNDECIDED if UNDECIDED in parts else FAILS
     norms = ", ".join(f"{fmean(run.norms[look] for run in long[0.005]):.2f}" for look in (1, 3, 5, 7))
     losses = ", ".join(f"drained every {drain} updates {each}" for drain, each in more.items())
@@ -129,7 +129,3 @@ def draining(drained: Runs, long: Runs) -> Outcome:
         measured=f"norm {growth} in the last quarter of 10,000 updates; loss above that of trainers {losses}; never "
         f"drained, the residual's norm is {norms} after 2,500, 5,000, 7,500 and 10,000 updates",
     )
-
-
-def _grows(growth: Interval) -> str:
-    return HOLDS if growth.mean - growth.half > _GROWS else FAILS if growth.mean + growth.half <= _GROWS else UNDECIDED

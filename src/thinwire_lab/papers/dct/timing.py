@@ -44,7 +44,9 @@ def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
         f"{place}: dense {1e3 * steps.seconds('dense'):.0f} ms, then "
         + ", ".join(f"{1e3 * steps.seconds(f'dct_dp {density:g}'):.0f}" for density in TIMED)
         + ", of which the bytes take "
-        + ", ".join(f"{1e3 * _on_the_link(steps, place, density):.0f}" for density in TIMED)
+        + ", ".join(
+            f"{1e3 * steps.bytes(f'dct_dp {density:g}') / parse_link(place.link).bandwidth:.0f}" for density in TIMED
+        )
         for place, steps in found.items()
     )
     ends = told(found, lambda steps: " / ".join(f"{1e3 * steps.seconds(f'dct_dp {each:g}'):.0f}" for each in _JUDGED))
@@ -53,11 +55,6 @@ def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
         *by_setting({str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()}),
         measured=measured,
     )
-
-
-def _on_the_link(steps: Steps, place: Place, density: float) -> float:
-    """Return the seconds that its bytes take at the link's rate."""
-    return steps.bytes(f"dct_dp {density:g}") / parse_link(place.link).bandwidth
 
 
 def _falls_then_flat(steps: Steps) -> dict[str, str]:

@@ -194,13 +194,13 @@ def _bound(x: Tensor, seeds: int) -> tuple[float, float]:
     top = x.abs().topk(n)
     picks = top.indices.to(torch.int32)
     tau = float(top.values[0] / top.values[-1].clamp(min=1e-30))
-    kept = [x[slots[slots >= 0].long()] for seed in range(seeds) for slots in [_slots(picks, seed)]]
+    kept = [
+        x[slots[slots >= 0].long()]
+        for seed in range(seeds)
+        for slots in [kernels.hashed_slots.cpu(picks, torch.zeros_like(picks), len(picks), _SPACE, seed)]
+    ]
     mean = 1 - sum(float(k.double().square().sum()) for k in kept) / seeds / float(x.double().square().sum())
     return mean, 1 - n * (1 - ((n - 1) / n) ** n) / (x.numel() * tau**2)
-
-
-def _slots(picks: Tensor, seed: int) -> Tensor:
-    return kernels.hashed_slots.cpu(picks, torch.zeros_like(picks), len(picks), _SPACE, seed)
 
 
 @DRAGONN.claim("D24")

@@ -74,7 +74,15 @@ def hashed_first(cnn: Grid, text: Grid, xl: Grid) -> Outcome:
         f"{name} {faster(found, _HASHED, _DGC)} over DGC, which is {faster(found, _DGC)} over dense"
         for name, found in models.items()
     )
-    measured = "; ".join([*leads, *(f"{name}: {told(found, _hashed_and_dgc)}" for name, found in models.items())])
+    measured = "; ".join(
+        [
+            *leads,
+            *(
+                f"{name}: {told(found, lambda steps: f'{steps.faster(_HASHED):.2f} / {steps.faster(_DGC):.2f}')}"
+                for name, found in models.items()
+            ),
+        ]
+    )
     return Outcome(*every(parts), measured=measured)
 
 
@@ -89,10 +97,6 @@ def _over_dgc(steps: Steps) -> str:
 
 def _over_dense(steps: Steps) -> str:
     return steps.ahead(_DGC)
-
-
-def _hashed_and_dgc(steps: Steps) -> str:
-    return f"{steps.faster(_HASHED):.2f} / {steps.faster(_DGC):.2f}"
 
 
 @DRAGONN.judge("D18", XL_STEPS)
@@ -126,7 +130,13 @@ def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
         f"{density} at {link}: {_gain(steps, f'dragonn {density}')} and {_gain(steps, f'dgc {density}')}"
         for (link, density), steps in at.items()
     ]
-    link, density = min(at, key=lambda each: (parts[f"{each[1]} at {each[0]}"] != FAILS, _over_dgc_at(each, at[each])))
+    link, density = min(
+        at,
+        key=lambda each: (
+            parts[f"{each[1]} at {each[0]}"] != FAILS,
+            at[each].faster(f"dragonn {each[1]}", f"dgc {each[1]}"),
+        ),
+    )
     worst = at[link, density]
     said.insert(
         0,
@@ -135,11 +145,6 @@ def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
     )
     measured = "; ".join(said + [f"QSGD of 4 bits at {link}: {_gain(steps, 'qsgd')}" for link, steps in found.items()])
     return Outcome(*every(parts), measured=measured)
-
-
-def _over_dgc_at(place: tuple[str, str], steps: Steps) -> float:
-    _, density = place
-    return steps.faster(f"dragonn {density}", f"dgc {density}")
 
 
 @DRAGONN.judge("D20", LM_STEPS)
@@ -165,11 +170,7 @@ def more_on_faster_links(xl: Grid) -> Outcome:
             for workers, (slow, fast) in by_workers(xl).items()
         }
     )
-    return Outcome(verdict=word, note=note, measured=told(xl, _lead))
-
-
-def _lead(steps: Steps) -> str:
-    return f"{steps.faster(_HASHED, _DGC):.3f}"
+    return Outcome(verdict=word, note=note, measured=told(xl, lambda steps: f"{steps.faster(_HASHED, _DGC):.3f}"))
 
 
 @DRAGONN.judge("D16", PLAN)

@@ -71,7 +71,10 @@ def dense_wins_below(found: Found) -> Outcome:
 def topk_never_wins(found: Found) -> Outcome:
     """Exact Top-k loses to dense at every size."""
     wins = {link: _dense_wins(found, "topk", link) for link in links(found)}
-    return Outcome(*by_setting({link: every(_named(wins[link]))[0] for link in kept(found)}), measured=_where(wins))
+    return Outcome(
+        *by_setting({link: every({_size(size): word for size, word in wins[link].items()})[0] for link in kept(found)}),
+        measured=_where(wins),
+    )
 
 
 _RESULTS = {HOLDS: "dense wins at", FAILS: "loses at", UNDECIDED: "neither beyond repeats at"}
@@ -94,10 +97,6 @@ def _dense_wins(found: Found, route: str, link: str) -> dict[int, str]:
 def _any(words: Iterable[str]) -> str:
     there = set(words)
     return HOLDS if HOLDS in there else UNDECIDED if UNDECIDED in there else FAILS
-
-
-def _named(wins: Mapping[int, str]) -> dict[str, str]:
-    return {_size(size): word for size, word in wins.items()}
 
 
 def _where(wins: Mapping[str, Mapping[int, str]]) -> str:

@@ -148,7 +148,7 @@ def offset_error(x: Tensor, bits: int) -> float:
     """Return the squared error of the best balanced offset float, rounded to nearest."""
     form = OffsetFloat.fit(x, bits=bits, rounding="nearest")
     codes, scales = form.encode(x, seed=0)
-    return _squared(x, form.decode(codes, scales))
+    return float((x.double() - form.decode(codes, scales).double()).square().sum())
 
 
 def uniform_error(x: Tensor, bits: int) -> float:
@@ -189,7 +189,3 @@ def _on_grid(x: Tensor, positives: Tensor) -> float:
     left = (right - 1).clamp(min=0)
     nearer = torch.where(size - grid[left] <= grid[right] - size, grid[left], grid[right])
     return float((nearer - size).square().sum())
-
-
-def _squared(x: Tensor, restored: Tensor) -> float:
-    return float((x.double() - restored.double()).square().sum())

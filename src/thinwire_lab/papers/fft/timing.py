@@ -48,7 +48,10 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
     """The model with most parameters for its computing spends the largest share of its step communicating."""
     models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
     places = {place: {name: found[place] for name, found in models.items() if place in found} for place in cnn}
-    heaviest = {place: max(there, key=lambda name: _weight(there[name])) for place, there in places.items()}
+    heaviest = {
+        place: max(there, key=lambda name: there[name].bytes("dense") / there[name].free)
+        for place, there in places.items()
+    }
     parts = {
         str(place): every(
             {
@@ -60,7 +63,9 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
         for place, there in places.items()
     }
     shares = ", ".join(f"{name} {spans(found, _share, '.0%')}" for name, found in models.items())
-    measured = "; ".join([shares, *(f"{name}: {told(found, _share_said)}" for name, found in models.items())])
+    measured = "; ".join(
+        [shares, *(f"{name}: {told(found, lambda steps: f'{_share(steps)[0]:.0%}')}" for name, found in models.items())]
+    )
     return Outcome(
         *by_setting(parts), measured=measured, said={"heaviest": " or ".join(dict.fromkeys(heaviest.values()))}
     )
@@ -68,15 +73,6 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
 
 def _share(steps: Steps) -> list[float]:
     return [max(0.0, 1 - steps.free / steps.seconds("dense"))]
-
-
-def _share_said(steps: Steps) -> str:
-    return f"{_share(steps)[0]:.0%}"
-
-
-def _weight(steps: Steps) -> float:
-    """Return bytes sent per second of computing."""
-    return steps.bytes("dense") / steps.free
 
 
 @FFT_PAPER.judge("F20", FC_STEPS, CNN_STEPS, SWEEP)
@@ -101,13 +97,12 @@ def _all_sooner(steps: Steps, times: float = 1.0) -> str:
     return every(sooner_than_dense | {f"over {label}": steps.ahead(first, label) for label in others})[0]
 
 
-def _numbers(steps: Steps) -> str:
-    return " / ".join(f"{steps.faster(label):.2f}" for label in _FOUR)
-
-
 def _listed(models: Mapping[str, Grid]) -> list[str]:
     """Return the gains of all four at every place, by model."""
-    return [f"{name}: {told(grid, _numbers)}" for name, grid in models.items()]
+    return [
+        f"{name}: {told(grid, lambda steps: ' / '.join(f'{steps.faster(label):.2f}' for label in _FOUR))}"
+        for name, grid in models.items()
+    ]
 
 
 def _leads(models: Mapping[str, Grid]) -> Iterator[str]:

@@ -193,7 +193,11 @@ def efficiency(*found: Grid) -> Outcome:
     measured = "; ".join(
         [
             *(
-                f"over {other}: " + ", ".join(f"{name} {_span(grid, label)}" for name, grid in models.items())
+                f"over {other}: "
+                + ", ".join(
+                    f"{name} {span([steps.faster(_TREE, label) for steps in grid.values()])}"
+                    for name, grid in models.items()
+                )
                 for other, label in (("dense", "dense"), ("Top-k", _GATHER))
             ),
             *(
@@ -203,11 +207,6 @@ def efficiency(*found: Grid) -> Outcome:
         ]
     )
     return Outcome(*every(parts), measured=measured)
-
-
-def _span(grid: Grid, than: str) -> str:
-    """Return the least and the largest gain over another, of all places."""
-    return span([steps.faster(_TREE, than) for steps in grid.values()])
 
 
 @GTOPK.judge("G12", GRADIENTS, SWEEP, CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)

@@ -94,7 +94,8 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
     models = {"LSTM": lm, "transformer": {place: steps for place, steps in text.items() if SKETCH in steps.rows}}
     lost = {"LSTM": _perplexity(lm_trained), "transformer": _perplexity(text_trained)}
     parts = {
-        name: every(_saves(found) | {"perplexity": no_worse(lost[name], 1.0)})[0] for name, found in models.items()
+        name: every(at_every(found, _saves) | {"perplexity": no_worse(lost[name], 1.0)})[0]
+        for name, found in models.items()
     }
     measured = "; ".join(
         [
@@ -104,8 +105,8 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
                 for name, found in models.items()
             ),
             *(
-                f"{name}: bytes {told(found, _fewer)}; times as fast: {gains(found, SKETCH, UNION)}; {_AT} "
-                f"{_said(found[_FOUR])}"
+                f"{name}: bytes {told(found, lambda steps: f'{_saved(steps):+.0%}')}; times as fast: "
+                f"{gains(found, SKETCH, UNION)}; {_AT} {_said(found[_FOUR])}"
                 for name, found in models.items()
             ),
         ]
@@ -113,8 +114,8 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
     return Outcome(*by_setting(parts), measured=measured)
 
 
-def _saves(found: Grid) -> dict[str, str]:
-    return at_every(found, lambda steps: every({"bytes": _smaller(steps, UNION), "time": _before_union(steps)})[0])
+def _saves(steps: Steps) -> str:
+    return every({"bytes": _smaller(steps, UNION), "time": _before_union(steps)})[0]
 
 
 def _smaller(steps: Steps, *others: str) -> str:
@@ -123,10 +124,6 @@ def _smaller(steps: Steps, *others: str) -> str:
 
 def _saved(steps: Steps) -> float:
     return steps.bytes(SKETCH) / steps.bytes(UNION) - 1
-
-
-def _fewer(steps: Steps) -> str:
-    return f"{_saved(steps):+.0%}"
 
 
 @S2.judge("S11", CNN_STEPS, CNN, CNN_WHOLE)

@@ -51,7 +51,8 @@ V = TypeVar("V")
 F = TypeVar("F")
 Check = Callable[[Material], Finding]
 Decide = Callable[..., Outcome]
-Redraw = Callable[..., Figure]
+Redraw = Callable[..., Any]
+"""Returns ours, to be drawn beside what figures.toml has of the published figure; or two panels."""
 Draw = Callable[[Sequence[Run]], Figure]
 Tabulate = Callable[[Sequence[Run]], Sheet]
 
@@ -92,7 +93,7 @@ class Paper:
         return _registering(self.judges, name, lambda decide: Judge(evidence=evidence, decide=decide))
 
     def redraws(self, name: str, *evidence: Evidence) -> Callable[[Redraw], Redraw]:
-        """Register a function that draws a figure of the paper beside ours: `name`.png in the paper's folder."""
+        """Register a function that returns ours of a figure of the paper: `name`.png in the paper's folder."""
         return _registering(self.drawings, name, lambda redraw: Drawing(evidence=evidence, redraw=redraw))
 
     def figure(self, name: str) -> Callable[[Draw], Draw]:
@@ -173,13 +174,9 @@ def spread_out(figures: Sequence[str]) -> str:
 
 
 def _spread(numbers: Sequence[str]) -> str:
-    ordered = sorted(numbers, key=_value)
+    ordered = sorted(numbers, key=lambda number: float(number.rstrip("%").replace(",", "")))
     middle = ordered[len(ordered) // 2]
     return middle if len(set(numbers)) == 1 else f"{middle} ({ordered[0]} to {ordered[-1]})"
-
-
-def _value(number: str) -> float:
-    return float(number.rstrip("%").replace(",", ""))
 
 
 _CHECKS = "python -m thinwire_lab.papers.gradients --data DATA"

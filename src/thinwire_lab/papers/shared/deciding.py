@@ -1,5 +1,6 @@
 """Which claims are asked for, what has yet to run for them, and what the runs say."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -8,7 +9,8 @@ from typing import Self
 from matplotlib.figure import Figure
 
 from thinwire_lab.papers.shared.claims import GRADIENTS, Judge, Paper
-from thinwire_lab.papers.shared.ledger import DECIDES, OPEN, ROOMS, UNDECIDED, Outcome, Row, catalogue, judged
+from thinwire_lab.papers.shared.figures import beside
+from thinwire_lab.papers.shared.ledger import DECIDES, HOUSE, OPEN, ROOMS, UNDECIDED, Outcome, Row, catalogue, judged
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import Shelf
 
@@ -90,9 +92,11 @@ class Deciding:
 def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]:
     """Yield the papers' figures beside ours, by their place in the house, as far as their runs are there."""
     for paper in papers:
+        told = tomllib.loads((HOUSE / paper.name / "figures.toml").read_text())
         for name, drawing in paper.drawings.items():
             with suppress(Absent):
-                yield f"{paper.name}/{name}.png", drawing.redraw(*(each.read(shelf) for each in drawing.evidence))
+                panels = drawing.redraw(*(each.read(shelf) for each in drawing.evidence))
+                yield f"{paper.name}/{name}.png", beside(panels, told[name])
 
 
 def _checked(paper: Paper) -> dict[str, Judge]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -142,13 +142,18 @@ class Words:
         axes.spines[:].set_visible(False)
 
 
-def beside(published: Panel, ours: Panel, above: str) -> Figure:
-    """Draw the two side by side."""
+def beside(drawn: Panel | tuple[Panel, Panel], told: Mapping[str, Any]) -> Figure:
+    """Draw ours beside the published figure, of which the paper's text has `told` us; or two panels of our own."""
     figure = blank((12.5, 4.8))
-    for panel, axes in zip((published, ours), figure.subplots(1, 2), strict=True):
+    panels = drawn if isinstance(drawn, tuple) else (_published(**told), drawn)
+    for panel, axes in zip(panels, figure.subplots(1, 2), strict=True):
         panel.draw(axes)
-    head(figure, above)
+    head(figure, told["above"])
     return figure
+
+
+def _published(above: str, title: str, text: str = "", *, line: bool = True, **bars: Any) -> Panel:
+    return Words(title=title, text=text) if text else Bars(title=title, line=1.0 if line else None, **bars)
 
 
 def curve(series: Series) -> tuple[list[float], list[float]]:

@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,8 @@ def catalogue() -> Mapping[str, Claim]:
 
 SCHEMA = "thinwire.papers/1"
 LEDGER = HOUSE / "ledger.json"
-HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN = (
-    "holds",
-    "does not hold",
-    "depends",
-    "undecided",
-    "out of reach",
-    "open",
-)
+HOLDS, FAILS, DEPENDS, UNDECIDED = "holds", "does not hold", "depends", "undecided"
+BEYOND, OPEN = "out of reach", "open"
 _RATE = re.compile(r"\b\d+[mg]bit\b")
 """As commands have it, such as `100mbit`."""
 NOTHING = "\N{EN DASH}"
@@ -115,13 +109,11 @@ def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Itera
         seeds=tuple(sorted(set(seeds))),
         command=tuple(dict.fromkeys(commands)),
         **{
-            name: _RATE.sub(_in_words, value) for name, value in asdict(outcome).items() if name not in ("more", "said")
+            name: _RATE.sub(lambda rate: str(parse_rate(rate[0])), value)
+            for name, value in asdict(outcome).items()
+            if name not in ("more", "said")
         },
     )
-
-
-def _in_words(rate: re.Match[str]) -> str:
-    return str(parse_rate(rate[0]))
 
 
 def unjudged(claim: Claim) -> Row:
@@ -134,7 +126,11 @@ def read(path: Path = LEDGER) -> dict[str, Row]:
     """Return the rows by id: all claims, the open ones as the catalogue has them. Raises ValueError for no ledger."""
     try:
         written = json.loads(path.read_text())["rows"] if path.exists() else []
-        known = {row["id"]: _row(row) for row in written if row["verdict"] != OPEN}
+        known = {
+            row["id"]: Row(**row | {name: tuple(row[name]) for name in ("seeds", "command")})
+            for row in written
+            if row["verdict"] != OPEN
+        }
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no ledger ({error!r}); restore it, or name a file that is not there yet"
@@ -154,8 +150,3 @@ def write(rows: Mapping[str, Row], path: Path = LEDGER, judged_on: Mapping[str, 
 def counts(rows: Iterable[Row]) -> Counter[str]:
     """Return how many rows have each verdict."""
     return Counter(row.verdict for row in rows)
-
-
-def _row(entry: Mapping[str, Any]) -> Row:
-    values = {field.name: entry[field.name] for field in fields(Row)}
-    return Row(**values | {name: tuple(values[name]) for name in ("seeds", "command")})

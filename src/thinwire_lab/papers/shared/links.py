@@ -41,11 +41,7 @@ EXCHANGES = Document(
 )
 
 
-def _merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {key: value for each in documents for key, value in each.items()}
-
-
-SYNCHRONISING = Combined(documents=(SWEEP, ROUTES), combine=_merged)
+SYNCHRONISING = Combined(documents=(SWEEP, ROUTES), combine=lambda found: found[0] | found[1])
 
 Found = Mapping[str, Any]
 

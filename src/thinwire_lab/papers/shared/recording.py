@@ -36,7 +36,8 @@ def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable
     """Train for `steps`, and half as many at a tenth of the rate. Return what was recorded; `tick` is for each step."""
     layers: dict[str, _Layer] = {}
     run = Run(model=model, problem=problem)
-    workers = _workers(steps, quick)
+    several = dict.fromkeys((*_probes(steps, quick), *_snapshots(steps)), WORKERS)
+    workers = several | {steps - 1: WORKERS if quick else LATE_WORKERS}  # more than one, at these steps
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=problem.learning_rate, momentum=problem.momentum)
     for step in range(steps):
         seen = [gradients(problem, step, rank, LATE_WORKERS) for rank in range(workers.get(step, 1))]
@@ -159,9 +160,3 @@ def _probes(steps: int, quick: bool) -> set[int]:
     """Return at which steps α is measured."""
     count = 1 if quick else 6
     return {place * (steps - 1) // count for place in range(count + 1)}
-
-
-def _workers(steps: int, quick: bool) -> dict[int, int]:
-    """Return at which steps more than one worker computes, and how many."""
-    several = dict.fromkeys((*_probes(steps, quick), *_snapshots(steps)), WORKERS)
-    return several | {steps - 1: WORKERS if quick else LATE_WORKERS}

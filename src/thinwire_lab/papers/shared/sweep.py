@@ -55,7 +55,8 @@ def main(
                 console.print(f"{world} workers, {cluster.label}", style="dim", highlight=False)
                 link = text if cluster.throttled else "unthrottled"
                 found["collectives"] += list(_collectives(cluster, rate, link, world, sizes, longest, repeats))
-                found["pings"] += list(_pings(cluster, link, world, repeats))
+                pings = events(cluster, task="ping", sizes=PINGS, repeats=repeats) if world == 2 else []
+                found["pings"] += [{"link": link, **event} for event in pings]
     json.write_text(js.dumps({"schema": SCHEMA, "environment": environment(repeats=repeats), **found}, indent=1))
 
 
@@ -69,11 +70,6 @@ def _collectives(
             times = durations(events(cluster, task="collective", kind=kind, nbytes=size, repeats=repeats))
             spread = {"seconds": median(times), "least": min(times), "most": max(times)}
             yield {"kind": kind, "link": link, "world": world, "bytes": size} | spread
-
-
-def _pings(cluster: Cluster, link: str, world: int, repeats: int) -> Iterator[dict[str, Any]]:
-    for event in events(cluster, task="ping", sizes=PINGS, repeats=repeats) if world == 2 else ():
-        yield {"link": link, **event}
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
