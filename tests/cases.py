@@ -128,7 +128,10 @@ EXCHANGES = {
 }
 
 
-GATHERS = {f"{bits} bits": gathers.Differences(bits=bits) for bits in (2, 3, 4, 8, 16)}
+GATHERS: dict[str, gathers.Gathers] = {
+    **{f"{bits} bits": gathers.Differences(bits=bits) for bits in (2, 3, 4, 8, 16)},
+    "lossless": gathers.Lossless(),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

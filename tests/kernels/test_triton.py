@@ -18,7 +18,8 @@ from thinwire.codecs import ChunkTopK
 from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
-from thinwire.payloads import Chunks, Narrow, indices
+from thinwire.kernels.exponents import CODED
+from thinwire.payloads import Chunks, Narrow, exponents, indices
 from thinwire_lab.check.cases import CASES
 from thinwire_lab.check.material import Kit, difference
 
@@ -751,6 +752,30 @@ def test_elias_fano(count: int, space: int) -> None:
             damaged[1, bit // 8] ^= 1 << bit % 8
         found = kernels.elias_fano_decode_rows.gpu(framed(damaged.view(-1)).view_as(damaged), count, space)
         assert torch.equal(found.cpu(), kernels.elias_fano_decode_rows.reference(damaged, count, space))
+
+
+@pytest.mark.parametrize("numel", [0, 513])
+def test_exponents(numel: int) -> None:
+    x = vector(numel).bfloat16().view(torch.int16)
+    counts = kernels.exponents_count.reference(x).tolist()
+    lengths = exponents.code_lengths(counts)
+    pairs = zip(exponents.prefix_codes(lengths), lengths, strict=True)
+    codes = torch.tensor([code | length << 16 for code, length in pairs], dtype=torch.int32)
+    room = sum(a * b for a, b in zip(counts, lengths, strict=True)) // 8 + -(-numel // CODED)
+    rest, sizes, stream = parts = kernels.exponents_encode.reference(x, codes, room)
+    for found, due in zip(kernels.exponents_encode.gpu(framed(x), codes.to(DEVICE), room), parts, strict=True):
+        assert torch.equal(found.cpu(), due)
+    table = framed(exponents.table_of(lengths)) if numel else framed(torch.zeros(1 << 12, dtype=torch.int16))
+    for place in range(2):  # a bit of the blocks, or of their sizes, is wrong; at first none
+        if place and numel:
+            damaged = (stream, sizes.view(torch.uint8))[place % 2]
+            damaged[place * 37 % damaged.numel()] ^= 1 << place
+        outs = framed(x), torch.zeros_like(x)
+        good = kernels.exponents_decode.gpu(outs[0], framed(rest), framed(sizes), framed(stream), table)
+        due = kernels.exponents_decode.reference(outs[1], rest, sizes, stream, table.cpu())
+        assert bool(good) == bool(due)
+        assert not due or torch.equal(outs[0].cpu(), outs[1])
+        assert place or bool(due)
 
 
 def test_merge_is_the_references() -> None:

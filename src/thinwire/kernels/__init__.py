@@ -45,6 +45,7 @@ from thinwire.kernels.codes import (
     ternary_encode,
 )
 from thinwire.kernels.dispatch import Kernel
+from thinwire.kernels.exponents import exponents_count, exponents_decode, exponents_encode
 from thinwire.kernels.fourier import inverse_fourier
 from thinwire.kernels.gathered import gather_each, peak_of_each
 from thinwire.kernels.groups import Groups
@@ -110,6 +111,9 @@ __all__ = [
     "elias_fano_decode",
     "elias_fano_decode_rows",
     "elias_fano_encode",
+    "exponents_count",
+    "exponents_decode",
+    "exponents_encode",
     "gather",
     "gather_each",
     "group_norms",

@@ -14,7 +14,7 @@ from thinwire.waits import refuse_if
 
 HEADER_BYTES = 16
 VERSION = 2
-DENSE, SPARSE, BLOCKS, SPECTRAL, CHUNKS = 1, 2, 3, 4, 5
+DENSE, SPARSE, BLOCKS, SPECTRAL, CHUNKS, EXPONENTS = 1, 2, 3, 4, 5, 6
 NUMBERS, BITMAP, ELIAS_FANO, SLOTS = 0, 1, 2, 3
 DTYPE_CODES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}

@@ -26,6 +26,7 @@ WAYS = {
 }
 # FSDP itself fails where a block is idle in every micro-batch and is gathered in another dtype than it is reduced in.
 WAYS["accumulation"] = Use(microbatches=3, policy=BF16, modules=("first", "middle", ""))
+OF_BITS = [name for name, how in GATHERS.items() if isinstance(how, tw.gathers.Differences)]
 MODEL = 4 * sum(p.numel() for p in Net().parameters())
 
 
@@ -49,7 +50,7 @@ class Gathered(Scattered):
     @property
     def copies(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Each parameter's copy of this rank's rows, and what these are; both flat, in float32."""
-        kept: Any = self.handle._copies_kept
+        kept: Any = self.handle._gathers
         found = {}
         for each in kept._copies:
             for p, rows in each.of_parameters():
@@ -84,27 +85,33 @@ class Gathered(Scattered):
 # --- what every rank computes with ---
 
 
-def _exact(use: str, reshard: bool) -> tuple[bool, bool]:
-    native, sent = (Gathered(how, use, reshard=reshard).run(range(3)) for how in (None, "16 bits"))
+def _exact(gathers: str, use: str, reshard: bool) -> tuple[bool, bool]:
+    native, sent = (Gathered(how, use, reshard=reshard).run(range(3)) for how in (None, gathers))
     return alike(native, sent), sent.handle.verify_replicas()
 
 
 @pytest.mark.parametrize(
-    ("use", "reshard"),
+    ("gathers", "use", "reshard"),
     [
-        ("several groups", True),
-        ("accumulation", True),
-        *(pytest.param(use, True, marks=pytest.mark.slow) for use in ("one group", "idle blocks", "checkpoints")),
-        *(pytest.param(use, False, marks=pytest.mark.slow) for use in ("several groups", "accumulation")),
+        ("16 bits", "several groups", True),
+        ("16 bits", "accumulation", True),
+        ("lossless", "several groups", True),
+        *(
+            pytest.param("16 bits", use, True, marks=pytest.mark.slow)
+            for use in ("one group", "idle blocks", "checkpoints")
+        ),
+        *(pytest.param("16 bits", use, False, marks=pytest.mark.slow) for use in ("several groups", "accumulation")),
     ],
 )
-def test_16_bits_are_bf16_fsdp_to_the_bit(ranks: Ranks, use: str, reshard: bool) -> None:
-    assert ranks.run(4, _exact, use, reshard) == [(True, True)] * 4
+def test_16_bits_and_no_loss_are_bf16_fsdp_to_the_bit(ranks: Ranks, gathers: str, use: str, reshard: bool) -> None:
+    assert ranks.run(4, _exact, gathers, use, reshard) == [(True, True)] * 4
 
 
 def _bounded(gathers: str, policy: MixedPrecisionPolicy) -> tuple[float, bool, float]:
     """Return how far copies were from parameters, at most, over the bound of the quantiser; and from where it began."""
     each, worst, same_everywhere = Gathered(gathers, policy=policy), 0.0, True
+    how = GATHERS[gathers]
+    assert isinstance(how, tw.gathers.Differences)
     each.run(range(1))
     for step in range(1, 4):
         before = {name: (own.clone(), x) for name, (own, x) in each.copies.items()}
@@ -115,7 +122,7 @@ def _bounded(gathers: str, policy: MixedPrecisionPolicy) -> tuple[float, bool, f
             for old, now, due in zip(*(t.split(128) for t in (before[name][0], own, x)), strict=True):
                 if not due.numel():
                     continue
-                levels = 2 ** (GATHERS[gathers].bits - 1) - 1
+                levels = 2 ** (how.bits - 1) - 1
                 rounding = 2**-8 * float(now.abs().max()) if policy == BF16 else 2**-21 * float(due.abs().max())
                 bound = float((due - old).abs().max()) * (0.5 / levels if levels < 1000 else 2**-8) + rounding
                 worst = max(worst, float((now - due).abs().max()) / bound)
@@ -124,7 +131,7 @@ def _bounded(gathers: str, policy: MixedPrecisionPolicy) -> tuple[float, bool, f
 
 
 @pytest.mark.parametrize(
-    "gathers", [pytest.param(each, marks=[pytest.mark.slow] if each[0] in "38" else []) for each in GATHERS]
+    "gathers", [pytest.param(each, marks=[pytest.mark.slow] if each[0] in "38" else []) for each in OF_BITS]
 )
 def test_copies_are_alike_and_within_the_quantisers_bound_at_every_step(ranks: Ranks, gathers: str) -> None:
     for policy in (BF16, MixedPrecisionPolicy()) if gathers in ("4 bits", "16 bits") else (BF16,):

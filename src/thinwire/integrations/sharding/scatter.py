@@ -1,6 +1,6 @@
 """Models that FSDP2 shards over all ranks, without replicas: what a rank adds to the others' shards is compressed."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, final
 
 import torch
@@ -12,7 +12,7 @@ from typing_extensions import override
 from thinwire.checked import BODY, checked_telling
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
-from thinwire.gathers import Differences
+from thinwire.gathers import Differences, Gathers
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
     assembled,
@@ -26,6 +26,7 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
+from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (
@@ -56,16 +57,13 @@ class Scattered(Served):
         model: nn.Module,
         attachment: Attachment,
         contributions: Contributions,
-        gathers: Differences | None,
+        gathers: Gathers | None,
         *,
         overlap: bool,
     ) -> None:
         self.attachment, self._contributions = attachment, contributions
         names = {p: name for name, p in model.named_parameters()}
-        several = gathers is not None and attachment.group.size() > 1
-        self._copies_kept = (
-            Copies(sharded_modules(model), gathers, attachment.group, names) if gathers and several else None
-        )
+        self._gathers = gathering(sharded_modules(model), gathers, attachment.group, names)
         attachment.serve(model)
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
@@ -84,17 +82,17 @@ class Scattered(Served):
 
     @property
     def _copies(self) -> int:
-        return self._arrivals.nbytes + (self._copies_kept.nbytes if self._copies_kept else 0)
+        return self._arrivals.nbytes + (self._gathers.nbytes if self._gathers else 0)
 
     @property
     def gathered_bytes(self) -> int:
         """What this rank has sent so far for gathers of parameters: 0 without `gathers=`, as FSDP sends them then."""
-        return self._copies_kept.sent_bytes if self._copies_kept else 0
+        return self._gathers.sent_bytes if self._gathers else 0
 
     def refresh(self) -> None:
         """Have the next gathers send parameters exactly. One rank's call will do. Loading and saving call it."""
-        if self._copies_kept:
-            self._copies_kept.refresh()
+        if self._gathers:
+            self._gathers.refresh()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -118,15 +116,15 @@ class Scattered(Served):
 
     def differing_parameters(self) -> list[str]:
         """Return the names of parameters whose gathered copies differ; without `gathers=`, no two ranks hold one."""
-        return self._copies_kept.differing() if self._copies_kept else []
+        return self._gathers.differing() if self._gathers else []
 
     def remove(self) -> None:
         """Detach: from now on gradients go to their owners uncompressed. A collective; call it between steps.
 
         The residual is sent with the next gradients.
         """
-        if self._copies_kept:
-            self._copies_kept.remove()
+        if self._gathers:
+            self._gathers.remove()
         membership = self.attachment.membership
         membership.release(averages="what thinwire.scatter returned does that")
         dense = ToOwners(memory=NoMemory(), codec=Identity())
@@ -144,7 +142,7 @@ def scatter(
     scaler: LossScaler | None = None,
     ignored_params: Iterable[nn.Parameter] = (),
     overlap: bool = True,
-    gathers: Differences | None = None,
+    gathers: Gathers | None = None,
 ) -> Scattered:
     """Let `recipe` compress FSDP2's reduce-scatter of gradients, where there are no replicas; a collective.
 
@@ -158,7 +156,8 @@ def scatter(
         recipe: Encodes and gathers, with error feedback or nothing in its memories.
         mesh: Of one dimension, as `fully_shard` got it.
         optimizer, scaler, ignored_params, overlap: As in `shard`.
-        gathers: How parameters are gathered, such as `thinwire.gathers.Differences(bits=4)`. By default FSDP does it.
+        gathers: How parameters are gathered: by default as FSDP does, else `thinwire.gathers.Differences(bits=4)` or
+            `thinwire.gathers.Lossless()`.
 
     Raises:
         TypeError: For another recipe, for a model that is not sharded by FSDP2 as a whole, by rows and not in float16,
@@ -211,6 +210,15 @@ def _looked_at(
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_takeover(contributions, parameters)
     return parameters, contributions, listed(optimizer)
+
+
+def gathering(
+    modules: Sequence[Any], how: Gathers | None, group: Group, names: Mapping[nn.Parameter, str]
+) -> Copies | Coded | None:
+    """Have these modules' all-gathers travel so, and return what does it; None if FSDP, or nobody, gathers."""
+    if how is None or group.size() == 1:
+        return None
+    return Copies(modules, how, group, names) if isinstance(how, Differences) else Coded(modules, how, group, names)
 
 
 def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Groups, Numbering, OffsetGrid
+from thinwire.kernels.exponents import CODED
+from thinwire.payloads import exponents
 from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials
 from thinwire_lab.check.material import Kit, Near, Trial, framed
 
@@ -94,10 +96,36 @@ def _subsets(decode: bool) -> Callable[[Kit, int], Trials]:
     return trials
 
 
+def _exponents(decode: bool) -> Callable[[Kit, int], Trials]:
+    """Return a trial of numbers with any bits."""
+
+    def trials(kit: Kit, n: int) -> Trials:
+        x = kit.whole(n, -(1 << 15), 1 << 15, torch.int16)
+        counts = kernels.exponents_count.reference(x).tolist()
+        lengths = exponents.code_lengths(counts)
+        pairs = zip(exponents.prefix_codes(lengths), lengths, strict=True)
+        codes = torch.tensor([code | length << 16 for code, length in pairs], dtype=torch.int32, device=x.device)
+        room = sum(a * b for a, b in zip(counts, lengths, strict=True)) // 8 + -(-n // CODED)
+        if not decode:
+            yield Trial((x, codes, room))
+        elif 0 < n <= 1000 or (n and x.is_cuda):  # Triton's interpreter takes seconds
+            parts = kernels.exponents_encode.reference(x, codes, room)
+            yield Trial((kit.room(n, dtype=torch.int16), *parts, exponents.table_of(lengths).to(x.device)), (0,))
+
+    return trials
+
+
 CASES: Mapping[str, Case] = {
     "elias_fano_decode": Case(make=_elias_fano(encode=False), dtypes=ONLY_32, contents=("normal",)),
     "elias_fano_decode_rows": Case(make=_elias_fano(encode=False, rows=True), dtypes=ONLY_32, contents=("normal",)),
     "elias_fano_encode": Case(make=_elias_fano(encode=True), dtypes=ONLY_32, contents=("normal",)),
+    "exponents_count": Case(
+        make=lambda kit, n: [Trial((kit.whole(n, -(1 << 15), 1 << 15, torch.int16),))],
+        dtypes=ONLY_32,
+        contents=("normal",),
+    ),
+    "exponents_decode": Case(make=_exponents(decode=True), dtypes=ONLY_32, contents=("normal",)),
+    "exponents_encode": Case(make=_exponents(decode=False), dtypes=ONLY_32, contents=("normal",)),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
     "levels_encode": Case(make=_encoding(7), dtypes=ONLY_32),
     "offset_encode": Case(make=_offset_encode, dtypes=ONLY_32),
