@@ -1,13 +1,15 @@
 """Exchange laws on real groups of one to five ranks."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from cases import CODECS, EXCHANGES, ExchangeCase, vector
-from ranks import RankError, Ranks
+from ranks import RankError, Ranks, told
 from torch import Tensor
+from torch.futures import Future
 
 from thinwire.codecs import (
     BlockTopK,
@@ -20,6 +22,7 @@ from thinwire.codecs import (
     SampledThreshold,
     TopK,
 )
+from thinwire.collectives import Staging, taking
 from thinwire.exchanges import (
     AllGather,
     AllReduce,
@@ -133,6 +136,30 @@ def test_ranks_with_other_layouts_are_refused(ranks: Ranks) -> None:
     for message in ranks.run(2, _gather_unequal):
         assert "PayloadError" in message
         assert "attach the same recipe" in message
+
+
+def _nothing_arrives() -> str:
+    """Gather twice into one buffer; the second time the collective ends, and nothing has been written."""
+    staging, payload = Staging(), TopK(density=0.1).encode(torch.arange(100.0))
+    nothing: Future[None] = Future()
+    nothing.set_result(None)
+    lost = patch("thinwire.exchanges.all_gather.all_gather", lambda out, mine, group: nothing)
+
+    def gather() -> object:
+        staging.turn()
+        with taking(staging) as taken:
+            total = AllGather().start(payload, dist.group.WORLD).wait().summed
+        staging.keep(taken)
+        return total
+
+    gather()
+    with lost:
+        return told(gather)
+
+
+def test_what_an_earlier_step_received_does_not_pass_for_what_this_one_does(ranks: Ranks) -> None:
+    for said in ranks.run(2, _nothing_arrives):
+        assert "version 0, not 2" in said
 
 
 def _reduce_sparse() -> None:

@@ -29,6 +29,7 @@ class AllGather(Exchange):
         mine, pool = payload.packed, pooled()
         if pool is None:
             there = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
+            there[:, :1].zero_()  # it holds an earlier step's payloads, which must not count if nothing arrives
             gathered = all_gather(there.view(-1), mine, group)
         else:
             gathered = pool.gather(mine)
