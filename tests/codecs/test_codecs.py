@@ -212,6 +212,8 @@ def test_random_k_draws_alike_on_all_ranks_and_anew_each_seed() -> None:
     assert a.summable
     assert torch.equal(a.indices, b.indices)
     assert not torch.equal(a.indices, _sparse(codec, vector(1000, 1), seed=5).indices)
+    fixed = _sparse(codecs.RandomK(density=0.05), torch.ones(100), seed=7).indices  # on whatever computes it
+    assert fixed.tolist() == [4, 30, 45, 61, 89]
 
 
 def test_random_k_draws_every_element_equally_often() -> None:

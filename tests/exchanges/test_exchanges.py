@@ -140,6 +140,8 @@ def test_ranks_with_other_layouts_are_refused(ranks: Ranks) -> None:
 
 def _nothing_arrives() -> str:
     """Gather twice into one buffer; the second time the collective ends, and nothing has been written."""
+    group = dist.group.WORLD
+    assert group is not None
     staging, payload = Staging(), TopK(density=0.1).encode(torch.arange(100.0))
     nothing: Future[None] = Future()
     nothing.set_result(None)
@@ -148,7 +150,7 @@ def _nothing_arrives() -> str:
     def gather() -> object:
         staging.turn()
         with taking(staging) as taken:
-            total = AllGather().start(payload, dist.group.WORLD).wait().summed
+            total = AllGather().start(payload, group).wait().summed
         staging.keep(taken)
         return total
 

@@ -25,6 +25,9 @@ class Codec(ABC):
     shared_seed: ClassVar[bool] = False
     """Whether all ranks must draw alike. If not, each rank draws for itself, and the errors average out."""
 
+    by_library: ClassVar[bool] = False
+    """Whether a GPU decodes by a library's sums, whose bits hang on its model."""
+
     @property
     def scratch(self) -> Scratch:
         """What encoding takes, the payload included. By default more than most codecs need."""

@@ -51,6 +51,7 @@ class FFT(BucketCodec):
     half: bool = False
     values: Narrow = None
 
+    by_library: ClassVar[bool] = True
     scratch: ClassVar[Scratch] = Scratch(element=8, value=10)  # the spectrum, and the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Spectral:

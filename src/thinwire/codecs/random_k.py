@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import of_each
-from thinwire.kernels.memory import constant
+from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.payloads.numbers import narrowed_each
@@ -40,7 +41,7 @@ class RandomK(BucketCodec):
     values: Narrow = None
     shared_seed: ClassVar[bool] = True
 
-    scratch: ClassVar[Scratch] = Scratch(value=58)  # edges of strata, draws, and the payload
+    scratch: ClassVar[Scratch] = Scratch(value=110)  # strata, draws, and the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""
@@ -70,28 +71,18 @@ class RandomK(BucketCodec):
 def _draw(
     lengths: tuple[int, ...], counts: tuple[int, ...], seeds: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return an index (int64) in each of counts[i] strata of the i-th vector, and how wide the strata are."""
-    starts, ends = _starts_and_ends(lengths, counts, device)
-    widths = ends.sub_(starts)
-    return starts.add_(_shares(counts, seeds, device).mul_(widths).long()), widths
+    """Return an index (int64) in each of counts[i] strata of the i-th vector, and how wide the strata are.
 
-
-def _shares(counts: tuple[int, ...], seeds: Sequence[int], device: torch.device) -> Tensor:
-    """Return where in its stratum each element lies, from [0, 1)."""
-    drawn = [
-        torch.rand(k, generator=torch.Generator(device=device).manual_seed(seed), dtype=torch.float64, device=device)
-        for k, seed in zip(counts, seeds, strict=True)
-    ]
-    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
-
-
-def _starts_and_ends(lengths: tuple[int, ...], counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return where strata begin and end, each counted from its vector's first element."""
+    It is drawn by a hash: unlike torch's generators, that gives the same on a CPU and on every model of GPU.
+    """
     edges = tuple(accumulate(counts, initial=0))
     table = constant((*lengths, *(max(1, k) for k in counts), *edges[:-1]), torch.int64, device)
     length, k, first = of_each(table.view(3, -1), counts)
-    starts = torch.arange(edges[-1], device=device).sub_(first).mul_(length).floor_divide_(k)
+    stratum = torch.arange(edges[-1], device=device).sub_(first)
+    starts = (stratum * length).floor_divide_(k)
     there = [i for i, k in enumerate(counts) if k]
     places = constant(tuple(edges[i + 1] - 1 for i in there), torch.int64, device)
     last = constant(tuple(lengths[i] for i in there), torch.int64, device)
-    return starts, starts.roll(-1).index_copy_(0, places, last)
+    widths = starts.roll(-1).index_copy_(0, places, last).sub_(starts)
+    seed = of_each(sent_anew(lambda: torch.frombuffer(np.array(seeds), dtype=torch.int64), device), counts)
+    return starts.add_(kernels.mix(stratum, seed).mul_(widths) >> 32), widths

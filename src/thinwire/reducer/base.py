@@ -182,6 +182,11 @@ class Reducer(ABC):
         """Whether `memory_of` a parameter may change from step to step."""
         return False
 
+    @property
+    def by_library(self) -> bool:
+        """Whether a GPU computes means by a library's sums, whose bits hang on its model: all ranks need the same."""
+        return False
+
     def route(self, segment: Segment, step: float = math.inf) -> "Reducer":
         """Return what takes a segment's gradient at `step`, by default in the long run: this recipe, or one within."""
         return self

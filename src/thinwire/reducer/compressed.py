@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire import trace
 from thinwire.checked import checked
@@ -36,6 +37,11 @@ class Compressed(Reducer):
     memory: Memory
     codec: Codec
     exchange: Exchange
+
+    @property
+    @override
+    def by_library(self) -> bool:
+        return self.codec.by_library
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Prepare the exchange, and run one step with a throw-away memory to compile the kernels."""

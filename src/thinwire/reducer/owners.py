@@ -39,6 +39,11 @@ class ToOwners(Reducer):
     memory: Memory
     codec: Codec
 
+    @property
+    @override
+    def by_library(self) -> bool:
+        return self.codec.by_library
+
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Run one step with a throw-away memory to compile the kernels."""
         Compressed(memory=self.memory, codec=self.codec, exchange=AllGather()).prepare(group, samples)

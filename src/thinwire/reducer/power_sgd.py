@@ -48,6 +48,11 @@ class PowerSGD(Reducer):
     exchange: Exchange = field(default_factory=AllReduce)
     minimum_size: Size = 0
 
+    @property
+    @override
+    def by_library(self) -> bool:
+        return True
+
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Start the communication thread, and compile the kernels that decode."""
         communication_thread(group)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -380,6 +381,22 @@ def _shape_message() -> str:
     with pytest.raises(tw.errors.FingerprintError) as error:
         check_fingerprint(tw.recipes.dense(), parameters, group)
     return str(error.value)
+
+
+def _on_two_gpus(recipe: Reducer) -> str:
+    """Compare fingerprints as ranks do whose GPUs are of two models: here the parameters lie nowhere."""
+    assembly, rank = "thinwire.integrations.attachments.assembly", dist.get_rank()
+    parameters = {"a": nn.Parameter(torch.zeros(40, 30, device="meta"))}
+    with patch(f"{assembly}.gpu_of", lambda device: f"GPU {rank}"):
+        return told(check_fingerprint, recipe, parameters, dist.group.WORLD)
+
+
+@pytest.mark.parametrize("name", ["powersgd", "fft", "topk", "fading", "randomk"])
+def test_what_a_gpus_library_computes_needs_the_same_gpus(ranks: Ranks, name: str) -> None:
+    by_library = name in ("powersgd", "fft")
+    for said in ranks.run(2, _on_two_gpus, getattr(tw.recipes, name)()):
+        assert ("rank 1 has (40, 30) torch.float32, which GPU 1 computes" in said) == by_library
+        assert by_library or said == "nothing"
 
 
 def test_ranks_with_different_parameters_are_told_so(ranks: Ranks) -> None:

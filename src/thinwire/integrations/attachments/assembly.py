@@ -16,8 +16,11 @@ from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.momentum.correction import Correction, corrections
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.momentum.handover import Handover
+from thinwire.integrations.training.buckets import own_length
+from thinwire.integrations.training.gradients import shape_in_memory
 from thinwire.planner import Why
-from thinwire.reducer import Reducer, Released
+from thinwire.reducer import Reducer, Released, Segment
+from thinwire.waits import on_host
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 _SAMPLE = 1 << 12
@@ -108,7 +111,8 @@ def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
     """Raise FingerprintError, on every rank, if recipe, parameters or settings differ; a collective."""
     mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
-        f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()
+        f"parameter {name}": f"{tuple(p.shape)} {p.dtype}{_computed_by(recipe, name, p)}"
+        for name, p in parameters.items()
     }
     everyone = all_gather_plain(mine, group)
     for rank, theirs in enumerate(everyone):
@@ -116,6 +120,17 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
             first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
             if first != other:
                 raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
+
+
+def _computed_by(recipe: Reducer, name: str, p: nn.Parameter) -> str:
+    """Return which model of GPU computes a mean, in words, if its bits hang on that."""
+    line = recipe.route(Segment(name=name, offset=0, length=own_length(p), shape=shape_in_memory(p)))
+    return f", which {gpu_of(p.device)} computes" if line.by_library and not on_host(p) else ""
+
+
+def gpu_of(device: torch.device) -> str:
+    """Return a GPU's model; of another kind of device, the kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _check_not_shared(recipe: Reducer, parameters: Mapping[str, nn.Parameter], earlier: Attachment | None) -> None:
