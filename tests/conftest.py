@@ -4,14 +4,15 @@ import fcntl
 import os
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
-from cases import CODECS, VARIANTS, vector
+from cases import CODECS, OTHERS, VARIANTS, vector
 from ranks import RankError, Ranks
 
 if not torch.cuda.is_available():
@@ -22,6 +23,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 SILENCE = 5.0  # seconds of compiling without a word
+TURNS = 6  # a test trains with every so many-th of the recipes that are like others
 LONG = (  # whose tests train whole models, start commands, or interpret what is for a GPU
     "tests/frameworks/",
     "tests/kernels/test_triton.py",
@@ -107,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark training with variants of recipes as slow, and what no value of a parameter needs to occur in its grid.
 
-    Of variants, nothing else of a grid is run.
+    Of variants, nothing else of a grid is run. With recipes that are like others tests train in turns.
     """
     # The longest first, or one process would work on them alone at the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
@@ -118,6 +120,8 @@ def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and "ranks" in item.fixturenames and _recipe(item) in VARIANTS:
             item.add_marker("slow")
             item.add_marker("grid")
+        elif isinstance(item, pytest.Function) and "ranks" in item.fixturenames and not _has_its_turn(item):
+            item.add_marker("slow")
     needless: set[pytest.Item] = set()
     for cells in grids.values():
         others = set(cells) - set(_covering(cells))
@@ -138,16 +142,23 @@ def _mark_quick(items: list[pytest.Item]) -> None:
         item.add_marker("quick")
 
 
+def _has_its_turn(item: pytest.Function) -> bool:
+    """Whether the test trains with no recipe that is like another, or with one whose turn it is."""
+    recipe = _recipe(item)
+    return recipe not in OTHERS or (OTHERS.index(recipe) + crc32(item.originalname.encode())) % TURNS == 0
+
+
 def _recipe(item: pytest.Function) -> object:
     """Return the recipe that a test trains with, if it is for any recipe."""
     return item.callspec.params.get("recipe") if hasattr(item, "callspec") else None
 
 
 def _covering(cells: list[pytest.Function]) -> Iterator[pytest.Function]:
-    """Yield cells that hold every value of every parameter: of a whole grid, a diagonal."""
+    """Yield cells that hold every value of every parameter, and each with many of others: of a grid, a diagonal."""
     values = {cell: {(name, id(value)) for name, value in cell.callspec.params.items()} for cell in cells}
-    missing = set[tuple[str, int]]().union(*values.values())
+    missing, uses = set[tuple[str, int]]().union(*values.values()), Counter[tuple[str, int]]()
     while missing:
-        cell = max(cells, key=lambda cell: len(values[cell] & missing))
+        cell = max(cells, key=lambda cell: (len(values[cell] & missing), -sum(uses[value] for value in values[cell])))
         missing -= values[cell]
+        uses.update(values[cell])
         yield cell

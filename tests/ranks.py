@@ -1,11 +1,12 @@
 """Ranks as processes on Gloo, started once and used by every test that needs a group."""
 
+import importlib
 import multiprocessing
 import pickle
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -14,12 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from thinwire.collectives import thread
 
 LOT = 5
 PATIENCE, GLANCE = 120.0, 1.0  # seconds that ranks may idle before they count as stuck; between two looks at them
 CROWDED = 150  # threads: those of groups that something still refers to slow every later test down
+_MESHES: dict[tuple[tuple[int, ...], tuple[str, ...]], DeviceMesh] = {}
 
 
 class RankError(AssertionError):
@@ -46,7 +49,7 @@ class Ranks:
         results, traces, threads = zip(*self._collect(world_size), strict=True)
         if max(threads) > CROWDED:
             self.stop()
-        elif any(trace is None or trace != traces[0] for trace in traces):
+        elif not _agree(traces):
             self._leave()
         return list(results)
 
@@ -132,6 +135,17 @@ def told(function: Callable[..., Any], *args: object) -> str:
     return "nothing"
 
 
+def mesh_of(*shape: int, names: tuple[str, ...]) -> DeviceMesh:
+    """Return a mesh of all ranks, the same one while they stay in their group.
+
+    For each other one DTensor would work out anew how every operator is sharded, which takes longer than most tests.
+    """
+    found = _MESHES.get((shape, names))
+    if found is None:
+        found = _MESHES[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return found
+
+
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
@@ -153,16 +167,30 @@ def _serve(pipe: Connection) -> None:
 def _join(store: str, rank: int, world_size: int) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+    if _MESHES:
+        _MESHES.clear()
+        # Imported here, as it imports Triton. It clears meshes whose groups are gone, and which equal later ones.
+        importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
     files = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # torch's stubs do not export it
     dist.init_process_group("gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=PATIENCE))
 
 
-def _trace() -> int | None:
-    """Return how many collectives the group has seen, or None if other groups but the communication thread's are left.
+def _trace() -> dict[str, int] | None:
+    """Return how many collectives each group has seen, or None if there are groups that nobody will use again.
 
-    A group can be used again if this is the same number on all its ranks.
+    The default group, those of `mesh_of`, and a communication thread's for each stay; they can be used again if these
+    are the same numbers on all their ranks.
     """
-    group = dist.group.WORLD
-    if group is None or len(dist.distributed_c10d._world.pg_map) > 1 + (group in thread._open):
+    made = dist.distributed_c10d._world.pg_map
+    stay = {dist.group.WORLD, *(group for mesh in _MESHES.values() for group in mesh.get_all_groups())} & set(made)
+    if dist.group.WORLD not in stay or len(made) > len(stay) + sum(group in thread._open for group in stay):
         return None
-    return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # torch's stubs lack it
+    return {group.group_name: group._get_sequence_number_for_group() for group in stay}  # type: ignore[union-attr]
+
+
+def _agree(traces: Sequence[dict[str, int] | None]) -> bool:
+    counts: dict[str, int] = {}
+    return all(
+        trace is not None and all(counts.setdefault(group, count) == count for group, count in trace.items())
+        for trace in traces
+    )

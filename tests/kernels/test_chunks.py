@@ -64,6 +64,7 @@ def _coefficients(x: list[float], cut: Chunking) -> list[list[float]]:
     return found
 
 
+@pytest.mark.grid
 @shapes
 @transforms
 @pytest.mark.parametrize("chunk", [2, 7, 16, 64])
@@ -117,6 +118,7 @@ def test_hadamards_signs_are_mixed() -> None:
     assert not torch.equal(matrix(64, "hadamard")[0, :16].sign(), matrix(16, "hadamard")[0].sign())
 
 
+@pytest.mark.grid
 @shapes
 @transforms
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -159,6 +161,7 @@ def test_several_vectors_are_treated_like_each(transform: Transform, dtype: torc
         assert all(map(torch.equal, outs, singles))
 
 
+@pytest.mark.grid
 @shapes
 @transforms
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -181,6 +184,7 @@ def _inputs(numel: int, dtype: torch.dtype) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.grid
 @shapes
 @dtypes
 @pytest.mark.parametrize(("transform", "density", "chunk"), [("dct", 0.02, 16), ("hadamard", 0.3, 32), (None, 0.1, 7)])

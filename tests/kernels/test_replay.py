@@ -19,7 +19,7 @@ from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")
 NEVER = {"dense", "bf16"}  # all-reduced, in a launch or two
-OFTEN = {("topk", 3), ("dgc", 3), ("fading", 3), ("orthogonal", 1), ("qsgd", 1), ("bf16", 3)}
+OFTEN = {("signsgd", 1), ("qsgd", 1), ("bf16", 3)}
 
 
 @pytest.fixture
@@ -58,18 +58,18 @@ def test_a_replayed_bucket_is_the_one_that_would_have_been_reduced(name: str, te
 
 @pytest.mark.usefixtures("group")
 def test_a_step_that_is_called_off_is_replayed_alike() -> None:
-    case = Case(recipe="topk", tensors=3, dtype="float32", numel=3 * 1088)
+    case = Case(recipe="topk", tensors=2, dtype="float32", numel=2 * 1088)
     with gpu_path(), imitating():
         plain, replayed = Work(case, CPU), Work(case, CPU)
         replayed.gradients = plain.gradients
-        for step in range(24):
+        for step in range(16):
             plain.gradients.normal_()
             for work in (plain, replayed):
                 work.prepare()
                 with patched((replay, "LANES", {})) if work is plain else nullcontext():
                     work.start().wait()
                 for memory in work.recipe.memories():
-                    (memory.rollback if step % 5 == 4 else memory.commit)()
+                    (memory.rollback if step % 4 == 3 else memory.commit)()
                 work.count += 1
             assert torch.equal(plain.flat, replayed.flat)
 

@@ -123,6 +123,7 @@ def _declared_and_seen(
 ONE = [name for name in METHODS if name not in SEVERAL]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ranks", [1, 4, 16])
 @pytest.mark.parametrize("name", ONE)
 def test_a_bucket_takes_what_was_declared(name: str, ranks: int) -> None:
@@ -132,6 +133,7 @@ def test_a_bucket_takes_what_was_declared(name: str, ranks: int) -> None:
     assert declared <= 2 * seen + SLACK
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shapes", [((2000, 2000),), ((10, 20),) * 1000], ids=["large", "many"])
 @pytest.mark.parametrize("name", ONE)
@@ -144,6 +146,7 @@ def test_other_buckets_take_no_more_than_was_declared(name: str, shapes: Shapes,
 MIXED: Shapes = ((900, 700), (1, 13), (3, 3), (400, 375))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("density", [1e-4, 1e-3, 0.3, 1.0])
 @pytest.mark.parametrize("shapes", [MIXED, ((1024, 1024),)], ids=["mixed", "square"])
 @pytest.mark.parametrize("name", [name for name in ONE if METHODS[name].takes("density")])

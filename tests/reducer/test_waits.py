@@ -201,6 +201,7 @@ def _made(name: str) -> Reducer:
     return recipe
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [name for name, case in METHODS.items() if not case.rounds])
 @pytest.mark.usefixtures("fakes")

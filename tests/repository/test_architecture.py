@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import thinwire_lab
 ROOT = Path(thinwire.__file__).parent
 LAB = Path(thinwire_lab.__file__).parent
 FLOORS = [
-    ("checked",),
+    ("checked", "version"),
     ("errors", "schedules", "stats", "trace", "waits"),
     ("handle", "kernels"),
     ("collectives", "formats"),
@@ -46,8 +47,13 @@ INTEGRATIONS = {room for room in LEVEL if room.startswith("integrations")}
 FILES = sorted(path for house in (ROOT, LAB) for path in house.rglob("*.py") if path != ROOT / "__init__.py")
 
 
-def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def _imports(path: Path) -> frozenset[str]:
+    return frozenset(_imported(ast.parse(path.read_text()), path))
+
+
+def _imported(tree: ast.AST, path: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -56,8 +62,10 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _short(path: Path) -> str:
-    return str(path.relative_to(ROOT.parent))
+def _users(*libraries: str) -> set[Path]:
+    """Return the files that import one of these, or something in it."""
+    dotted = tuple(f"{library}." for library in libraries)
+    return {path for path in FILES if any(f"{name}.".startswith(dotted) for name in _imports(path))}
 
 
 def _room(path: Path) -> str:
@@ -72,12 +80,12 @@ def _room_of(name: str) -> str:
     return ".".join(parts[:depth])
 
 
-@pytest.mark.parametrize("path", FILES, ids=_short)
-def test_a_level_imports_only_lower_ones(path: Path) -> None:
-    here = _room(path)
-    for name in _imports(path):
-        if name.startswith(("thinwire.", "thinwire_lab.")) and (room := _room_of(name)) in LEVEL and room != here:
-            assert LEVEL[room] < LEVEL[here], f"{here} imports {name}"
+def test_a_level_imports_only_lower_ones() -> None:
+    for path in _users("thinwire", "thinwire_lab"):
+        here = _room(path)
+        for name in _imports(path):
+            if name.startswith(("thinwire.", "thinwire_lab.")) and (room := _room_of(name)) in LEVEL and room != here:
+                assert LEVEL[room] < LEVEL[here], f"{path} imports {name}"
 
 
 def test_every_room_has_a_floor() -> None:
@@ -127,45 +135,38 @@ def test_every_room_has_a_floor() -> None:
     ],
 )
 def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
-    users = {_room(path) for path in FILES if any(f"{name}.".startswith(f"{library}.") for name in _imports(path))}
-    assert users <= rooms
+    assert set(map(_room, _users(library))) <= rooms
 
 
-@pytest.mark.parametrize("path", FILES, ids=_short)
-def test_nothing_unpickles_what_a_peer_sends(path: Path) -> None:
+def test_nothing_unpickles_what_a_peer_sends() -> None:
     """torch's object collectives do: `collectives.messages` carries plain values and states in their place."""
-    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-    assert not {name for name in names | set(_imports(path)) if re.search(r"[a-z]_object(_list)?$", name)}
+    for path in FILES:
+        if "_object" in (text := path.read_text()):
+            names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+            assert not {name for name in names | _imports(path) if re.search(r"[a-z]_object(_list)?$", name)}, path
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
 def test_only_its_own_module_imports_a_framework(framework: str) -> None:
     """Nobody needs a framework but who imports its front door."""
-    users = {_module(path) for path in FILES if any(f"{name}.".startswith(f"{framework}.") for name in _imports(path))}
-    assert users == {f"thinwire.frameworks.{framework}"}
-    importers = {
-        _module(p) for p in FILES if any(f"{n}.".startswith(f"thinwire.frameworks.{framework}.") for n in _imports(p))
-    }
-    assert not importers
+    assert set(map(_module, _users(framework))) == {f"thinwire.frameworks.{framework}"}
+    assert not _users(f"thinwire.frameworks.{framework}")
 
 
 def test_only_files_of_its_name_import_triton() -> None:
     """They are imported when the first tensor on a GPU comes; elsewhere Triton need not be there."""
-    users = {
-        path.name for path in ROOT.rglob("*.py") if any(f"{name}.".startswith("triton.") for name in _imports(path))
-    }
-    assert users == {"triton.py"}
+    assert {path.name for path in _users("triton") if path.is_relative_to(ROOT)} == {"triton.py"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_compiled_kernels_carry_no_annotations(path: Path) -> None:
+def test_only_compiled_kernels_carry_no_annotations() -> None:
     """Numba and Triton compile a function for several types; mypy and ruff are told to pass over their files."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef) and not any(map(_compiles, node.decorator_list)):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            missing = [each.arg for each in arguments if each.arg not in ("self", "cls") and not each.annotation]
-            assert not missing, f"{node.name} leaves {missing} without a type"
-            assert node.returns, f"{node.name} does not say what it returns"
+    for path in (ROOT / "kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and not any(map(_compiles, node.decorator_list)):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                missing = [each.arg for each in arguments if each.arg not in ("self", "cls") and not each.annotation]
+                assert not missing, f"{path}: {node.name} leaves {missing} without a type"
+                assert node.returns, f"{path}: {node.name} does not say what it returns"
 
 
 def _compiles(decorator: ast.expr) -> bool:

@@ -11,15 +11,14 @@ import torch
 import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import same
-from ranks import Ranks, told
+from ranks import Ranks, mesh_of, told
 from test_shard import USES as OF_SHARDS
 from test_shard import Net, Use, _small_buckets, batch, build, grid
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
@@ -56,8 +55,7 @@ CONSERVING = [name for name in ABLE if RECIPES[name].conserving and RECIPES[name
 
 def line() -> DeviceMesh:
     """Return a mesh of all ranks in one dimension."""
-    _clear_sharding_prop_cache()
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    return mesh_of(dist.get_world_size(), names=("shard",))
 
 
 class Native:

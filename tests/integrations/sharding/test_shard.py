@@ -4,7 +4,7 @@ import copy
 import hashlib
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import same
-from ranks import Ranks, told
+from ranks import Ranks, mesh_of, told
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -25,7 +25,6 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -35,7 +34,6 @@ from thinwire.integrations.training.gradients import local
 STEPS = 4
 WIDTH = 20
 STATEFUL = [name for name, case in RECIPES.items() if any(memory.stateful for memory in case.make().memories())]
-KINDS = {"topk", "dgc", "dragonn", "gtopk", "powersgd", "fading"}
 MAKE: dict[str, Callable[[], tw.reducer.Reducer]] = {
     **{name: case.make for name, case in RECIPES.items()},
     "all": partial(tw.recipes.topk, density=1.0, minimum_size=0),
@@ -102,14 +100,7 @@ USES = {
 
 def grid(replicas: int = 2) -> DeviceMesh:
     """Return a mesh of all ranks."""
-    _clear_sharding_prop_cache()  # it has meshes equal to this one, whose groups are gone since ranks joined anew
-    shape = (replicas, dist.get_world_size() // replicas)
-    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-
-
-def of_each_kind(recipes: Iterable[str]) -> list[Any]:
-    """Return the recipes, of which by default one of each kind is run."""
-    return [pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow]) for name in recipes]
+    return mesh_of(replicas, dist.get_world_size() // replicas, names=("replicate", "shard"))
 
 
 def build(use: Use, mesh: DeviceMesh) -> Net:
@@ -464,7 +455,7 @@ def _conserved(recipe: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     "recipe",
-    of_each_kind(name for name in STATEFUL if RECIPES[name].conserving and not RECIPES[name].momentum),
+    [name for name in STATEFUL if RECIPES[name].conserving and not RECIPES[name].momentum],
 )
 def test_what_is_not_delivered_waits_in_the_shard(ranks: Ranks, recipe: str) -> None:
     for far, waits in ranks.run(4, _conserved, recipe):
@@ -525,7 +516,7 @@ def _poisoned(recipe: str, value: float) -> list[str]:
     return wrong if sharded.handle.verify_replicas() else [*wrong, "replicas differ"]
 
 
-@pytest.mark.parametrize("recipe", of_each_kind(STATEFUL))
+@pytest.mark.parametrize("recipe", STATEFUL)
 def test_a_bad_gradient_is_seen_by_all_and_kept_by_none(ranks: Ranks, recipe: str) -> None:
     assert ranks.run(4, _poisoned, recipe, float("nan")) == [[]] * 4
 
@@ -592,7 +583,7 @@ def _resumed(recipe: str) -> tuple[str, str]:
     return old.digest(), new.digest()
 
 
-@pytest.mark.parametrize("recipe", of_each_kind(STATEFUL))
+@pytest.mark.parametrize("recipe", STATEFUL)
 def test_a_resumed_run_makes_the_same_next_steps(ranks: Ranks, recipe: str) -> None:
     for uninterrupted, resumed in ranks.run(4, _resumed, recipe):
         assert uninterrupted == resumed

@@ -19,9 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from cases import RECIPES
-from ranks import Ranks, told
+from ranks import Ranks, mesh_of, told
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -314,7 +313,7 @@ def test_fragments_lose_nothing_either(ranks: Ranks) -> None:
 
 def _small_steps(dtype: torch.dtype, *, sharded: bool = False) -> float:
     """One of the workers moves by half a unit in an outer step. Return how far the mean ends from where it should."""
-    mesh = init_device_mesh("cpu", (2, 2) if sharded else (4, 1), mesh_dim_names=("worker", "shard"))
+    mesh = mesh_of(*((2, 2) if sharded else (4, 1)), names=("worker", "shard"))
     group, first = mesh.get_group("worker"), mesh.get_local_rank("worker") == 0
     model = nn.Linear(64, 64, bias=False).to(dtype)
     nn.init.ones_(model.weight)
@@ -609,7 +608,7 @@ def test_two_levels(ranks: Ranks) -> None:
 def _sharded_islands() -> tuple[bool, bool, bool, float]:
     """Two islands of two ranks: FSDP2 shards the model within, outer steps between. Beside it, two whole workers."""
     rank = dist.get_rank()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = mesh_of(2, 2, names=("replicate", "shard"))
     module = _model()
     for p in module.parameters():
         dist.broadcast(p.detach(), 0)
@@ -1069,7 +1068,7 @@ def test_who_joins_takes_over_what_is_frozen(ranks: Ranks) -> None:
 
 def _one_bad_shard(leave_out: bool) -> tuple[bool, bool]:
     """Two sharded islands; a NaN in rank 2's shard. Whether global ones stay, and whether all are finite at the end."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "inside"))
+    mesh = mesh_of(2, 2, names=("between", "inside"))
     model = _model()
     fully_shard(model, mesh=mesh["inside"])
     optimizer, between = SGD(model.parameters(), lr=0.1), mesh["between"].get_group()
