@@ -12,7 +12,9 @@ MOST = {"topk": (47, 470, 470), "dgc": (51, 630, 580), "fading": (58, 820, 780)}
 """At most so many files, calls and moves between files in a settled step. How threads meet changes them by a tenth."""
 
 
-@pytest.mark.parametrize("recipe", MOST)
+@pytest.mark.parametrize(
+    "recipe", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("topk", "dgc")), "fading"]
+)
 def test_a_gradient_walks_no_further_than_it_did(recipe: str) -> None:
     command = [sys.executable, str(WALK), recipe, "--files"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

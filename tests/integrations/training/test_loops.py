@@ -50,31 +50,34 @@ SHARES = {
 Result = Ended | Exception
 
 
-def _attempts(loop: str, ways: list[str], steps: int) -> dict[str, Result]:
-    """Run a loop with plain DDP and these ways in turn; what is raised on this rank stands in the place of a result."""
-    found: dict[str, Result] = {}
-    for way in (None, *ways):
-        try:
-            found[way or ""] = measure(loop, BY_NAME[way] if way else None, steps)
-        except (Unavailable, MomentumError) as error:
-            found[way or ""] = error
-        except Exception as error:  # some cannot be pickled
-            found[way or ""] = RuntimeError(f"{type(error).__name__}: {error}")
-    return found
+def _attempt(loop: str, way: str, steps: int) -> Result:
+    """Run a loop in this way, or with plain DDP; what is raised on this rank stands in the place of a result."""
+    try:
+        return measure(loop, BY_NAME[way] if way else None, steps)
+    except (Unavailable, MomentumError) as error:
+        return error
+    except Exception as error:  # some cannot be pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+Run = Callable[[str, str], list[dict[str, Result]]]
 
 
 @pytest.fixture(scope="module")
-def run(ranks: Ranks) -> Callable[[str, bool], list[dict[str, Result]]]:
-    """Runs a loop with plain DDP and all ways of a kind on two ranks, once for all tests."""
+def run(ranks: Ranks) -> Run:
+    """Runs a loop with plain DDP, once for all tests, and in one way, each on two ranks."""
 
     @cache
-    def found(loop: str, everything: bool) -> list[dict[str, Result]]:
-        return ranks.run(2, _attempts, loop, WHOLE if everything else SPARSE, STEPS if everything else LONG)
+    def one(loop: str, way: str, steps: int) -> list[Result]:
+        return ranks.run(2, _attempt, loop, way, steps)
 
-    return found
+    def both(loop: str, way: str) -> list[dict[str, Result]]:
+        steps = STEPS if BY_NAME[way].everything else LONG
+        return [
+            {"": plain, way: other} for plain, other in zip(one(loop, "", steps), one(loop, way, steps), strict=True)
+        ]
 
-
-Run = Callable[[str, bool], list[dict[str, Result]]]
+    return both
 
 
 def _ended(results: list[dict[str, Result]], way: str) -> list[tuple[Ended, Ended]]:
@@ -94,7 +97,7 @@ def _ended(results: list[dict[str, Result]], way: str) -> list[tuple[Ended, Ende
 @pytest.mark.parametrize("way", WHOLE)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_sends_everything_ends_where_plain_ddp_does(run: Run, loop: str, way: str) -> None:
-    results = run(loop, True)
+    results = run(loop, way)
     if loop in NOT_SGD and BY_NAME[way].momentum:
         assert all(isinstance(result[way], MomentumError) for result in results)
         return
@@ -110,7 +113,7 @@ def test_what_sends_everything_ends_where_plain_ddp_does(run: Run, loop: str, wa
 @pytest.mark.parametrize("way", SPARSE)
 @pytest.mark.parametrize("loop", SHARES)
 def test_what_sends_a_hundredth_keeps_replicas_and_trains(run: Run, loop: str, way: str) -> None:
-    results = run(loop, False)
+    results = run(loop, way)
     for plain, other in _ended(results, way):
         assert other.share(plain) >= SHARES[loop]
         assert len(other.skipped) <= len(plain.skipped) + 2  # a large gradient that was skipped does not come back

@@ -499,6 +499,7 @@ def test_check_exits_with_1_where_something_fails(monkeypatch: pytest.MonkeyPatc
     assert "✗ kernels: raises" in wrong
 
 
+@pytest.mark.slow
 def test_a_check_that_is_interrupted_blames_no_row() -> None:
     with subprocess.Popen(
         [sys.executable, "-Pm", "thinwire", "check"],

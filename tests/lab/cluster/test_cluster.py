@@ -275,6 +275,7 @@ def test_links_are_limited_and_lifted(linked: Cluster) -> None:
         assert _events(linked, task="read limit") == 3 * [[{"bytes_per_second": speed}]]
 
 
+@pytest.mark.slow
 def test_a_latency_is_kept_and_printed_as_measured() -> None:
     with Cluster(2, Rate(100_000_000, 0.02), "test_cluster:work") as cluster:
         if not cluster.throttled:
@@ -328,6 +329,7 @@ def test_what_a_handler_raises_is_told() -> None:
     assert caught.value.stderr_tail == "on the way\n" + caught.value.reason
 
 
+@pytest.mark.slow
 def test_a_handler_that_does_not_exist_is_told() -> None:
     with Cluster(1, None, "test_cluster:missing") as cluster, pytest.raises(WorkerDied, match="missing"):
         _events(cluster)

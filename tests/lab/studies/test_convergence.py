@@ -75,14 +75,14 @@ def _with(recipe: str, optimizer: str = "adamw()") -> Settings:
 @pytest.mark.parametrize(
     ("recipe", "optimizer"),
     [
-        ("dense()", "adamw()"),
+        pytest.param("dense()", "adamw()", marks=pytest.mark.slow),
         ("topk(density=0.05, minimum_size=100)", "adamw()"),
         ("powersgd(rank=2)", "adamw()"),
         ("dgc(density=0.05, minimum_size=100)", "sgd()"),
-        ("gtopk(density=0.05, minimum_size=100)", "sgd()"),
+        pytest.param("gtopk(density=0.05, minimum_size=100)", "sgd()", marks=pytest.mark.slow),
         ("fading(density=0.1, minimum_size=100)", "adamw(betas=(0.9, 0.9))"),
-        ("orthogonal(minimum_size=100)", "adamw(betas=(0.9, 0.9))"),
-        ("randomk(density=0.1, minimum_size=100)", "sgd()"),
+        pytest.param("orthogonal(minimum_size=100)", "adamw(betas=(0.9, 0.9))", marks=pytest.mark.slow),
+        pytest.param("randomk(density=0.1, minimum_size=100)", "sgd()", marks=pytest.mark.slow),
         ("qsgd()", "adamw()"),
     ],
 )
