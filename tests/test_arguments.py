@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Self, cast
@@ -365,11 +365,11 @@ class Argument:
         framework = constructor != self.constructor
         return f"{constructor if framework else constructor.rpartition('.')[2]}.{self.name}"
 
-    @property
+    @cached_property
     def kinds(self) -> list[str]:
         return _options(ast.parse(self.annotation, mode="eval").body)
 
-    @property
+    @cached_property
     def admits(self) -> set[str]:
         every = (ADMITS.get(kind, ADMITS.get(kind.partition("[")[0], "")) for kind in self.kinds)
         return {value for kind in every for value in kind.split()}
@@ -425,6 +425,7 @@ def _callables(name: str, each: Any) -> Iterator[tuple[str, Callable[..., object
             yield f"{name}.{other}", getattr(each, other)
 
 
+@cache
 def arguments() -> list[Argument]:
     """Every argument of every public constructor."""
     return [

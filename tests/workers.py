@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,6 +18,13 @@ import torch.distributed as dist
 from ranks import Ranks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def needs(*packages: str) -> None:
+    """Skip the module where a package is not installed; importing them takes longer than collecting all tests."""
+    for package in packages:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 
 @contextmanager

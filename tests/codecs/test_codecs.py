@@ -33,22 +33,21 @@ def _sparse(codec: codecs.Codec, x: Tensor, seed: int) -> Sparse:
 
 
 @codec_cases
-@sizes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_size_dtype_and_values_are_kept(case: CodecCase, numel: int, dtype: torch.dtype) -> None:
-    x = vector(numel, dtype=dtype)
-    before = x.clone()
-    payload = case.codec.encode(x)
-    assert payload.numel == numel
-    narrow = getattr(case.codec, "values", None)
-    if isinstance(narrow, formats.Format) or isinstance(case.codec, codecs.CountSketch):
-        assert payload.values.dtype == torch.promote_types(dtype, torch.float32)
-    else:
-        assert payload.values.dtype == (narrow or dtype)
-    decoded = payload.dense().to(dtype)
-    assert torch.equal(x, before), "the input was changed"
-    if case.exact:
-        assert bool(((decoded == x) | (decoded == 0)).all())
+def test_size_dtype_and_values_are_kept(case: CodecCase, dtype: torch.dtype) -> None:
+    for x in (vector(numel, dtype=dtype) for numel in SIZES):
+        before = x.clone()
+        payload = case.codec.encode(x)
+        assert payload.numel == x.numel()
+        narrow = getattr(case.codec, "values", None)
+        if isinstance(narrow, formats.Format) or isinstance(case.codec, codecs.CountSketch):
+            assert payload.values.dtype == torch.promote_types(dtype, torch.float32)
+        else:
+            assert payload.values.dtype == (narrow or dtype)
+        decoded = payload.dense().to(dtype)
+        assert torch.equal(x, before), "the input was changed"
+        if case.exact:
+            assert bool(((decoded == x) | (decoded == 0)).all())
 
 
 @codec_cases
@@ -102,7 +101,7 @@ def test_contraction(case: CodecCase, numel: int) -> None:
     delta = case.codec.contraction(numel)
     assert delta is not None
     for x in (vector(numel), torch.ones(numel)):
-        errors = torch.stack([(x - _decoded(case, x, seed)).double().square().sum() for seed in range(200)])
+        errors = torch.stack([(x - _decoded(case, x, seed)).double().square().sum() for seed in range(80)])
         slack = 4 * float(errors.std()) / len(errors) ** 0.5
         assert float(errors.mean()) <= (1 - delta) * float(x.double().square().sum()) * (1 + 1e-6) + slack
 
@@ -111,11 +110,11 @@ def test_contraction(case: CodecCase, numel: int) -> None:
 def test_unbiased(case: CodecCase) -> None:
     """The mean over seeds is within five standard errors of the vector, element by element."""
     x = torch.linspace(-1.5, 2.0, 97)  # no element outweighs the rest, so that a small bias shows
-    decoded = torch.stack([_decoded(case, x, seed) for seed in range(4000)]).double()
+    decoded = torch.stack([_decoded(case, x, seed) for seed in range(1500)]).double()
     along = decoded @ x.double() / x.double().square().sum()
-    assert abs(float(along.mean()) - 1) <= 5 * float(along.std()) / 4000**0.5, "biased along the vector"
+    assert abs(float(along.mean()) - 1) <= 5 * float(along.std()) / 1500**0.5, "biased along the vector"
     error = (decoded.mean(dim=0) - x).abs()
-    assert bool((error <= 5 * decoded.std(dim=0) / 4000**0.5 + 1e-9).all())
+    assert bool((error <= 5 * decoded.std(dim=0) / 1500**0.5 + 1e-9).all())
 
 
 @codec_cases

@@ -37,7 +37,7 @@ from thinwire.exchanges.tree import Merge
 from thinwire.formats import Sign
 from thinwire.payloads import Keyed, Sparse
 
-worlds = pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+worlds = pytest.mark.parametrize("world_size", [1, 2, 3, 5, pytest.param(4, marks=pytest.mark.slow)])
 
 
 def _exchange_all(numel: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:

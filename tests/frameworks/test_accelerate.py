@@ -8,11 +8,11 @@ import pytest
 import torch
 from ranks import Ranks, told
 from torch import nn
-from workers import checked_example, imported, launched
+from workers import checked_example, imported, launched, needs
 
 import thinwire
 
-pytest.importorskip("accelerate", reason="Accelerate is not installed")
+needs("accelerate")
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,11 @@ import pytest
 import torch
 from ranks import Ranks, told
 from torch import Tensor, nn
-from workers import checked_example, imported, launched
+from workers import checked_example, imported, launched, needs
 
 import thinwire
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="Accelerate is not installed, without which Trainer does not work")
+needs("transformers", "accelerate")  # Trainer does not work without
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -277,11 +277,15 @@ def test_a_wrong_state_is_refused_and_changes_nothing(ranks: Ranks, recipe: str)
     assert ranks.run(1, _refused_damages, recipe) == [{}]
 
 
+@cache
+def _states() -> dict[str, dict[str, Any]]:
+    return {name: Training("several buckets", name).run(range(2)).attachment.state_dict() for name in RECIPES}
+
+
 def _states_of_others(recipe: str) -> list[str]:
-    states = {name: Training("several buckets", name).run(range(2)).attachment.state_dict() for name in RECIPES}
     attachment = Training("several buckets", recipe).run(range(1)).attachment
     before, accepted = attachment.state_dict(), []
-    for name, state in states.items():
+    for name, state in _states().items():
         try:
             attachment.load_state_dict(state)
             accepted.append(name)
