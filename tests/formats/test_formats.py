@@ -381,8 +381,8 @@ def test_magnitudes_have_the_scale_of_least_error() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Magnitudes(levels=(1.0,)), "expected 2, 4, 8 or so on"),
-        (lambda: Magnitudes(levels=(1.0, 2.0, 3.0)), "expected 2, 4, 8 or so on"),
+        (lambda: Magnitudes(levels=(1.0,)), "expected 2, 4, 8, … numbers in ascending order"),
+        (lambda: Magnitudes(levels=(1.0, 2.0, 3.0)), "expected 2, 4, 8, … numbers in ascending order"),
         (lambda: Magnitudes(levels=(2.0, 1.0)), "in ascending order"),
         (lambda: OffsetFloat(bits=6, eps=0.01, max=1.0), r"are \d+ numbers; expected at most 2\^6 = 64"),
         (lambda: OffsetFloat(eps=2.0, max=1.0), "take a smaller eps"),
