@@ -1,6 +1,6 @@
 """How the site is made: sphinx-build -W -b html -c docs . site
 
-The pages are the repository's own Markdown files, where they stand: README.md is the front page, and the papers' rooms
+The pages are the repository's own Markdown files, where they stand: README.md is the front page, and the papers' pages
 are pages too. So a link means the same in the repository and on the site.
 """
 
@@ -39,6 +39,7 @@ extensions = [
 ]
 
 myst_heading_anchors = 4
+smartquotes_action = "qe"  # options keep their two dashes
 highlight_language = "text"  # of what names no language, such as commands and tables
 autosummary_generate = False
 autodoc_member_order = "bysource"
@@ -109,6 +110,7 @@ CONTENTS = {
         "codecs",
         "memories",
         "exchanges",
+        "gathers",
         "formats",
         "payloads",
         "reducer",
@@ -154,7 +156,7 @@ CONTENTS = {
         "scatter",
         "simulate",
     ],
-    "papers/README": ["dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],
+    "papers/README": ["judging", "dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],
 }
 """The order of the pages. It stands here, because a page with a toctree in it does not read well as plain Markdown."""
 
@@ -225,10 +227,10 @@ def public_names() -> dict[str, str]:
     """Return where a name is documented, by the module that defines it and, if it is one thing only, by itself."""
     defined: dict[str, str] = {}
     short: dict[str, dict[int, str]] = {}
-    for room in map(import_module, MODULES):
-        for name in room.__all__:
-            thing, place = getattr(room, name), f"{room.__name__}.{name}"
-            defined[f"{getattr(thing, '__module__', room.__name__)}.{name}"] = place
+    for module in map(import_module, MODULES):
+        for name in module.__all__:
+            thing, place = getattr(module, name), f"{module.__name__}.{name}"
+            defined[f"{getattr(thing, '__module__', module.__name__)}.{name}"] = place
             defined[place.removeprefix("thinwire.")] = place
             short.setdefault(name, {})[id(thing)] = place
     return defined | {name: place for name, places in short.items() if len(places) == 1 for place in places.values()}
@@ -237,7 +239,7 @@ def public_names() -> dict[str, str]:
 def link_public(
     app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, contnode: nodes.TextElement
 ) -> nodes.reference | None:
-    """Link a class that a signature names by the file it is in to where its room documents it."""
+    """Link a class that a signature names by the file it is in to where its module documents it."""
     place = PUBLIC.get(node.get("reftarget", ""))
     if node.get("refdomain") != "py" or place is None:
         return None

@@ -1,4 +1,4 @@
-"""The floors of the house: a level imports only lower ones, siblings never each other, the library never the lab."""
+"""The layers: each imports only lower ones, siblings never each other, the library never the lab."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ import thinwire_lab
 
 ROOT = Path(thinwire.__file__).parent
 LAB = Path(thinwire_lab.__file__).parent
-FLOORS = [
+LAYERS = [
     ("checked", "version"),
     ("errors", "schedules", "stats", "trace", "waits"),
     ("handle", "kernels"),
@@ -40,11 +40,11 @@ FLOORS = [
     ("lab.cli",),
     ("__main__",),
 ]
-HOUSES = {"integrations", "lab"}  # which have rooms of their own
-PROGRAMS = {"lab.papers", "lab.studies"}  # which are of many small ones
-LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-INTEGRATIONS = {room for room in LEVEL if room.startswith("integrations")}
-FILES = sorted(path for house in (ROOT, LAB) for path in house.rglob("*.py") if path != ROOT / "__init__.py")
+PARENTS = {"integrations", "lab"}  # whose packages have layers of their own
+PROGRAMS = {"lab.papers", "lab.studies"}  # which hold many small programs
+LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+INTEGRATIONS = {package for package in LEVEL if package.startswith("integrations")}
+FILES = sorted(path for root in (ROOT, LAB) for path in root.rglob("*.py") if path != ROOT / "__init__.py")
 
 
 @cache
@@ -68,32 +68,36 @@ def _users(*libraries: str) -> set[Path]:
     return {path for path in FILES if any(f"{name}.".startswith(dotted) for name in _imports(path))}
 
 
-def _room(path: Path) -> str:
-    return _room_of(_module(path))
+def _package(path: Path) -> str:
+    return _package_of(_module(path))
 
 
-def _room_of(name: str) -> str:
-    """The room that a module or a name in it lies in."""
-    house, *parts = name.split(".")
-    parts = ["lab", *parts] if house == LAB.name else parts
-    depth = 2 if parts[0] in HOUSES else 1
+def _package_of(name: str) -> str:
+    """The package that a module or a name in it lies in."""
+    root, *parts = name.split(".")
+    parts = ["lab", *parts] if root == LAB.name else parts
+    depth = 2 if parts[0] in PARENTS else 1
     return ".".join(parts[:depth])
 
 
-def test_a_level_imports_only_lower_ones() -> None:
+def test_a_layer_imports_only_lower_ones() -> None:
     for path in _users("thinwire", "thinwire_lab"):
-        here = _room(path)
+        here = _package(path)
         for name in _imports(path):
-            if name.startswith(("thinwire.", "thinwire_lab.")) and (room := _room_of(name)) in LEVEL and room != here:
-                assert LEVEL[room] < LEVEL[here], f"{path} imports {name}"
+            if (
+                name.startswith(("thinwire.", "thinwire_lab."))
+                and (package := _package_of(name)) in LEVEL
+                and package != here
+            ):
+                assert LEVEL[package] < LEVEL[here], f"{path} imports {name}"
 
 
-def test_every_room_has_a_floor() -> None:
-    assert {_room(path) for path in FILES} == set(LEVEL)
+def test_every_package_has_a_layer() -> None:
+    assert {_package(path) for path in FILES} == set(LEVEL)
 
 
 @pytest.mark.parametrize(
-    ("library", "rooms"),
+    ("library", "packages"),
     [
         (
             "torch.distributed",
@@ -134,8 +138,8 @@ def test_every_room_has_a_floor() -> None:
         ("torchtitan", {"frameworks"}),
     ],
 )
-def test_a_library_is_used_only_where_it_belongs(library: str, rooms: set[str]) -> None:
-    assert set(map(_room, _users(library))) <= rooms
+def test_a_library_is_used_only_where_it_belongs(library: str, packages: set[str]) -> None:
+    assert set(map(_package, _users(library))) <= packages
 
 
 def test_nothing_unpickles_what_a_peer_sends() -> None:
@@ -215,9 +219,9 @@ ON_HOST = {"kernels/fourier/reference.py"}  # a GPU transforms by its own librar
 SENDS = {"kernels/memory.py"}
 
 
-@pytest.mark.parametrize("room", HOT)
-def test_numbers_are_sent_to_a_gpu_once_or_by_who_knows_how(room: str) -> None:
-    for path in sorted((ROOT / room).rglob("*.py")):
+@pytest.mark.parametrize("package", HOT)
+def test_numbers_are_sent_to_a_gpu_once_or_by_who_knows_how(package: str) -> None:
+    for path in sorted((ROOT / package).rglob("*.py")):
         if str(path.relative_to(ROOT)) not in ON_HOST | SENDS:
             tree = ast.parse(path.read_text())
             found = [f"{path}:{call.lineno} {ast.unparse(call)}" for call in _copies(tree)]

@@ -26,12 +26,12 @@ VERBS = [name for name in thinwire.__all__ if isfunction(getattr(thinwire, name)
 
 
 def _public() -> Iterator[tuple[str, Any]]:
-    rooms = [getattr(thinwire, name) for name in thinwire.__all__ if ismodule(getattr(thinwire, name))]
-    for room in (thinwire, *rooms):
-        for name in room.__all__:
-            thing = getattr(room, name)
+    modules = [getattr(thinwire, name) for name in thinwire.__all__ if ismodule(getattr(thinwire, name))]
+    for module in (thinwire, *modules):
+        for name in module.__all__:
+            thing = getattr(module, name)
             if (isclass(thing) or isfunction(thing)) and ">>>" in (thing.__doc__ or ""):
-                yield f"{room.__name__}.{name}", thing
+                yield f"{module.__name__}.{name}", thing
 
 
 EXAMPLES = dict(_public())

@@ -24,6 +24,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor[1:] in _anchors(target), f"{file}{anchor} is not there"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_is_a_comment_on_the_site(page: Path) -> None:
+    """A line that begins with % is one, and the site leaves it out."""
+    assert not re.findall(r"^ *%.*$", page.read_text(), re.MULTILINE)
+
+
 def test_there_are_pages() -> None:
     assert ROOT / "README.md" in PAGES
     assert len(PAGES) > 15

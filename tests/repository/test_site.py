@@ -13,17 +13,17 @@ from thinwire_lab.cli import app
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-ROOMS = [room for name in thinwire.__all__ if ismodule(room := getattr(thinwire, name))]
+MODULES = [found for name in thinwire.__all__ if ismodule(found := getattr(thinwire, name))]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, which typer does not say
 
 
 def _public(module: ModuleType) -> set[str]:
-    """Return what a module's page must hold. Rooms have pages of their own, and aliases are where they come from."""
-    aliases = {alias for room in ROOMS for alias in room.__all__} if module is thinwire else set()
+    """Return what a module's page must hold. Modules have pages of their own, and aliases are where they come from."""
+    aliases = {alias for found in MODULES for alias in found.__all__} if module is thinwire else set()
     return {n for n in module.__all__ if n != "__version__" and n not in aliases and not ismodule(getattr(module, n))}
 
 
-@pytest.mark.parametrize("module", [thinwire, *ROOMS], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [thinwire, *MODULES], ids=lambda module: module.__name__)
 def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
     page = (REFERENCE / f"{module.__name__.rpartition('.')[2]}.md").read_text()
     summaries = re.findall(r"\.\. autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)", page)

@@ -52,6 +52,7 @@ class Codec(ABC):
         """Encode a tensor of any shape and floating-point dtype.
 
         Args:
+            x: The tensor.
             seed: Of random choices. With `shared_seed` all ranks need the same.
 
         Returns:

@@ -129,6 +129,8 @@ class Exchange(ABC):
         A region's result does not depend on what else is in the payload.
 
         Args:
+            payload: This rank's.
+            group: The ranks.
             keep: If False, the exchange may overwrite `payload`, and `delivered` is meaningless.
             seeds: One per region, the same on all ranks; 0 by default.
         """

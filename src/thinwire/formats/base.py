@@ -71,6 +71,8 @@ class Format(ABC):
 
         Args:
             out: Any floating-point dtype (n). Numbers beyond a narrower dtype's range become infinite.
+            codes: Of `code_dtype` (n).
+            scales: float32 (scale_count(n)).
             runs: The lengths of several vectors, one after another; by default it is one.
 
         Raises:

@@ -31,6 +31,8 @@ def attach(
     reads it, also on another number of ranks, and raises StateError as `thinwire.Checkpoint` does.
 
     Args:
+        accelerator: The one that prepared the model.
+        model: What `prepare` returned.
         how: As in `thinwire.attach`. The accelerator's GradScaler is passed on.
         optimizer: As in `thinwire.attach`, as `prepare` returned it.
         missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.

@@ -56,6 +56,7 @@ def load(handle: Attachment | Replicas | Shards, directory: str | Path, *, parti
     There may be more or fewer workers now, as `thinwire.redistribute` says.
 
     Args:
+        handle: What `thinwire.attach` or `thinwire.shard` returned.
         directory: Of the merged checkpoint: `with ray.train.get_checkpoint().as_directory() as directory`.
         partial: Whether to go on without workers that have not reported theirs.
 

@@ -153,7 +153,10 @@ def replicate(
     Args:
         manager: torchft's. A replica is one process here.
         links: The process group that the manager has.
-        modules, recipe, optimizer, scaler: As in `thinwire.replicate`.
+        modules: As in `thinwire.replicate`.
+        recipe: As in `thinwire.replicate`.
+        optimizer: As in `thinwire.replicate`.
+        scaler: As in `thinwire.replicate`.
     """
     if dist.get_world_size() != 1:
         raise RuntimeError(

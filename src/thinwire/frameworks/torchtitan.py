@@ -32,6 +32,7 @@ def compressed(
     which have not been tried; and whatever `thinwire.shard` raises.
 
     Args:
+        spec: torchtitan's, such as `model_registry("8B")`.
         recipe: Makes one, such as `lambda: thinwire.recipes.topk(density=0.01)`.
         attached: Gets the handle.
     """

@@ -31,6 +31,7 @@ def attach(
     part, and whatever `thinwire.attach` and `thinwire.Checkpoint` raise.
 
     Args:
+        trainer: One that is not training yet.
         how: As in `thinwire.attach`, which also gets the Trainer's optimizer and GradScaler.
         missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.
 

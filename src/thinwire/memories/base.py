@@ -64,7 +64,9 @@ class Memory(ABC):
         """Return the residual of parameter `name` plus scale · gradient (flat), and stage it as if nothing were sent.
 
         Args:
+            name: The parameter's.
             gradient: If something is staged for `name` already, this is another part of the same step's gradient.
+            scale: Multiplies the gradient, so that sums become means.
             seed: For memories with stochastic rounding.
         """
 

@@ -31,8 +31,14 @@ def streaming_diloco(
     here confirms them, so look them up before you compare with the paper.
 
     Args:
-        every, fragments, delay, mixing: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of
-            every so many: to do that, name them.
+        every: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do that,
+            name them.
+        fragments: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do
+            that, name them.
+        delay: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do that,
+            name them.
+        mixing: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do that,
+            name them.
         memory: Keeps what 4 bits lose, such as `memories.ErrorFeedback()`. The paper keeps nothing.
     """
     return OuterSteps(

@@ -23,6 +23,10 @@ def narrowed(
     """Return the values as the receiver will see them, and their codes if codes travel.
 
     Args:
+        x: The values.
+        how: What they are narrowed to.
+        dtype: The gradient's, which None stands for.
+        seed: For stochastic rounding.
         share: Values in a narrower dtype are clamped to that share of its range (see `fitted`). Without it they may
             overflow, and the overflow shows.
     """

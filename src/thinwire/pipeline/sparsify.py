@@ -122,7 +122,9 @@ def sparsify(
     Args:
         stages: The modules of the whole split model, in order, or this rank's PipelineStages before their first step,
             made without example arguments, because what travels has another shape than the activation.
-        density, values, start_dim: Those of a TopKBoundary.
+        density: As in `TopKBoundary`.
+        values: As in `TopKBoundary`.
+        start_dim: As in `TopKBoundary`.
         boundary: Returns another one, in place of a density.
 
     Raises:

@@ -109,7 +109,8 @@ class Budget:
 
         Args:
             optimizer: The optimizer that will train. Without one, the default budget is returned.
-            densities, error_feedback: As in `Budget`.
+            densities: As in `Budget`.
+            error_feedback: As in `Budget`.
             loss: How close: the highest loss to accept, as a multiple of uncompressed training's.
         """
         if optimizer is None:

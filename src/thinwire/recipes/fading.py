@@ -89,8 +89,13 @@ def orthogonal(
     is 0. Other arguments are those of `fading`.
 
     Args:
+        density: As in `fading`.
         decay: The residual's: what is not sent decays.
         momentum: Of the memory; None takes the optimizer's β₁.
+        chunk: As in `fading`.
+        transform: As in `fading`.
+        values: As in `fading`.
+        minimum_size: As in `fading`.
     """
     memory = OrthogonalMomentum(momentum=momentum, decay=decay)
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)

@@ -26,7 +26,8 @@ def gtopk(
 
     Args:
         density: k over elements. The paper warms it up: `schedules.gtopk_warmup`.
-        merge, exact_values: See `exchanges.GlobalTopKTree`.
+        merge: See `exchanges.GlobalTopKTree`.
+        exact_values: See `exchanges.GlobalTopKTree`.
         minimum_size: Tensors with fewer elements go uncompressed.
     """
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)

@@ -210,6 +210,8 @@ class Reducer(ABC):
 
         Args:
             gradient: A COO tensor.
+            name: The parameter's.
+            at: The reduction.
 
         Returns:
             A future of its mean, sparse too.

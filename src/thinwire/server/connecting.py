@@ -47,8 +47,11 @@ def connect(
 
     Args:
         model: The same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
-        recipe, down, servers, secret: The same as the servers'.
+        recipe: The same as the servers'.
         address: host:port of each server, in their order; under torchrun trainers find them by themselves.
+        secret: The same as the servers'.
+        servers: The same as the servers'.
+        down: The same as the servers'.
         fetch_rows: As the servers'. Rows of sparse embeddings then stay the model's own until `Trainer.fetch` asks for
             them. It keeps 8 bytes a row to know how old each is.
         in_flight: How many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that

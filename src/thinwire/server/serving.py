@@ -56,15 +56,15 @@ def serve(
             some of them. Buffers, such as running means, stay with each trainer.
         recipe: How trainers compress, and the same as theirs, as `down` and `fetch_rows` are. Its memory and codec are
             used, and not its exchange.
-        make_optimizer, make_rows_optimizer: Called with the parameters, returns their optimizer; the latter with those
-            of sparse embeddings.
+        make_optimizer: Called with the parameters, returns their optimizer.
+        make_rows_optimizer: The same for the parameters of sparse embeddings.
         make_scheduler: Called with each optimizer, and steps with it.
         address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at
             localhost, which trainers find by themselves.
         secret: Shared with the trainers, 16 characters or more; by default THINWIRE_SECRET, and at localhost one that
             this user's processes find in a file. Beyond localhost there must be one.
-        servers, index: Among how many servers the parameters are divided, and which of them this is: by default the
-            rank.
+        servers: How many servers share the parameters.
+        index: Which of them this is; by default the rank.
         trainers: How many must have joined before the first update is applied. One that was killed and came back is
             one.
         staleness: By how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of

@@ -86,6 +86,7 @@ class Trainer:
         alone; where threads share them, of another thread as well.
 
         Args:
+            module: The model, or a replica of it whose gradients to send; by default the model.
             loss: Of this step, shown by `thinwire watch`. Nothing is computed with it.
 
         Returns:

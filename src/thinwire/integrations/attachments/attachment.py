@@ -149,6 +149,8 @@ class Attachment(Handle):
         """Start reducing a bucket of these parameters' gradients, one after another, each in its memory order.
 
         Args:
+            flat: The bucket, which then holds the mean.
+            parameters: Those whose gradients it holds, in order.
             joined: This rank has run out of data, and only takes part so that the others can go on.
 
         Returns:

@@ -34,7 +34,9 @@ def redistribute(
     an unchanged number of ranks each gets back what it saved, to the last bit.
 
     Args:
-        rank, world_size: This rank, and the number of ranks, in the job that resumes.
+        states: What `state_dict` returned, of every rank that saved.
+        rank: This rank in the job that resumes.
+        world_size: The number of ranks in the job that resumes.
         partial: Whether states may be missing. The residuals of those ranks are lost; the others keep theirs.
 
     Raises:

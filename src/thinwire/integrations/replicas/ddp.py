@@ -59,6 +59,7 @@ def attach(
     module in DDP again.
 
     Args:
+        model: In DistributedDataParallel.
         how: A recipe, a plan from `thinwire.plan`, "auto" or a `Budget`. "auto" measures the links, plans within
             `Budget.under` of your optimizer, races the plan against uncompressed steps, and plans again when the links
             change. With a `Budget` it does the same within that. Both consider `fading` only if momentum can be moved

@@ -41,6 +41,7 @@ def profile(
     number generators are restored.
 
     Args:
+        model: In DistributedDataParallel.
         step: Runs the model forward on a typical batch and returns the loss.
         update: What follows backward, such as the optimizer's step. It is timed a few times too, with gradients that
             are means over ranks. Its changes are not undone.
@@ -99,7 +100,9 @@ def plan(
     """Measure as `profile` does, and decide what to compress and how. A collective.
 
     Args:
-        step, update: As in `profile`.
+        model: In DistributedDataParallel.
+        step: As in `profile`.
+        update: As in `profile`.
         budget: What may be chosen; by default what was measured within 1 % of uncompressed training's loss under
             `optimizer`.
         tolerance: Among plans within this share of the fastest step, the one less harmful to the loss wins.

@@ -121,8 +121,11 @@ def replicate(
     `reduce()` in every step. Nothing overlaps with backward, and gradients take twice the memory.
 
     Args:
+        modules: The module, or this rank's stages of a pipeline.
+        recipe: As in `thinwire.attach`.
         group: The replicas; by default all ranks.
-        recipe, optimizer, scaler: As in `thinwire.attach`.
+        optimizer: As in `thinwire.attach`.
+        scaler: As in `thinwire.attach`.
 
     Raises:
         TypeError: For anything but a recipe, for complex parameters, and for DistributedDataParallel, which reduces

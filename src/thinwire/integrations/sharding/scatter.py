@@ -153,9 +153,13 @@ def scatter(
     every rank.
 
     Args:
+        model: One that `fully_shard` has sharded.
         recipe: Encodes and gathers, with error feedback or nothing in its memories.
         mesh: Of one dimension, as `fully_shard` got it.
-        optimizer, scaler, ignored_params, overlap: As in `shard`.
+        optimizer: As in `shard`.
+        scaler: As in `shard`.
+        ignored_params: As in `shard`.
+        overlap: As in `shard`.
         gathers: How parameters are gathered: by default as FSDP does, else `thinwire.gathers.Differences(bits=4)` or
             `thinwire.gathers.Lossless()`.
 

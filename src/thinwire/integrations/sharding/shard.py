@@ -109,9 +109,12 @@ def shard(
     alone. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every rank.
 
     Args:
+        model: One that `fully_shard` has sharded.
+        recipe: As in `thinwire.attach`.
         mesh: The whole mesh; `fully_shard` gets the dimension that shards. It has one dimension over which FSDP does
             not share the parameters. You may also pass that dimension alone, or its group.
-        recipe, optimizer, scaler: As in `thinwire.attach`.
+        optimizer: As in `thinwire.attach`.
+        scaler: As in `thinwire.attach`.
         ignored_params: Plain parameters that you reduce yourself.
         overlap: Whether to exchange while backward goes on, from the second one on, if FSDP reduced each gradient once
             in the first.

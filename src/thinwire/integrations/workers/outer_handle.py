@@ -140,6 +140,7 @@ class Outer(Handle):
         goes with it. An exchange that failed, because a worker died within it, is repeated among those who are left.
 
         Args:
+            group: The workers from now on.
             joining: Whether this worker joins.
 
         Raises:

@@ -36,10 +36,7 @@ from thinwire_lab.papers.shared.ledger import (
 from thinwire_lab.papers.shared.shelf import Shelf
 
 PAGE = Path("docs/how-to/choose-a-recipe.md")
-GAINS_HEAD = (
-    "| model | gradients | 1 Gbit/s: 2 | 4 | 8 | 100 Mbit/s: 2 | 4 | 8 |\n"
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-)
+GAINS_HEAD = "| model | gradients | link | 2 workers | 4 | 8 |\n| --- | ---: | --- | ---: | ---: | ---: |\n"
 MODELS = {
     "ResNet-20: much computing, few weights": CNN_STEPS,
     "byte-level transformer": TEXT_STEPS,
@@ -51,15 +48,20 @@ SPARSE = ("topk 0.001", "dgc 0.001", "dragonn 0.001", "gtopk 0.001")
 
 
 def gains_lines(shelf: Shelf) -> str:
-    """Return a line for each model. Raises Absent where a run is missing."""
-    return "".join(_gains_line(name, benches.read(shelf)) for name, benches in MODELS.items())
+    """Return a line for each model and link. Raises Absent where a run is missing."""
+    return "".join(_gains_of(name, benches.read(shelf)) for name, benches in MODELS.items())
 
 
-def _gains_line(name: str, found: Grid) -> str:
+def _gains_of(name: str, found: Grid) -> str:
     megabytes = f"{found[Place(4, LINKS[0])].gradient(4) / 1e6:.2g} MB"
-    places = [Place(workers, link) for link in reversed(LINKS) for workers in WORKERS]
-    cells = [_span(found[place]) if place in found else NOTHING for place in places]
-    return f"| {' | '.join((name, megabytes, *cells))} |\n"
+    return _gains_line(f"{name} | {megabytes} | 1 Gbit/s", LINKS[1], found) + _gains_line(
+        "| | 100 Mbit/s", LINKS[0], found
+    )
+
+
+def _gains_line(begin: str, link: str, found: Grid) -> str:
+    places = [Place(workers, link) for workers in WORKERS]
+    return f"| {' | '.join((begin, *(_span(found[place]) if place in found else NOTHING for place in places)))} |\n"
 
 
 def _span(steps: Steps) -> str:
