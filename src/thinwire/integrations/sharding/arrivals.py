@@ -61,8 +61,8 @@ class Arrivals:
         """Note that FSDP has added to the gradient of this shard. `now`: start the buckets that are complete."""
         if self._bucket_of[p] < len(self.started):
             raise RuntimeError(
-                f"FSDP reduced the gradient of {name!r} once more after its exchange had started, and did not in the "
-                "first backward: pass overlap=False"
+                f"FSDP reduced the gradient of {name!r} again after its exchange had started, unlike in the first "
+                "backward: pass overlap=False"
             )
         self._attachment.steps.gradients.added.add(name)
         self._arrived[p] += 1
@@ -134,7 +134,7 @@ class Arrivals:
         failed, bad, step = told.tolist()
         if failed:
             self.started.clear()
-            raise error or RuntimeError("an exchange has failed between other ranks of this mesh: see what they raise")
+            raise error or RuntimeError("an exchange has failed between other ranks of this mesh: see their errors")
         steps.catch_up(step)
         if bad:
             steps.spoil()

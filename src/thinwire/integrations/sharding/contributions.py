@@ -130,9 +130,8 @@ class Kept:
             )
         if op != dist.ReduceOp.AVG:
             raise RuntimeError(
-                f"FSDP asks for {op} of gradients of {input_tensor.dtype}, which it has divided by a factor that we "
-                "cannot see, and thinwire.scatter gives means: leave out set_gradient_divide_factor and "
-                "set_force_sum_reduction_for_comms, and reduce in float32 or bfloat16, as with "
+                f"FSDP asks for {op} of gradients of {input_tensor.dtype}; expected their mean, in float32 or bfloat16: "
+                "leave out set_gradient_divide_factor and set_force_sum_reduction_for_comms, and choose the dtype with "
                 "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
         self._rows, self._used = input_tensor.view(group.size(), -1), 0
@@ -142,7 +141,7 @@ class Kept:
         """Return the next parameter's part, flat: `rows` of each rank, padded; RuntimeError if there is none."""
         if self._rows is None:
             raise RuntimeError(
-                "FSDP has reduced gradients by other means than those that thinwire.scatter has given it: leave out "
+                "FSDP did not use the reduce-scatter that thinwire.scatter has given it: leave out "
                 "set_custom_reduce_scatter, or call scatter after it"
             )
         each = -(-rows // len(self._rows)) * width
