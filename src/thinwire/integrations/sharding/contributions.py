@@ -130,7 +130,7 @@ class Kept:
             )
         if op != dist.ReduceOp.AVG:
             raise RuntimeError(
-                f"FSDP asks for {op} of gradients of {input_tensor.dtype}; expected their mean, in float32 or bfloat16: "
+                f"FSDP asks for {op} of gradients of {input_tensor.dtype}; expected the mean, in float32 or bfloat16: "
                 "leave out set_gradient_divide_factor and set_force_sum_reduction_for_comms, and choose the dtype with "
                 "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
