@@ -202,11 +202,8 @@ VARIANTS = {name for name, case in RECIPES.items() if not case.method.benched or
 VARIANTS |= {"demo"}
 """Recipes that differ from another in its codec, its values, its settings or its exchange alone."""
 
-KINDS = {"dense", "topk", "dgc", "fading", "gtopk", "powersgd"}
-"""A recipe of each memory and each way to exchange: every test of any recipe trains with these."""
-
-OTHERS = sorted(set(RECIPES) - VARIANTS - KINDS)
-"""Each of these is of the same kind as one of those; tests take turns with them."""
+OTHERS = sorted(set(RECIPES) - VARIANTS - {"topk", "dgc"})
+"""Every test of any recipe trains with `topk` and `dgc`; with these, tests take turns."""
 
 BOUNDARIES: dict[str, Callable[[], Boundary]] = {
     "topk 2%": lambda: TopKBoundary(0.02),

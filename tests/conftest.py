@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 SILENCE = 5.0  # seconds of compiling without a word
-TURNS = 6  # a test trains with every so many-th of the recipes that are like others
+TURNS = 6  # a test of any recipe trains with every so many-th of most
 LONG = (  # whose tests train whole models, start commands, or interpret what is for a GPU
     "tests/frameworks/",
     "tests/kernels/test_triton.py",
@@ -66,23 +66,28 @@ def two_threads() -> Iterator[None]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Have Numba compile what most tests use and keep it on disk, or every rank would, all at the same time.
 
-    That takes minutes where nothing is kept yet, so no test's time limit may include it. It fails nothing either: what
-    cannot be compiled fails in the tests that use it. pytest's processes take turns, so one of them compiles.
+    That takes a minute where nothing is kept yet, so no test's time limit may include it. It fails nothing either: what
+    cannot be compiled fails in the tests that use it. Each of pytest's processes compiles its share, and waits for the
+    others before it begins.
     """
     if session.config.option.collectonly or not any("ranks" in getattr(i, "fixturenames", ()) for i in session.items):
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    mine = [*CODECS][int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) :: count]
     with Path(__file__).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         _RANKS.run(1, os.getpid)
         last = time.monotonic()
-        for number, name in enumerate(CODECS):
+        for number, name in enumerate(mine):
             with suppress(RankError):
                 _RANKS.run(1, _compile, name)
             if time.monotonic() - last > SILENCE:
                 last = time.monotonic()
                 with capture.global_and_fixture_disabled():
-                    print(f"compiling for the tests: {number + 1} of {len(CODECS)} codecs", file=sys.stderr, flush=True)
+                    print(f"compiling for the tests: {number + 1} of {len(mine)} codecs", file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # once the others have let go
 
 
 def _compile(name: str) -> None:
@@ -109,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark training with variants of recipes as slow, and what no value of a parameter needs to occur in its grid.
 
-    Of variants, nothing else of a grid is run. With recipes that are like others tests train in turns.
+    Of variants, nothing else of a grid is run. With most other recipes tests train in turns, chosen by their names.
     """
     # The longest first, or one process would work on them alone at the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
@@ -124,10 +129,9 @@ def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     needless: set[pytest.Item] = set()
     for cells in grids.values():
-        others = set(cells) - set(_covering(cells))
-        for cell in others:
+        needless.update(cell for cell in set(cells) - set(_covering(cells)) if _recipe(cell) in VARIANTS)
+        for cell in set(cells) - set(_covering([cell for cell in cells if not cell.get_closest_marker("slow")])):
             cell.add_marker("slow")
-        needless.update(cell for cell in others if _recipe(cell) in VARIANTS)
     config.hook.pytest_deselected(items=list(needless))
     items[:] = [item for item in items if item not in needless]
 
@@ -143,7 +147,7 @@ def _mark_quick(items: list[pytest.Item]) -> None:
 
 
 def _has_its_turn(item: pytest.Function) -> bool:
-    """Whether the test trains with no recipe that is like another, or with one whose turn it is."""
+    """Whether the test trains with a recipe whose turn it is, or with one that takes none."""
     recipe = _recipe(item)
     return recipe not in OTHERS or (OTHERS.index(recipe) + crc32(item.originalname.encode())) % TURNS == 0
 

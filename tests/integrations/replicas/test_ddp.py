@@ -469,7 +469,7 @@ def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
         "builtin": ("RuntimeError", "again"),
         "mixed": ("RuntimeError", "autocast"),
         "python": ("RuntimeError", "optimize_ddp", "set it to True"),
-        "shared": ("RuntimeError", "make another"),
+        "shared": ("RuntimeError", "make a new recipe"),
         "complex": ("TypeError", "view_as_real"),
         "thawed": ("RuntimeError", "again"),
     }

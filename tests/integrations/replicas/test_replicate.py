@@ -435,7 +435,7 @@ def _message(attempt: Callable[[], object]) -> str:
 def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
     expected = {
         "factory": ("TypeError", "recipes.topk"),
-        "used": ("RuntimeError", "make another"),
+        "used": ("RuntimeError", "make a new recipe"),
         "complex": ("TypeError", "view_as_real"),
         "wrapped": ("TypeError", "replicate its .module"),
         "thawed": ("RuntimeError", "0.weight was frozen"),

@@ -435,7 +435,7 @@ def test_what_cannot_be_loaded_is_refused_on_every_rank(ranks: Ranks, tmp_path: 
     for found in ranks.run(4, _refused, str(tmp_path)):
         assert found["attachment"].startswith("TypeError: this attachment is for shards")
         assert "minimum_size with which" not in found["small"]
-        assert found["small"].endswith("and a smaller minimum_size keeps more of them compressed")
+        assert found["small"].endswith("pass a smaller minimum_size, which keeps more of them compressed")
         assert "the checkpoint is of shards, and these parameters are whole" in found["into whole"]
         assert "the checkpoint is of whole parameters, and these are sharded" in found["into shards"]
         assert "as what rank 3 saved cannot be read" in found["damaged"]

@@ -140,6 +140,7 @@ def _both(use: str, recipe: str) -> tuple[float, int]:
     return far(native, scattered), scattered.handle.attachment.step
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["dense", "all"])
 @pytest.mark.parametrize("use", USES)
 def test_sending_all_is_native_fsdp_but_for_the_order_of_sums(ranks: Ranks, use: str, recipe: str) -> None:

@@ -211,6 +211,7 @@ def _both(use: str, recipe: str) -> tuple[str, str, bool, int]:
     return native.digest(), sharded.digest(), sharded.handle.verify_replicas(), sharded.handle.attachment.step
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["dense", "all"])
 @pytest.mark.parametrize("use", USES)
 def test_sending_all_is_native_hsdp_to_the_bit(ranks: Ranks, use: str, recipe: str) -> None:
@@ -347,6 +348,7 @@ def _parted(recipe: str, use: str) -> tuple[list[int], int, str, str]:
     return started, len(arrivals.buckets), whole.digest(), parted.digest()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["dense", "topk", "dgc", "powersgd"])
 @pytest.mark.parametrize("use", ["several groups", "accumulation of shards"])
 def test_exchanges_overlap_with_backward_and_change_no_bit(ranks: Ranks, use: str, recipe: str) -> None:
@@ -746,7 +748,7 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "offloaded": ("TypeError", "fully_shard without offload_policy"),
         "unlike recipes": ("FingerprintError", "recipe differs"),
         "no momentum": ("MomentumError", "optimizer="),
-        "used": ("RuntimeError", "make another"),
+        "used": ("RuntimeError", "make a new recipe"),
         "auto": ("TypeError", "choose a recipe by name"),
     }
     for messages in ranks.run(4, _refusals):
