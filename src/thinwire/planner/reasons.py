@@ -23,7 +23,7 @@ def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> s
         return f"its exchange takes {ms(less.exchange)} instead of {ms(full.exchange)}; computing it {_own(less)}"
     best = min((work(other, [gradient], profile) for other in profile.costs), key=_total, default=None)
     if profile.world_size == 1:
-        return "one worker: there is nobody to exchange with"
+        return "only one worker: nothing to exchange"
     if best is None or _total(best) >= full.exchange:
         spent = "" if best is None else f"; {best.name} takes {ms(best.exchange)}, and {_own(best)} to compute"
         return f"its exchange takes {ms(full.exchange)}{spent}"
@@ -44,7 +44,7 @@ def advice(profile: Profile, budget: Budget, choice: Mapping[str, str]) -> Itera
         yield f"{text}: {1e3 * seconds:.1f} ms a step instead of {1e3 * now:.1f}"
     floor = profile.timeline.computed + profile.timeline.rest
     if now <= (1 + _WORTH) * floor:
-        yield f"computing alone takes {1e3 * floor:.1f} ms of the step: no network and no compression can help more"
+        yield f"computing alone takes {1e3 * floor:.1f} ms of the step: a faster network or compression cannot help"
 
 
 def _changes(

@@ -109,7 +109,7 @@ def _stage_heading(plan: PipelinePlan, stage: int) -> str:
     """What is planned for a stage."""
     replicas = plan.stages[stage].profile.world_size
     if replicas == 1:
-        return f"Stage {stage} has one replica: there is nobody to exchange gradients with."
+        return f"Stage {stage} has only one replica: no gradients to exchange."
     return f"Stage {stage}, gradients between its {replicas} replicas:"
 
 

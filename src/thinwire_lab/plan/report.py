@@ -104,7 +104,7 @@ _COLUMNS: tuple[Column[Tensors], ...] = (
     Column(heading="payload", text=lambda some: human_bytes(some.nbytes)),
     Column(heading="saves ms", text=lambda some: UNKNOWN if some.choice == "dense" else f"{1e3 * some.saves:.2f}"),
 )
-_NOTE = "saves: how much longer a step would take if these tensors alone were left uncompressed."
+_NOTE = "saves: how much longer a step would take if only these tensors were uncompressed."
 _ADVICE = "What would help more:"
 
 

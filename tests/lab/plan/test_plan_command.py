@@ -88,7 +88,7 @@ def _profile(
         busy=dict.fromkeys(TRANSPORTS, FAST),
         costs={"fp16": _cost(2), "topk:0.01": _cost(80)},
         slowdown=slowdown,
-        tiers=["groups of 2, same host: 0.10 ms, 8 Mbit/s"],
+        tiers=["groups of 2 ranks on one host: latency 0.10 ms, bandwidth 8 Mbit/s"],
         made={"world_size": workers, "link": "8 Mbit/s", "backend": backend},
     )
 
@@ -113,7 +113,7 @@ def test_where_it_pays_the_plan_says_what_and_why(tmp_path: Path) -> None:
     said = _joined(_plan(tmp_path, _profile(TWO, SLOW)))
     assert "2 workers · 8 Mbit/s" in said
     assert "all-reduce latency 0.10 ms bandwidth 8 Mbit/s" in said
-    assert "groups of 2, same host" in said
+    assert "groups of 2 ranks on one host" in said
     assert "large.weight 100,000 400 kB topk:0.01 5.02 kB" in said
     assert "instead of 400 ms" in said
     assert re.search(r"Predicted step: [\d.]+ ms uncompressed, [\d.]+ ms as planned: [\d.]+ times as fast", said)
@@ -147,7 +147,7 @@ def test_where_nothing_pays_it_says_so_and_what_attach_then_does(tmp_path: Path)
 def test_one_worker_has_nobody_to_exchange_with(tmp_path: Path) -> None:
     said = _joined(_plan(tmp_path, _profile(TWO, SLOW), "--workers", "1"))
     assert "1 worker · 8 Mbit/s What if: the profile was measured with 2 workers" in said
-    assert "one worker: there is nobody to exchange with" in said
+    assert "only one worker: nothing to exchange" in said
     assert "latency" not in said
     assert "Compression" not in said
 

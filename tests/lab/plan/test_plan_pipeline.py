@@ -27,7 +27,7 @@ def test_one_replica_of_two_stages_on_a_slow_link(tmp_path: Path) -> None:
     said, document, page = _measured(tmp_path, "--pipeline", "2", "--workers", "2", "--link", "2mbit")
     assert "1 replica of 2 stages, 2 workers · " in said
     assert "4 micro-batches a step" in said
-    assert "Stage 0 has one replica: there is nobody to exchange gradients with." in said
+    assert "Stage 0 has only one replica: no gradients to exchange." in said
     assert "Stage 1 has one replica" in said
     (row,) = document["boundaries"]
     width = 256

@@ -43,8 +43,9 @@ def probe_tiers(group: Group, device: torch.device) -> list[Tier]:
 def described(tiers: list[Tier]) -> list[str]:
     """Return a line for each tier."""
     return [
-        f"groups of {tier.size}, {'same host' if tier.same_host else 'other hosts'}: "
-        f"{1e3 * tier.link.latency:.2f} ms, {'' if tier.told else 'at least '}{8e-6 * tier.link.bandwidth:.0f} Mbit/s"
+        f"groups of {tier.size} ranks {'on one host' if tier.same_host else 'across hosts'}: latency "
+        f"{1e3 * tier.link.latency:.2f} ms, bandwidth {'' if tier.told else 'at least '}"
+        f"{8e-6 * tier.link.bandwidth:.0f} Mbit/s"
         for tier in tiers
     ]
 
