@@ -65,6 +65,14 @@ def bench(
             "dense is FSDP2."
         ),
     ] = None,
+    gathers: Annotated[
+        str | None,
+        typer.Option(
+            help="With as many --shard as --workers, how parameters are gathered, in bfloat16: none (by FSDP2), "
+            "lossless, differences (of 4 bits), differences2. Each is a row of every recipe, beside FSDP2 in float32 "
+            "and in bfloat16."
+        ),
+    ] = None,
     outer: Annotated[
         str | None,
         typer.Option(

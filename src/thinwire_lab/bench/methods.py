@@ -1,8 +1,9 @@
 """What a bench row can be: the catalogue's methods, plain DDP, and PyTorch's own hooks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import outer_steps, recipes, trace
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
+from thinwire.gathers import Differences, Gathers, Lossless
 from thinwire.integrations import attach, scatter, shard
 from thinwire.integrations.momentum.correction import corrections
 from thinwire.integrations.momentum.families import family
@@ -52,6 +54,15 @@ class InstallSharded(Protocol):
         """Install."""
 
 
+class InstallScattered(Protocol):
+    """Puts a method to work where one island has all workers, and its parameters travel as `gathers` say."""
+
+    def __call__(
+        self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
+    ) -> None:
+        """Install."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entrant:
     """What trains a row.
@@ -76,7 +87,7 @@ class Entrant:
     pipelines: bool = True
     needs_sgd: bool = False
     install_sharded: InstallSharded | None = None
-    install_scattered: InstallSharded | None = None
+    install_scattered: InstallScattered | None = None
     shards_natively: bool = False
     outer_steps: Callable[[float, int], OuterSteps] | None = None
     served: bool = False
@@ -95,8 +106,15 @@ def _hsdp(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: f
     optimizers[0].register_step_pre_hook(lambda *_: _count(nbytes, mesh.get_group("replicate")))
 
 
-def _fsdp(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
-    ranks, nbytes = mesh["shard"].size(), sum(p.numel() * p.element_size() for p in model.parameters())
+def _fsdp(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    optimizers: Optimizers,
+    density: float | Schedule,
+    gathers: str,
+    itemsize: int = 4,
+) -> None:
+    ranks, nbytes = mesh["shard"].size(), sum(p.numel() * itemsize for p in model.parameters())
     optimizers[0].register_step_pre_hook(lambda *_: trace.count("sent_bytes", (ranks - 1) / ranks * nbytes))
 
 
@@ -156,9 +174,9 @@ def _entrant(method: Method) -> Entrant:
         shard(model, method.make(density), mesh=mesh, optimizer=optimizers if method.momentum else None)
 
     def install_scattered(
-        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
+        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
     ) -> None:
-        scatter(model, method.make(density), mesh=mesh["shard"])
+        scatter(model, method.make(density), mesh=mesh["shard"], gathers=GATHERS.get(gathers))
 
     return Entrant(
         description=method.summary,
@@ -213,7 +231,27 @@ def _reaches_owners(method: Method) -> bool:
     return True
 
 
+def _not_here(*_: Any, **given: Any) -> None:
+    raise TypeError("this is for models that FSDP2 shards over all ranks")
+
+
+GATHERS: Mapping[str, Gathers | None] = {
+    "none": None,
+    "lossless": Lossless(),
+    "differences": Differences(),
+    "differences2": Differences(bits=2),
+}
+"""How parameters of sharded models travel, in bfloat16: by FSDP2, coded, or as differences in 4 and in 2 bits."""
+
 ENTRANTS = {
+    "fsdp_bf16": Entrant(
+        description="FSDP2 in bfloat16, gathers and gradients, uncompressed; with --shard, without replicas",
+        install=_not_here,
+        install_sharded=_not_here,
+        install_scattered=partial(_fsdp, itemsize=2),
+        shards_natively=True,
+        pipelines=False,
+    ),
     "dense": Entrant(
         description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP or FSDP",
         install=_plain,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from thinwire.schedules import Schedule, exponential_warmup
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import ENTRANTS, GATHERS
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.workers import in_group, world_size
 from thinwire_lab.inputs import BadInput, check_density, counts, names, numbers
@@ -30,6 +30,8 @@ _SERVED = ("dense", "topk", "dct_dp")
 """The same with --servers."""
 _WITHOUT_REPLICAS = ("dense", "topk", "qsgd", "signsgd")
 """The same where the only island has all workers."""
+_NATIVE = ("dense", "fsdp_bf16")
+"""What rows with --gathers are beside."""
 _SECOND_ACT: dict[str, Any] = {
     "recipes": ("dense", "bf16", "torch_powersgd", "topk", "fading"),
     "steps": 120,
@@ -42,7 +44,7 @@ class Setting(NamedTuple):
     """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages.
 
     outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step. served:
-    asynchronously, on parameter servers.
+    asynchronously, on parameter servers. gathers: how FSDP2's all-gathers travel, in bfloat16; "" for FSDP2 alone.
     """
 
     recipe: str
@@ -50,6 +52,7 @@ class Setting(NamedTuple):
     boundary: float = 1.0
     outer: int = 0
     served: bool = False
+    gathers: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ class Options:
     outer: after how many inner steps workers meet, each a row of every method that takes outer steps.
     servers: parameter servers, on processes of their own; then each recipe has a second row that trains on them. slow:
     how many times as long the last worker computes. kill: whether that one vanishes midway from rows that are served.
+    gathers: how parameters travel where a model is sharded without replicas, each a row of every recipe.
     then: the second act, if there is one.
     """
 
@@ -86,6 +90,7 @@ class Options:
     servers: int = 0
     slow: float = 1.0
     kill: bool = False
+    gathers: tuple[str, ...] = ()
     then: "Options | None" = None
 
     def __post_init__(self) -> None:
@@ -113,6 +118,7 @@ class Options:
         self._check_pipeline()
         if self.shard is not None:
             self._check_shard(self.shard)
+        self._check_gathers()
         self._check_servers()
 
     @property
@@ -145,12 +151,13 @@ class Options:
         """Return what each row trains with; dense comes first because the others are compared with it."""
         recipes = sorted(self.recipes, key=lambda name: name != "dense")
         settings = (
-            Setting(_named(recipe)[0], density, boundary, outer, served)
+            Setting(_named(recipe)[0], density, boundary, outer, served, gathers)
             for recipe in recipes
             for density in self._densities(*_named(recipe))
             for boundary in sorted(self.boundaries, reverse=True)
             for outer in (self.outer if _apart(recipe) else (0,))
             for served in self._ways(_named(recipe)[0])
+            for gathers in ((self.gathers or ("",)) if not ENTRANTS[_named(recipe)[0]].shards_natively else ("",))
         )
         return list(dict.fromkeys(settings))
 
@@ -217,6 +224,14 @@ class Options:
             )
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
             raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
+
+    def _check_gathers(self) -> None:
+        if self.gathers and self.shard != self.workers:
+            raise BadInput(f"--gathers is about models sharded over all workers: give --shard {self.workers} as well")
+        if "fsdp_bf16" in self.recipes and self.shard != self.workers:
+            raise BadInput(f"fsdp_bf16 shards over all workers: give --shard {self.workers} as well")
+        if unknown := [name for name in self.gathers if name not in GATHERS]:
+            raise BadInput(f"--gathers {unknown[0]!r}; expected some of {', '.join(GATHERS)}")
 
     def _check_outer(self) -> None:
         if apart := [name for name in self.recipes if _apart(name)]:
@@ -294,6 +309,7 @@ class RowJob:
     ports: Sequence[int] = ()
     slow: float = 1.0
     kill: bool = False
+    gathers: str = ""
 
     def slowness(self, rank: int) -> float:
         """Return how many times as long this rank computes."""
@@ -324,6 +340,7 @@ def read(
     shard: int | None = None,
     outer: str | None = None,
     servers: int = 0,
+    gathers: str | None = None,
     **others: Any,
 ) -> Options:
     """Read options from text. Under torchrun the group decides on workers and link. Raises BadInput.
@@ -341,6 +358,8 @@ def read(
     if outer is not None:
         usual = _WITH_OUTER.get(optimizer, usual)
     asked = usual if recipes is None else names(recipes, "--recipes", "dense,topk")
+    if gathers is not None:
+        asked = tuple(dict.fromkeys([*_NATIVE, *asked]))
     unable = recipes is None and optimizer != "sgd"
     left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
     found = Options(
@@ -355,6 +374,7 @@ def read(
         shard=shard,
         outer=() if outer is None else counts(outer, "--outer"),
         servers=servers,
+        gathers=() if gathers is None else names(gathers, "--gathers", "none,differences"),
         **others,
     )
     return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found

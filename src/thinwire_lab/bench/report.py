@@ -171,6 +171,8 @@ def _notes(results: Results) -> list[str]:
             f"{results.shards} shards, no replicas: measured has FSDP2's all-gathers of parameters, too; declared and "
             "dense are gradients alone, reduce-scattered. dense: FSDP2's own. exchange: all waiting."
         )
+    if any(row.gathers for row in results.rows):
+        lines.append("gathers: parameters are gathered, and computed with, in bfloat16; fsdp_bf16: all of FSDP2 in it.")
     if results.islands:
         lines.append(
             f"{results.shards} shards: bytes are what crosses between islands. dense: FSDP2's own HSDP. exchange: all "

@@ -79,7 +79,7 @@ class Row:
     are means, and times and bytes medians. ``outer``, in the document if not 0: the inner steps between outer ones;
     then times are means over so many steps, and losses those of the global parameters. ``served``, in the document if
     true: trained asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are
-    not compared.
+    not compared. ``gathers``, in the document if not empty: how the parameters of a sharded model travelled.
     """
 
     recipe: str
@@ -97,6 +97,7 @@ class Row:
     spread: Spread | None = None
     outer: int = 0
     served: bool = False
+    gathers: str = ""
 
     @property
     def label(self) -> str:
@@ -104,7 +105,7 @@ class Row:
 
         ``diloco, H 30`` for outer steps, and ``dgc 0.01, served`` on parameter servers.
         """
-        return label(self.recipe, self.density, self.boundary, self.outer, served=self.served)
+        return label(self.recipe, self.density, self.boundary, self.outer, served=self.served, gathers=self.gathers)
 
     @property
     def is_dense(self) -> bool:
@@ -118,11 +119,14 @@ class Row:
         return row
 
 
-def label(recipe: str, density: float, boundary: float, outer: int = 0, *, served: bool = False) -> str:
+def label(
+    recipe: str, density: float, boundary: float, outer: int = 0, *, served: bool = False, gathers: str = ""
+) -> str:
     """Return the name of a row."""
     name = recipe if density == 1 else f"{recipe} {density:.3g}"
     name += f", H {outer}" if outer else ""
     name += ", served" if served else ""
+    name += f", gathers {gathers}" if gathers else ""
     return name if boundary == 1 else f"{name} | {boundary:g}"
 
 
@@ -226,7 +230,7 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        rows = [_without(_plain(asdict(row)), spread=None, outer=0, served=False) for row in self.rows]
+        rows = [_without(_plain(asdict(row)), spread=None, outer=0, served=False, gathers="") for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
         return document if self.then is None else document | {"then": self.then.to_json()}
 

@@ -35,11 +35,15 @@ class Sharded:
         self._problem, self._islands = problem, whole.size(0)
         self._replicas, self._island = whole.get_group("replicate"), whole.get_group("shard")
         self._model: Any = copy.deepcopy(problem.model)
-        _shard(self._model, whole if method.shards_natively and self._islands > 1 else whole["shard"])
+        over = whole if method.shards_natively and self._islands > 1 else whole["shard"]
+        _shard(self._model, over, narrow=job.recipe == "fsdp_bf16", gathered=bool(job.gathers))
         self._optimizers = optimizers(job.optimizer, self._model, problem)
-        install = method.install_sharded if self._islands > 1 else method.install_scattered
-        assert install is not None  # options have seen to that
-        install(self._model, whole, self._optimizers, job.scheduled_density)
+        if self._islands > 1:
+            assert method.install_sharded is not None  # options have seen to that
+            method.install_sharded(self._model, whole, self._optimizers, job.scheduled_density)
+        else:
+            assert method.install_scattered is not None
+            method.install_scattered(self._model, whole, self._optimizers, job.scheduled_density, job.gathers)
 
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts.
@@ -80,13 +84,15 @@ class Sharded:
         return differing(dict(self._model.named_parameters()), self._replicas)
 
 
-def _shard(model: nn.Module, over: Any) -> None:
-    """Make a group of each block in a list of them, and one of the rest."""
-    from torch.distributed.fsdp import fully_shard  # takes seconds
+def _shard(model: nn.Module, over: Any, *, narrow: bool, gathered: bool) -> None:
+    """Make a group of each block in a list of them, and one of the rest. `gathered` in bfloat16, `narrow` all of it."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes seconds
 
+    param_dtype = torch.bfloat16 if narrow or gathered else None
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.bfloat16 if narrow else torch.float32)
     blocks = [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
     for module in (*blocks, model):
-        fully_shard(module, mesh=over)
+        fully_shard(module, mesh=over, mp_policy=policy)
 
 
 @dataclass

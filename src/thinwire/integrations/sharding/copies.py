@@ -39,7 +39,7 @@ class Copies:
         self, modules: Sequence[Any], how: Differences, group: Group, names: Mapping[nn.Parameter, str]
     ) -> None:
         self._group, self._names = group, names
-        self._verdict = Verdict()
+        self._verdict, self._agreements = Verdict(), 0
         copies = [_Copy(p, how, group, self._verdict, self._agree_outside) for p in map(gathered_together, modules)]
         self._copies = [each for each in copies if each.parameters]
         for module, copy in zip(modules, copies, strict=True):
@@ -60,7 +60,7 @@ class Copies:
     @property
     def sent_bytes(self) -> int:
         """What this rank has sent so far."""
-        return sum(each.sent_bytes for each in self._copies)
+        return self._agreements + sum(each.sent_bytes for each in self._copies)
 
     def refresh(self) -> None:
         """Have the next gathers send parameters exactly, on all ranks."""
@@ -132,6 +132,8 @@ class Copies:
         mine = torch.where(exact, EXACT, changed * DIFFERENCE).to(torch.uint8)
         everyone = mine.new_empty(self._group.size() * len(mine))
         all_gather(everyone, mine, self._group).wait()
+        self._agreements += (nbytes := (self._group.size() - 1) * mine.nbytes)
+        trace.count("gathered_bytes", nbytes)
         modes = everyone.view(self._group.size(), -1).amax(dim=0).tolist()
         self._verdict.read()
         self._verdict.clear()
