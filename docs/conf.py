@@ -113,7 +113,6 @@ CONTENTS = {
         "exchanges",
         "gathers",
         "formats",
-        "gathers",
         "payloads",
         "reducer",
         "schedules",
