@@ -1,17 +1,14 @@
 """Send a parameter server what it must not accept: `python fuzz/server.py 1000000 [SEED]`.
 
-Frames of every kind, damaged at random, go to sessions that have let their sender in: over a socket pair, as bytes, or
-straight to the readers of frames, updates, questions for rows and their answers. Each must be refused or be what it was
-before the damage; the parameters, the versions and the counts of what was applied never change but by a whole update.
-Once in a hundred, the stranger does not know the secret either. Prints how many messages met what.
+Frames of every kind, damaged at random, go to sessions as messages, or straight to the readers of frames, updates,
+questions for rows and their answers. Each must be refused or be what it was before the damage; the parameters, the
+versions and the counts of what was applied never change but by a whole update. Prints how many messages met what.
 """
 
 import json
 import logging
 import random
-import socket
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -20,13 +17,14 @@ from torch import nn
 
 import thinwire
 from thinwire.errors import PayloadError
-from thinwire.server.exchange import LOSS, Uplink, read_update
-from thinwire.server.fetching import longest_question, question, read_answer, read_question, rows_for
-from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, Flag, FrameError, Kind, Wire, parse
-from thinwire.server.joining import Terms, respond
-from thinwire.server.layout import Layout, entries, pack
+from thinwire.server.downlink import read_update, rows_for
 from thinwire.server.server import Server
-from thinwire.server.session import Session
+from thinwire.server.session import RefusedError, Session
+from thinwire.trainer.uplink import Uplink
+from thinwire.wire.frames import HEADER, LOSS, MAGIC, PROTOCOL, Flag, Frame, FrameError, Kind, messages, parse
+from thinwire.wire.layout import Layout, entries, pack
+from thinwire.wire.rows import longest_question, question, read_answer, read_question
+from thinwire.wire.terms import Terms
 
 WHO, REPORT = "0" * 32, 50_000
 
@@ -60,7 +58,7 @@ class Fuzzed:
         self.body = LOSS.pack(1.5) + b"".join(bytes(x) for x in sections)
         self.keys = [keys[0]]
         self.asked = [b"".join(question(self.layout, [ids])) for ids in (*self.keys, torch.arange(0, 40, 2))]
-        _, rows = rows_for(self.central, self.server._shared.lock, memoryview(bytearray(self.asked[0])))
+        rows = rows_for(self.central, memoryview(bytearray(self.asked[0])))
         self.told = b"".join(bytes(x) for x in rows)
         self.limits = {
             Kind.PING: 0,
@@ -103,14 +101,16 @@ class Fuzzed:
         """Give the readers a damaged header, or a damaged body."""
         try:
             if self.chance.random() < 0.3:
-                *_, length = parse(self.damaged(self.frame())[: HEADER.size].ljust(HEADER.size), self.limits)
+                *_, length = parse(self.damaged(self.frame())[: HEADER.size], self.limits)
                 assert length <= max(self.limits.values())
                 return "header read"
             if self.chance.random() < 0.3:
                 return self.look_up()
             flags = self.chance.choice((Flag(0), Flag.DRAINED))
             body = bytearray(self.damaged(self.body, resized=self.chance.random() < 0.3))
-            update = read_update(self.central.layout, self.recipe, WHO, 1, 0, flags, memoryview(body))
+            update = read_update(
+                self.central.layout, self.recipe, WHO, Frame(Kind.UPDATE, flags, 1, 0, memoryview(body))
+            )
             self.inspect(update)
         except (FrameError, PayloadError) as error:
             return type(error).__name__
@@ -135,40 +135,25 @@ class Fuzzed:
             check_keys(rows.keys)
 
     def converse(self) -> Iterator[str]:
-        """Open a session over a socket pair, get in or not, and send damaged frames until it ends."""
-        ours, theirs = socket.socketpair()
-        session = Session(theirs, self.server._shared)
-        met: list[str] = []
-
-        def running() -> None:
-            try:
-                session.run(lambda: None)
-                met.append("left")
-            except Exception as error:
-                met.append(type(error).__name__)
-
-        thread = threading.Thread(target=running)
-        thread.start()
-        yield from self._sent(Wire(ours, timeout=5.0, limits=dict.fromkeys(Kind, 1 << 20)))
-        ours.close()
-        thread.join()
-        assert met[0] in {"left", "StrangerError", "FrameError", "PayloadError", "GoneError", "RefusedError"}, met
-        yield met[0]
-
-    def _sent(self, wire: Wire) -> Iterator[str]:
+        """Have a session take a hundred damaged messages, or as many as it does until it ends."""
+        shared = self.server._shared
+        session = Session(shared, WHO.encode(), "here")
+        said = json.dumps({"trainer": WHO, "agreed": self.agreed}).encode()
         try:
-            if self.chance.random() < 0.2:
-                wire.send_raw(self.chance.randbytes(self.chance.randrange(1, 120)))
-                return
-            respond(wire, self.server._shared.secret if self.chance.random() < 0.9 else b"wrong", "here")
-            said = json.dumps({"trainer": WHO, "agreed": self.agreed}).encode()
-            wire.send(Kind.JOIN, said if self.chance.random() < 0.8 else self.damaged(said))
-            wire.receive()
+            with shared.lock:
+                said = said if self.chance.random() < 0.8 else self.damaged(said)
+                session.take(next(messages(Kind.JOIN, [said])))
             for _ in range(100):
-                wire.send_raw(self.damaged(self.frame()))
-                yield "frame sent"
-        except (ConnectionError, FrameError, OSError) as error:
-            yield f"trainer: {type(error).__name__}"
+                with shared.lock:
+                    session.take(self.damaged(self.frame()))
+                    self.server._hub._release()
+                    session.outbox.clear()
+                yield "frame taken"
+        except (FrameError, PayloadError, RefusedError) as error:
+            yield f"session: {type(error).__name__}"
+        finally:
+            with shared.lock:
+                session.leave(goodbye=False)
 
 
 def check_keys(keys: torch.Tensor) -> None:

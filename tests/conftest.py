@@ -45,7 +45,7 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Servers keep a secret in the user's folder; those of tests in one of their own."""
+    """Servers leave tickets in the user's folder; those of tests in one of their own."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 

@@ -145,7 +145,7 @@ FURTHER: Mapping[str, str] = {
     "sparsify.boundary": "None",  # wants a density then
     "through.points": "[]",
     "serve.address": "x",  # host:port
-    **dict.fromkeys(("serve.secret", "connect.secret"), "x"),  # too short
+    "connect.ticket": "x",  # there is no such file
     "serve.index": "1",  # of one server
     "serve.fetch_rows": "True",  # the model has none
     "candidate.name": "x",
@@ -167,7 +167,7 @@ BODY: Mapping[str, str] = {
     "scatter.recipe": "scatter takes a recipe such as",
     "torchft.replicate.recipe": "replicate takes a recipe such as",
     "sparsify.stages": "PipelineStages",
-    **dict.fromkeys(("serve.secret", "connect.secret"), "secret is of type"),
+    "connect.ticket": "ticket is of type",
 }
 """What the body itself refuses, in words that help more."""
 

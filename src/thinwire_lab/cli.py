@@ -324,16 +324,20 @@ def check(
 @app.command()
 def watch(
     addresses: Annotated[
-        list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_SECRET must be theirs.")
+        list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_TICKET must be theirs.")
     ],
-    every: Annotated[float, typer.Option(help="Seconds between two refreshes.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once, and exit.")] = False,
+    every: Annotated[
+        float | None, typer.Option("--watch", help="Seconds between two looks; without, look once.")
+    ] = None,
 ) -> None:
-    """Show the trainers of parameter servers: steps a second, staleness, bytes and loss, drawn anew every second."""
-    from thinwire_lab.watch import command
+    """Print server.status() of parameter servers, a line of JSON each."""
+    from thinwire_lab.watch import run
 
-    with refusing("watch"):
-        raise typer.Exit(command.run(addresses, every=every, once=once))
+    try:
+        run(addresses, every)
+    except (ConnectionError, ValueError) as error:
+        typer.echo(f"thinwire watch: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def main() -> None:

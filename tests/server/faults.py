@@ -32,7 +32,9 @@ import thinwire
 SLOTS, TRAINERS, WIDTH = 4096, 3, 64
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["thinwire"])  # imported once, not by every process
-PAUSE = (2.0, 6.0)
+SERVERS = 0.6
+"""How likely it is at least that a kill is the server's."""
+PAUSE = (1.0, 4.0)
 """Seconds between two kills, at least and at most."""
 
 
@@ -161,7 +163,7 @@ def disturbed(run: Run, seconds: float, chance: random.Random) -> None:
     while time.monotonic() < end:
         time.sleep(chance.uniform(*PAUSE))
         run.check()
-        name = chance.choice(list(run.running))
+        name = "server" if chance.random() < SERVERS else chance.choice(list(run.running))
         run.kill(name)
         time.sleep(chance.uniform(0.0, 2.0))
         run.start_server() if name == "server" else run.start_trainer()

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 from thinwire import codecs, exchanges, memories, recipes
 from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
-from thinwire.server.exchange import LOSS, Uplink
-from thinwire.server.frames import NONE, Flag, Frame, Kind, Wire
-from thinwire.server.joining import Terms, given_secret, respond, secret_of
-from thinwire.server.layout import Layout, entries, pack
+from thinwire.trainer.uplink import Uplink
+from thinwire.wire.frames import LOSS, NONE, Flag, Frame, GoneError, Kind
+from thinwire.wire.keys import tickets
+from thinwire.wire.layout import Layout, entries, pack
+from thinwire.wire.sockets import Bell, Link, open_sockets
+from thinwire.wire.terms import Terms
 
 NUMEL = 200
 
@@ -105,9 +108,20 @@ def crash(server: Server) -> None:
 
 
 def cut(server: Server) -> None:
-    """Break all connections, as a network does."""
-    for session in list(server._shared.sessions.values()):
-        session.wire.close()
+    """Break all connections to a server of this process, as a network does."""
+    connections(server.address, lambda each: each.shutdown(socket.SHUT_RDWR))
+
+
+def connections(address: str, call: Callable[[socket.socket], object] = bool, *, listening: bool = False) -> int:
+    """Call something for each socket of this process that is connected at that address, and return how many are."""
+    found, port = 0, int(address.rpartition(":")[2])
+    for name in open_sockets():
+        with suppress(OSError), socket.fromfd(name, socket.AF_INET, socket.SOCK_STREAM) as each:
+            listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if each.getsockname()[1] == port and (listening or not listens):
+                found += 1
+                call(each)
+    return found
 
 
 def soon(so: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -118,7 +132,40 @@ def soon(so: Callable[[], bool], seconds: float = 10.0) -> bool:
     return so()
 
 
-T = TypeVar("T", Server, Trainer, "Wire")
+class Proxy:
+    """Passes bytes between trainers and a server, and `spoils` those that pass, if it is told how."""
+
+    def __init__(self, address: str, spoil: Callable[[bytes], bytes] = bytes) -> None:
+        host, port = address.split(":")
+        self._server, self._spoil, self.passed, self.accepted = (host, int(port)), spoil, 0, 0
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+        _kept(self)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                one, other = self._listener.accept()[0], socket.create_connection(self._server)
+                self.accepted += 1
+                for ends in ((one, other), (other, one)):
+                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
+
+    def _pass(self, here: socket.socket, there: socket.socket) -> None:
+        with suppress(OSError), here:
+            while data := here.recv(1 << 16):
+                self.passed += 1
+                there.sendall(self._spoil(data))
+        with suppress(OSError):
+            there.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+T = TypeVar("T", Server, Trainer, "Raw", "Proxy")
 
 
 def _kept(opened: T) -> T:
@@ -136,7 +183,7 @@ def closed() -> Iterator[None]:
     _opened.clear()
 
 
-_opened: list[Server | Trainer | Wire] = []
+_opened: "list[Server | Trainer | Raw | Proxy]" = []
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -163,24 +210,33 @@ class Raw:
         self,
         address: str,
         who: str = "0" * 32,
-        secret: str | None = None,
         recipe: Reducer | None = None,
         model: nn.Module | None = None,
         *,
         fetch_rows: bool = False,
-        timeout: float = 20.0,
+        join: bool = True,
     ) -> None:
         self.recipe, self.who = recipe or thresholded(), who
         mine = entries(model or Vector())
-        self._uplink = Uplink(self.recipe, Layout(mine), who)
-        host, port = address.split(":")
+        self._uplink, self._bell = Uplink(self.recipe, Layout(mine), who), Bell()
+        ticket = tickets(None, [address])[0]()
         limits = dict.fromkeys(Kind, 1 << 24)
-        self.wire = _kept(Wire(socket.create_connection((host, int(port))), timeout=timeout, limits=limits))
-        respond(self.wire, secret_of(given_secret(secret), host), address)
+        self.link = Link(address, ticket.server, ticket.mine, self._bell, timeout=20.0, limits=limits)
+        _kept(self)
+        self.send, self.send_raw = self.link.send, self.link.send_raw
         terms = Terms(recipe=self.recipe, down=None, fetch_rows=fetch_rows, parameters=[mine])
-        said = {"trainer": who, "agreed": terms.agreed(0)}
-        self.wire.send(Kind.JOIN, json.dumps(said).encode(), number=self.wire.milliseconds)
-        self.welcome = self.wire.receive()
+        self.said = json.dumps({"trainer": who, "agreed": terms.agreed(0)}).encode()
+        if join:
+            self.send(Kind.JOIN, self.said)
+            self.welcome = self.receive()
+
+    def receive(self, *, pings: bool = False) -> Frame:
+        """Return the next frame, as a rule the next that is no ping. Raises GoneError for END."""
+        while (frame := self.link.receive()) is None or (frame.kind is Kind.PING and not pings):
+            pass
+        if frame.kind is Kind.END:
+            raise GoneError(bytes(frame.body).decode())
+        return frame
 
     def body(self, number: int, gradient: Tensor) -> list[Any]:
         """Return the body of an update."""
@@ -189,5 +245,10 @@ class Raw:
 
     def update(self, number: int, body: Sequence[Any], *, version: int = 0, flags: Flag = NONE) -> Frame:
         """Send an update and return the answer."""
-        self.wire.send(Kind.UPDATE, *body, number=number, version=version, flags=flags)
-        return self.wire.receive()
+        self.send(Kind.UPDATE, *body, number=number, version=version, flags=flags)
+        return self.receive()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.link.close()
+        self._bell.close()

@@ -10,15 +10,28 @@ from typing import Any
 
 import pytest
 import torch
-from served import Busy, Raw, Table, Vector, closed, crash, dense, gradients, joined, soon, started
+from served import (
+    Busy,
+    Proxy,
+    Table,
+    Vector,
+    closed,
+    connections,
+    crash,
+    dense,
+    gradients,
+    joined,
+    soon,
+    started,
+)
 from torch import nn
 
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
-from thinwire.server.frames import Kind
 from thinwire.server.saving import Durable
 
 __all__ = ["closed"]
+KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
 
 
 def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
@@ -31,24 +44,33 @@ def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
     assert server.status().version == 2
 
 
-def test_a_server_is_heard_by_all_while_it_computes_a_step() -> None:
-    server = started(recipe=dense(), make_optimizer=Busy, timeout=240.0)
+def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> None:
+    server = started(recipe=dense(), make_optimizer=Busy, timeout=0.4)
     (busy,) = server._shared.central.optimizers
     assert isinstance(busy, Busy)
-    there = Raw(server.address, "1" * 32, recipe=dense(), timeout=4.0)
-    trainer = joined(server, dense())
-    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
-    step = threading.Thread(target=trainer.step, daemon=True)
-    step.start()
-    assert busy.begun.wait(10)
+    proxy = Proxy(server.address)
+    trainers = [joined(server, dense(), address=proxy.address, ticket=server.ticket, timeout=0.4) for _ in range(16)]
+    steps = [threading.Thread(target=each.step, daemon=True) for each in trainers]
+    for each, step in zip(trainers, steps, strict=True):
+        each.model.give(gradients(1)[0])  # type: ignore[operator]
+        step.start()
+    assert busy.begun.wait(20)
+    beats = proxy.passed
     try:
-        for _ in range(2):
-            assert there.wire.receive().kind is Kind.PING
-        assert Raw(server.address, "2" * 32, recipe=dense(), timeout=4.0).welcome.kind is Kind.PING
+        assert soon(lambda: proxy.passed > beats + 16 * 12 * 4, 60)  # twelve heartbeats of each trainer: three timeouts
+        late = threading.Thread(
+            target=joined,
+            args=(server, dense()),
+            kwargs={"address": proxy.address, "ticket": server.ticket},
+            daemon=True,
+        )
+        late.start()
     finally:
         busy.done.set()
-    step.join(20)
-    assert server.status().version == 1
+    for step in (*steps, late):
+        step.join(60)
+    assert server.status().version == 16
+    assert proxy.accepted == len(server.status().trainers) == 17  # so none has joined twice
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -110,10 +132,10 @@ def test_the_log_says_who_is_waited_for(staleness: int | None, waits: bool, capl
 def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
     server = started()
     joined(server)
-    (session,) = server._shared.sessions.values()
+    assert connections(server.address, listening=True) == 2
     child = os.fork()
     if not child:
-        os._exit(sum(each.fileno() >= 0 for each in (server._door._listener, session.wire._socket)))
+        os._exit(connections(server.address, listening=True))
     assert os.waitpid(child, 0)[1] == 0
     assert joined(server).step()
 
@@ -184,7 +206,7 @@ def test_a_full_disk_is_survived_and_leaves_no_half_file(tmp_path: Path, monkeyp
     assert full.wait(10)
     monkeypatch.setattr(torch, "save", save)
     assert trainer.settle(10)
-    assert {each.name for each in tmp_path.iterdir()} <= {"checkpoint", "checkpoint.previous"}
+    assert {each.name for each in tmp_path.iterdir()} - KEYS <= {"checkpoint", "checkpoint.previous"}
 
 
 def test_an_older_state_never_replaces_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,18 +321,14 @@ def test_a_recipe_serves_one_trainer_at_a_time() -> None:
     joined(server, recipe)
 
 
-def test_silent_strangers_do_not_keep_trainers_out() -> None:
+def test_strangers_do_not_keep_trainers_out() -> None:
     server = started()
     host, port = server.address.split(":")
-    strangers = [socket.create_connection((host, int(port))) for _ in range(100)]
-    let_in = threading.Event()
-
-    def come() -> None:
-        joined(server, reconnect=30.0)
-        let_in.set()
-
-    threading.Thread(target=come, daemon=True).start()
-    assert let_in.wait(5)  # strangers may stay for 10 seconds
+    strangers = [socket.create_connection((host, int(port))) for _ in range(500)]
+    for each in strangers[::2]:  # these say what looks like a beginning
+        each.send(bytes.fromhex("ff00000000000000017f0300") + b"CURVE".ljust(20, bytes(1)))
+    assert joined(server).step()  # none of them has been given up yet
+    assert connections(server.address) > 400
     for each in strangers:
         each.close()
 
@@ -329,6 +347,7 @@ def test_closing_does_not_wait_for_a_server_that_is_gone() -> None:
 def test_a_trainer_that_was_killed_and_came_back_is_one() -> None:
     server = started(trainers=2)
     joined(server).close(goodbye=False)
+    assert soon(lambda: not server.status().trainers)
     trainer = joined(server)
     trainer.model.give(gradients(1)[0])  # type: ignore[operator]
     step = threading.Thread(target=trainer.step, daemon=True)

@@ -2,7 +2,6 @@
 
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ from served import (
     Vector,
     closed,  # noqa: F401 - a fixture
     crash,
+    cut,
     dense,
     joined,
     started,
@@ -28,9 +28,10 @@ from thinwire import codecs
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
-from thinwire.server.fetching import Rows, longest_question, question, read_answer, read_question
-from thinwire.server.frames import HEADER, MAGIC, PROTOCOL, FrameError, GoneError, Kind
-from thinwire.server.layout import Layout, entries, pack, table
+from thinwire.trainer.fetched import Rows
+from thinwire.wire.frames import HEADER, MAGIC, PROTOCOL, FrameError, GoneError, Kind
+from thinwire.wire.layout import Layout, entries, pack, table
+from thinwire.wire.rows import longest_question, question, read_answer, read_question
 
 NAME = "rows.weight"
 IDS = torch.tensor([7, 3, 49, 7, 0])
@@ -310,7 +311,7 @@ def test_a_question_outlives_its_connection(monkeypatch: pytest.MonkeyPatch) -> 
     central, model = Table(), Table(seed=1)
     with _started(central) as server, _joined(server, model, reconnect=30.0) as trainer:
         (session,) = server._shared.sessions.values()
-        monkeypatch.setattr(session, "_fetch", lambda frame: session.wire.close())
+        monkeypatch.setattr(session, "go_on", lambda: cut(server))
         trainer.fetch({NAME: IDS})
         assert torch.equal(model.rows.weight[IDS], central.rows.weight[IDS])
 
@@ -319,18 +320,13 @@ def test_connections_that_break_lose_no_question() -> None:
     central, model = Table(), Table(seed=1)
     with _started(central) as server, _joined(server, model, reconnect=30.0) as trainer:
         for i, ids in enumerate(_batches(30)):
-            breaking = threading.Timer(i % 5 * 0.001, _cut, [server])
+            breaking = threading.Timer(i % 5 * 0.001, cut, [server])
             breaking.start()
             _trained(trainer, [ids])
             breaking.join()
         trainer.fetch()
         assert torch.equal(model.rows.weight, central.rows.weight)
         assert server.status().version == 30
-
-
-def _cut(server: Server) -> None:
-    for session in list(server._shared.sessions.values()):
-        session.wire.close()
 
 
 def test_whoever_fetches_from_a_server_that_is_gone_is_told() -> None:
@@ -402,13 +398,6 @@ def test_a_forged_question_closes_its_connection_only(guarded: Server, body: byt
 def _refused(server: Server, raw: Raw, body: bytes) -> None:
     with pytest.raises(GoneError):
         _answered(raw, body)
-    _until_logged(server)
-
-
-def _until_logged(server: Server) -> None:
-    """Wait until only its own trainer is still there."""
-    while len(server._door._talks) > 1:
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
@@ -419,16 +408,15 @@ def test_a_malformed_question_is_not_read(body: bytes) -> None:
 
 def test_a_question_that_is_too_long_gets_no_room(guarded: Server) -> None:
     raw = Raw(guarded.address, model=Table(), fetch_rows=True)
-    raw.wire.send_raw(HEADER.pack(MAGIC, PROTOCOL, Kind.FETCH, 0, 1, 0, longest_question(LAYOUT) + 1))
+    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL, Kind.FETCH, 0, 1, 0, longest_question(LAYOUT) + 1))
     with pytest.raises(GoneError):
-        raw.wire.receive()  # though no body has come
-    _until_logged(guarded)
+        raw.receive()  # though no body has come
 
 
 def _answered(raw: Raw, body: bytes) -> None:
     """Ask, and receive an answer."""
-    raw.wire.send(Kind.FETCH, body, number=1)
-    raw.wire.receive()
+    raw.send(Kind.FETCH, body, number=1)
+    raw.receive()
 
 
 @pytest.mark.parametrize("body", [b"", b"".join(bytes(x) for x in question(LAYOUT, [IDS.unique()]))])

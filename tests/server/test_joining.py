@@ -4,8 +4,10 @@ import random
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 from served import (
+    Proxy,
     Raw,
     Vector,
     closed,  # noqa: F401 - a fixture
     dense,
     gradients,
     joined,
+    soon,
     started,
     thresholded,
     warnings,
@@ -29,88 +33,170 @@ from thinwire import codecs, recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.reducer import PerTensor, Reducer
 from thinwire.server import Server, Trainer, connect, serve
-from thinwire.server.environment import split
-from thinwire.server.frames import HEADER, MAGIC, NONE, PROTOCOL, Flag, FrameError, GoneError, Kind, Wire, parse
-from thinwire.server.joining import GREETING, VARIABLE, challenge, respond
-
-SECRET = "hush, and long enough"
-
-
-def test_a_secret_is_needed_beyond_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=f"has no secret: pass secret=, or set {VARIABLE}"):
-        started(address="0.0.0.0:0")
-    monkeypatch.setenv(VARIABLE, SECRET)
-    server = started(address="0.0.0.0:0")
-    joined(server, address=server.address.replace("0.0.0.0", "127.0.0.1"))
+from thinwire.wire import sockets
+from thinwire.wire.frames import (
+    AROUND,
+    HEADER,
+    MAGIC,
+    NONE,
+    PIECE,
+    PROTOCOL,
+    Flag,
+    FrameError,
+    GoneError,
+    Inbox,
+    Kind,
+    messages,
+    parse,
+)
+from thinwire.wire.keys import VARIABLE, key_of
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this user's secret will be."""
+    """Where servers leave tickets."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "thinwire" / "secret"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "thinwire" / "tickets"
 
 
-def test_at_localhost_processes_of_one_user_share_a_secret_that_others_cannot_read(home: Path) -> None:
+def test_on_one_host_this_users_trainers_find_a_ticket_that_others_cannot_read(home: Path) -> None:
     server = started()
-    assert home.stat().st_mode & 0o777 == 0o600
-    assert len(home.read_text()) == 64
-    assert [each.name for each in home.parent.iterdir()] == ["secret"]
+    (left,) = home.iterdir()
+    assert left.name == server.address
+    assert left.stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
     assert joined(server).step()
-    for guess in (b"", home.read_bytes()[:-1]):
-        wire = Wire(socket.create_connection(split(server.address)), timeout=5.0, limits={})
-        with pytest.raises(ServerError, match="has another secret"):
-            respond(wire, guess, "here")
-        wire.close()
-    home.chmod(0o644)
-    with pytest.raises(ValueError, match="is not this user's alone: delete it"):
-        started()
+    left.chmod(0o644)
+    with pytest.raises(ValueError, match="is not this user's alone"):
+        joined(server, ticket=None)
+    left.chmod(0o600)
+    server.close()
+    assert not list(home.iterdir())
+
+
+def test_a_key_is_made_beside_the_checkpoint_and_kept(home: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        server = started(checkpoint=tmp_path / "server.pt", address="0.0.0.0:0")
+        address = server.address.replace("0.0.0.0", "127.0.0.1")
+        for ticket in (server.ticket, tmp_path / "server.pt.key.ticket", None):
+            assert joined(server, address=address, ticket=ticket).step()
+        server.close()
+        files = [tmp_path / name for name in ("server.pt.key", "server.pt.key.ticket")]
+        assert all(each.stat().st_mode & 0o777 == 0o600 for each in files)
+        own, theirs = (each.read_text() for each in files)
+        assert theirs == server.ticket
+        assert own[:64] not in theirs  # a trainer cannot be taken for the server
+    files[0].chmod(0o640)
+    with pytest.raises(ValueError, match="is not this user's alone"):
+        started(checkpoint=tmp_path / "server.pt")
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("secret", [b"hunter2 and more than that", "hunter2", ""])
-def test_a_secret_that_is_refused_is_not_shown(secret: Any) -> None:
-    for use in (started, lambda **given: connect(Vector(), dense(), address="127.0.0.1:9", **given)):
-        with pytest.raises((TypeError, ValueError), match=r"secret is (of type bytes|too short); expected") as refused:
-            use(secret=secret)
-        assert "hunter2" not in str(refused.value)
+def test_a_ticket_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = [started(servers=2, index=i) for i in range(2)]
+    monkeypatch.setenv(VARIABLE, ",".join(each.ticket for each in servers))
+    assert joined(servers[0], address=[each.address for each in servers], servers=2, ticket=None).step()
+    with pytest.raises(ValueError, match="2 tickets for 1 servers"):
+        joined(servers[0], ticket=None)
 
 
-def test_a_secret_is_in_no_repr() -> None:
-    server = started(secret=SECRET)
-    trainer = joined(server, secret=SECRET)
-    assert SECRET not in f"{server._shared!r} {trainer._channels[0]._settings!r}"
+def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:
+    server = started()
+    trainer = joined(server)
+    shown = f"{server._shared!r} {trainer._channels[0]._settings!r} {key_of(None)!r} {key_of(None).ticket!r}"
+    assert server.ticket[64:] not in shown
+    (tmp_path / "ticket").write_text(server.ticket[:-1])
+    (tmp_path / "ticket").chmod(0o600)
+    with pytest.raises(ValueError, match="holds no key or ticket") as refused:
+        joined(server, ticket=tmp_path / "ticket")
+    assert server.ticket[:32] not in str(refused.value)
 
 
-def test_each_side_pings_as_often_as_the_other_needs() -> None:
-    server = started(timeout=240.0)
-    patient, impatient = joined(server, timeout=100.0), joined(server, timeout=2.0)
-    ticks = {each.trainer: each.wire.tick for each in server._shared.sessions.values()}
-    for trainer, tick in ((patient, 25.0), (impatient, 0.5)):
-        (channel,) = trainer._channels
-        assert ticks[channel._settings.trainer] == channel._wire.tick == tick
-    (channel,) = joined(started(timeout=4.0), timeout=240.0)._channels
-    assert channel._wire.tick == 1.0
-    assert Raw(server.address, timeout=4.0).wire.receive().kind is Kind.PING
+@pytest.mark.parametrize("which", ["the trainers' key", "the server's key", "no ticket"])
+def test_a_local_user_without_the_key_gets_nothing(
+    which: str, guarded: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # another user's
+    right, wrong = guarded.ticket, key_of(None).ticket.text
+    forged = {"the trainers' key": right[:64] + wrong[64:], "the server's key": wrong[:64] + right[64:]}.get(which)
+    with pytest.raises(ServerError, match=r"does not know this trainer's ticket|has another key|no ticket for it"):
+        joined(guarded, ticket=forged)
+    assert len(guarded.status().trainers) == 1
 
 
-@pytest.mark.parametrize("wrong", [SECRET.title(), f"{SECRET} ", "quite another secret"])
-def test_whoever_does_not_know_the_secret_stays_out(wrong: str) -> None:
-    server = started(secret=SECRET)
-    with pytest.raises(ServerError, match="has another secret: pass the server's"):
-        joined(server, secret=wrong)
-    assert joined(server, secret=SECRET).step()
+def test_a_server_that_does_not_have_the_key_is_not_believed() -> None:
+    impostor, known = started(), key_of(None)
+    with pytest.raises(ServerError, match="has another key"):
+        joined(impostor, ticket=known.ticket.text)
 
 
-def test_a_server_that_does_not_know_the_secret_is_not_believed() -> None:
-    ours, theirs = socket.socketpair()
-    trainer, impostor = (Wire(each, timeout=5.0, limits={}) for each in (ours, theirs))
-    impostor.send_raw(GREETING + bytes(32) + b"\1" + bytes(32))
-    with pytest.raises(ServerError, match="does not know the secret"):
-        respond(trainer, SECRET.encode(), "somewhere")
-    trainer.close()
-    impostor.close()
+SPOILS: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "altered": lambda chance, data: _altered(data, chance.randrange(len(data))),
+    "dropped": lambda chance, data: data[: chance.randrange(len(data))],
+    "repeated": lambda chance, data: data * 2,
+    "reordered": lambda chance, data: data[len(data) // 2 :] + data[: len(data) // 2],
+}
+
+
+def _altered(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("how", SPOILS)
+def test_whoever_changes_what_passes_breaks_the_connection_and_nothing_else(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_HANDSHAKE", 0.5)
+    central, model, chance, spoiling = Vector(), Vector(), random.Random(0), threading.Event()
+
+    def spoil(data: bytes) -> bytes:
+        if not spoiling.is_set() or chance.random() < 0.7:
+            return data
+        spoilt.append(1)
+        return SPOILS[how](chance, data)
+
+    spoilt: list[int] = []
+    server = started(central, dense(), timeout=0.5)
+    proxy = Proxy(server.address, spoil)
+    trainer = joined(server, dense(), model, address=proxy.address, ticket=server.ticket, reconnect=60.0, timeout=0.5)
+    steps = gradients(12)
+    for i, gradient in enumerate(steps):
+        spoiling.set() if i % 2 else spoiling.clear()
+        model.give(gradient)
+        stuck = threading.Thread(target=trainer.step, daemon=True)
+        stuck.start()
+        assert soon(lambda stuck=stuck: bool(spoilt) or not stuck.is_alive())  # type: ignore[misc]
+        spoiling.clear()
+        stuck.join(60)
+        assert torch.equal(model.large, central.large)
+    assert spoilt
+    torch.testing.assert_close(-central.large, sum(steps))
+    assert list(server.status().updates.values()) == [12]
+
+
+def test_without_pyzmq_both_sides_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "zmq", None)
+    for call in (started, lambda: connect(Vector(), dense(), address="127.0.0.1:9")):
+        with pytest.raises(ImportError, match=re.escape("pip install 'thinwire[server]'")):
+            call()
+
+
+@pytest.mark.slow
+def test_without_pyzmq_the_library_works() -> None:
+    program = """
+import sys
+sys.modules["zmq"] = None
+import thinwire, torch
+for call in (thinwire.serve, thinwire.connect):
+    options = {"make_optimizer": torch.optim.SGD} if call is thinwire.serve else {}
+    try:
+        call(torch.nn.Linear(2, 2), thinwire.recipes.dense(), address="127.0.0.1:9", **options)
+    except ImportError as error:
+        print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.count("pip install 'thinwire[server]'") == 2
 
 
 def _long(density: float) -> Reducer:
@@ -138,7 +224,7 @@ def test_a_trainer_of_something_else_is_told_in_what_and_the_server_logs_both_si
     with pytest.raises(FingerprintError, match=f"{told}.*give it the same as the server") as refused:
         joined(server, **options)
     server.close()  # so that all is logged
-    assert re.search(logged, caplog.messages[-1])
+    assert re.search(logged, caplog.text)
     assert "the server has" not in str(refused.value)
 
 
@@ -220,18 +306,7 @@ def _framed(kind: int, body: bytes = b"", *, number: int = 1, length: int | None
     return HEADER.pack(magic, PROTOCOL, kind, 0, number, 0, len(body) if length is None else length) + body
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        bytes(1000),
-        GREETING + bytes(31),
-        GREETING + bytes(32),
-        GREETING + bytes(64),
-        _framed(Kind.UPDATE, bytes(100)),
-    ],
-)
+@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\xff" + bytes(8) + b"\x7f\x03"])
 def test_a_strangers_bytes_close_its_connection_only(guarded: Server, data: bytes) -> None:
     for _ in range(3):
         host, port = guarded.address.split(":")
@@ -259,18 +334,22 @@ def test_a_strangers_bytes_close_its_connection_only(guarded: Server, data: byte
         _framed(99),
         _framed(Kind.PING, magic=b"abcd"),
         bytes(HEADER.size),
+        b"",
+        _framed(Kind.UPDATE, bytes(100), length=50),
     ],
 )
 def test_a_malformed_frame_changes_nothing(guarded: Server, data: bytes) -> None:
     raw = Raw(guarded.address)
-    raw.wire.send_raw(data)
+    raw.send_raw(data)
     with pytest.raises(GoneError):
-        _read_on(raw)
+        raw.receive()
 
 
-def _read_on(raw: Raw) -> None:
-    while True:
-        raw.wire.receive()
+def test_a_message_longer_than_a_piece_breaks_the_connection(guarded: Server) -> None:
+    raw = Raw(guarded.address)
+    raw.send_raw(bytes(HEADER.size + PIECE + AROUND + 1))
+    with pytest.raises(GoneError, match="the connection was closed"):
+        raw.receive()
 
 
 def test_a_damaged_update_changes_nothing(guarded: Server) -> None:
@@ -280,20 +359,36 @@ def test_a_damaged_update_changes_nothing(guarded: Server) -> None:
         body = bytearray(b"".join(raw.body(1, gradient)))
         for _ in range(3):
             body[chance.randrange(8, 40)] ^= 1 << chance.randrange(8)  # lengths and headers
-        raw.wire.send(Kind.UPDATE, bytes(body), number=1)
+        raw.send(Kind.UPDATE, bytes(body), number=1)
         with pytest.raises(GoneError):
-            raw.wire.receive()
+            raw.receive()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"trainer": "0"}', b"\xff" * 9, b"[" * 100_000])
 def test_a_malformed_request_to_join_changes_nothing(guarded: Server, body: bytes) -> None:
-    host, port = guarded.address.split(":")
-    wire = Wire(socket.create_connection((host, int(port))), timeout=20.0, limits=dict.fromkeys(Kind, 1 << 20))
-    respond(wire, guarded._shared.secret, guarded.address)
-    wire.send(Kind.JOIN, body)
+    raw = Raw(guarded.address, join=False)
+    raw.send(Kind.JOIN, body)
     with pytest.raises(GoneError):
-        wire.receive()
-    wire.close()
+        raw.receive()
+
+
+def test_both_sides_name_the_versions_when_they_differ(guarded: Server, caplog: pytest.LogCaptureFixture) -> None:
+    raw, words = Raw(guarded.address, join=False), f"protocol {PROTOCOL + 1}; expected .*, protocol {PROTOCOL}"
+    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL + 1, Kind.JOIN, 0, 0, 0, 0))
+    with pytest.raises(GoneError, match=words):
+        raw.receive()
+    assert re.search(words, caplog.text)
+
+
+@pytest.mark.parametrize("sizes", [(0,), (10,), (PIECE,), (PIECE + 1,), (3, 2 * PIECE + 5, 0, PIECE)])
+def test_bodies_come_whole_in_pieces_of_bounded_length(sizes: tuple[int, ...]) -> None:
+    body = [random.Random(i).randbytes(size) for i, size in enumerate(sizes)]
+    inbox, found = Inbox({Kind.UPDATE: sum(sizes)}), list[Any]()
+    for each in messages(Kind.UPDATE, [memoryview(x) for x in body], number=7):
+        assert len(each) <= HEADER.size + PIECE
+        assert not any(found)
+        found.append(inbox.take(each))
+    assert (found[-1].number, bytes(found[-1].body)) == (7, b"".join(body))
 
 
 def test_headers_are_read_or_refused() -> None:
@@ -312,39 +407,16 @@ def test_headers_are_read_or_refused() -> None:
             parse(wrong[:32], limits)
 
 
-def test_silence_ends_a_connection() -> None:
-    ours, theirs = socket.socketpair()
-    wire, silent = (Wire(each, timeout=0.2, limits={Kind.PING: 0}) for each in (ours, theirs))
-    with pytest.raises(GoneError, match=r"nothing was heard for 0.2 s"):
-        wire.receive()
-    for each in (wire, silent):
-        each.close()
-
-
-def test_asking_whether_the_other_side_is_gone_does_not_wait() -> None:
-    ours, theirs = socket.socketpair()
-    mine, other = (Wire(each, timeout=240.0, limits={}) for each in (ours, theirs))
-    assert not mine.gone()
-    other.ping()
-    assert not mine.gone()
-    other.close()
-    assert not mine.gone()  # there is still something to read
-    mine.receive_raw(memoryview(bytearray(HEADER.size)))
-    assert mine.gone()
-    mine.close()
-    assert mine.gone()
-
-
-def test_both_sides_prove_that_they_know_the_secret() -> None:
-    ours, theirs = socket.socketpair()
-    trainer, server = (Wire(each, timeout=5.0, limits={}) for each in (ours, theirs))
-
-    other = threading.Thread(target=challenge, args=(server, SECRET.encode()))
-    other.start()
-    respond(trainer, SECRET.encode(), "here")
-    other.join()
-    for each in (trainer, server):
-        each.close()
+def test_updates_larger_than_a_piece_are_applied_and_a_trainer_that_leaves_has_sent_all() -> None:
+    numel, central = 3 * PIECE // 8 + 5, Vector(3 * PIECE // 8 + 5)
+    server = started(central, dense())
+    trainer = joined(server, dense(), Vector(numel), in_flight=20)
+    for _ in range(12):
+        trainer.model.give(torch.ones(numel, dtype=torch.float64))  # type: ignore[operator]
+        trainer.step()
+    trainer.close()
+    assert server.wait(20)
+    assert torch.equal(central.large, torch.full_like(central.large, -12))
 
 
 def test_more_servers_than_parameters_are_refused() -> None:
@@ -354,34 +426,6 @@ def test_more_servers_than_parameters_are_refused() -> None:
         started(servers=2, index=2)
     with pytest.raises(ValueError, match="address is 'here'; expected host:port"):
         serve(Vector(), dense(), make_optimizer=torch.optim.SGD, address="here")
-
-
-def test_what_came_while_this_process_slept_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    mine, other = (Wire(each, timeout=0.2, limits=dict.fromkeys(Kind, 8)) for each in (ours, theirs))
-    receive, sleeps = ours.recv_into, iter([True])
-
-    def sleeping(into: memoryview) -> int:
-        if next(sleeps, False):
-            other.send(Kind.BYE)
-            mine._heard -= 100.0
-            raise TimeoutError
-        return receive(into)
-
-    monkeypatch.setattr(mine, "_socket", _Receiving(ours, sleeping))
-    assert mine.receive().kind is Kind.BYE
-    mine.close()
-    other.close()
-
-
-class _Receiving:
-    """A socket with another `recv_into`."""
-
-    def __init__(self, inner: socket.socket, recv_into: Any) -> None:
-        self._inner, self.recv_into = inner, recv_into
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def test_bytes_count_once_when_a_server_is_gone() -> None:

@@ -1,14 +1,12 @@
 """Asynchronous training on parameter servers: `serve` keeps the parameters, trainers `connect` and send updates.
 
-`frames` and `joining` are the conversation, `layout`, `exchange` and `fetching` what it carries, `central`, `rules`,
-`session` and `serving` the server, `asking`, `channel`, `trainer` and `connecting` the other side. `places` is where
-either has its parameters.
+`hub` and `session` hear and answer, `downlink` encodes the answers; `central` applies updates, when `rules` says so,
+and `saving` keeps it. Trainers are in `thinwire.trainer`, what both share is in `thinwire.wire`.
 """
 
-from thinwire.server.connecting import connect
 from thinwire.server.server import Server
 from thinwire.server.serving import serve
 from thinwire.server.status import ServerStatus, TrainerStatus
-from thinwire.server.trainer import Traffic, Trainer
+from thinwire.trainer import Traffic, Trainer, connect
 
 __all__ = ["Server", "ServerStatus", "Traffic", "Trainer", "TrainerStatus", "connect", "serve"]

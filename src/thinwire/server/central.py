@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
-from thinwire.server.layout import Entry, Layout, Part
-from thinwire.server.places import Places, view
+from thinwire.wire.layout import Entry, Layout, Part
+from thinwire.wire.places import Places, view
 
 logger = logging.getLogger("thinwire")
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]

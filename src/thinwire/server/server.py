@@ -2,15 +2,15 @@
 
 import logging
 import math
-import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Self, final
 
-from thinwire.server.door import Door
-from thinwire.server.frames import SHORTEST
-from thinwire.server.session import Session, Shared
+from thinwire.server.hub import Hub
+from thinwire.server.session import Shared
 from thinwire.server.status import ServerStatus
+from thinwire.wire.sockets import Listener
 
 logger = logging.getLogger("thinwire")
 
@@ -19,22 +19,24 @@ logger = logging.getLogger("thinwire")
 class Server:
     """A running parameter server, which `serve` makes: use it as a context manager, or call `close`."""
 
-    def __init__(self, shared: Shared, listener: socket.socket, *, address: str, every: float) -> None:
-        self._shared, self._address, self._every = shared, address, every
-        self._door = Door(listener, shared)
-        self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        """Start accepting trainers, and saving. `serve` has done so."""
-        for job in (self._door.accept, self._keep_saving, self._keep_pinging):
-            self._threads.append(threading.Thread(target=job, daemon=True))
-            self._threads[-1].start()
+    def __init__(
+        self, shared: Shared, listener: Listener, *, ticket: str, every: float, closed: Callable[[], None]
+    ) -> None:
+        self._shared, self._address, self._ticket, self._every = shared, listener.address, ticket, every
+        self._hub, self._on_close, self._closing = Hub(listener, shared), closed, threading.Event()
+        self._threads = [threading.Thread(target=job, daemon=True) for job in (self._hub.run, self._keep_saving)]
+        for each in self._threads:
+            each.start()
 
     @property
     def address(self) -> str:
         """Where it listens, as host:port."""
         return self._address
+
+    @property
+    def ticket(self) -> str:
+        """What lets a trainer join: `connect(..., ticket=)`. Whoever has it can join, so keep it secret."""
+        return self._ticket
 
     def status(self) -> ServerStatus:
         """Return how far it is now."""
@@ -61,7 +63,7 @@ class Server:
     def save(self) -> None:
         """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses."""
         self._shared.saving.save()
-        self._door.tell(lambda session: session.wire.ping())  # with what is on disk now
+        self._hub.tell()
 
     def close(self) -> None:
         """Stop: close all connections, and save if there is a checkpoint."""
@@ -69,15 +71,13 @@ class Server:
             return
         self._closing.set()
         self._shared.saving.soon.set()
-        self._door.close()
-        with self._shared.lock:
-            self._shared.rule.stop()
+        self._hub.close()
         for each in self._threads:
-            each.join(self._shared.timeout)
-        self._door.join(self._shared.timeout)
+            each.join()
         if self._shared.saving.durable is not None and not self._shared.central.failure:
             self.save()
         self._shared.central.places.release()
+        self._on_close()
 
     def __enter__(self) -> Self:
         return self
@@ -90,11 +90,6 @@ class Server:
         rule, sessions = self._shared.rule, self._shared.sessions
         trained = bool(rule.goodbyes or self._shared.central.applied)
         return rule.complete and trained and not sessions and away > self._shared.timeout
-
-    def _keep_pinging(self) -> None:
-        """Let trainers know that the server is there, whatever their sessions wait for or compute; and if it fails."""
-        while not self._closing.wait(min(self._shared.timeout, SHORTEST) / 4):
-            self._door.tell(Session.ping_if_due)
 
     def _keep_saving(self) -> None:
         saving = self._shared.saving

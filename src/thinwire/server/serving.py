@@ -1,12 +1,13 @@
 """`serve`: from what the user gives to a server at work."""
 
+import logging
 import math
 import os
-import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -18,14 +19,16 @@ from thinwire.memories import MomentumCorrection
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.reducer import Reducer
 from thinwire.server.central import Central, MakeScheduler
-from thinwire.server.environment import announce, check_unannounced, joint, place, split
-from thinwire.server.exchange import check_memories
-from thinwire.server.frames import leave_to_this_process
-from thinwire.server.joining import Secret, Terms, given_secret, secret_of
 from thinwire.server.rules import Asynchronous, Synchronous
 from thinwire.server.saving import Durable, Saving
 from thinwire.server.server import Server
 from thinwire.server.session import Shared
+from thinwire.wire.environment import announce, check_unannounced, is_loopback, place, split, store_ticket
+from thinwire.wire.keys import Ticket, key_of, leave
+from thinwire.wire.sockets import Listener, check_installed
+from thinwire.wire.terms import Terms, check_memories
+
+logger = logging.getLogger("thinwire")
 
 
 @checked
@@ -37,7 +40,7 @@ def serve(
     make_rows_optimizer: MakeOptimizer | None = None,
     make_scheduler: MakeScheduler | None = None,
     address: str | None = None,
-    secret: Secret = None,
+    key: str | os.PathLike[str] | None = None,
     servers: Count = 1,
     index: Size | None = None,
     trainers: Count = 1,
@@ -61,8 +64,9 @@ def serve(
         make_scheduler: Called with each optimizer, and steps with it.
         address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at
             localhost, which trainers find by themselves.
-        secret: Shared with the trainers, 16 characters or more; by default THINWIRE_SECRET, and at localhost one that
-            this user's processes find in a file. Beyond localhost there must be one.
+        key: A file with the server's key, made if it is not there, with the trainers' ticket beside it: `key`.ticket.
+            By default `checkpoint`.key; without a checkpoint, a new key at each start. Trainers of this user on this
+            host find the ticket, and so do those of a torchrun job; others are given it.
         servers: How many servers share the parameters.
         index: Which of them this is; by default the rank.
         trainers: How many must have joined before the first update is applied. One that was killed and came back is
@@ -75,11 +79,12 @@ def serve(
         checkpoint: A file to save to, and to resume from if it is there; each server has its own.
         every: Seconds between saves.
         timeout: Seconds of silence after which a trainer counts as gone, and of waiting after which the log says for
-            whom. Trainers are told it, and may have another.
+            whom.
 
     Raises:
+        ImportError: Without pyzmq.
         ValueError: For a model that is not on the CPU, has no rows to fetch or is at work in this process already, a
-            public address without a secret, or an optimizer that moves rows without a gradient.
+            key that others may read, or an optimizer that moves rows without a gradient.
         MomentumError: If momentum would be applied twice.
         TypeError: For a recipe without memory and codec.
         StateError: For a checkpoint of something else or a damaged one.
@@ -90,12 +95,12 @@ def serve(
         >>> server = tw.serve(nn.Linear(64, 64), recipe, make_optimizer=torch.optim.SGD, address="localhost:0")
         >>> server.close()
     """
+    check_installed()
     here = place(index, servers)
     if address is None:
         check_unannounced(here)
     check_memories(recipe)
-    host, port = split(address or "127.0.0.1:0")
-    known = secret_of(given_secret(secret), host)
+    split(address or "127.0.0.1:0")
     terms = Terms.of(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
     if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
         raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
@@ -113,23 +118,34 @@ def serve(
     shared = Shared(
         saving=Saving(central, lock, _resumed(checkpoint, central)),
         central=central,
-        rule=rule(central, lock, trainers=trainers, timeout=timeout),
+        rule=rule(central, trainers=trainers, timeout=timeout),
         lock=lock,
         recipe=recipe,
         codec=down,
-        secret=known,
         timeout=timeout,
         lost=time.monotonic() if central.applied else -math.inf,
         agreed=terms.agreed(here),
     )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = leave_to_this_process(socket.create_server((host, port), family=family, backlog=128))
-    server = Server(shared, listener, address=joint(*listener.getsockname()[:2]), every=every)
+    path = Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None
+    found = key_of(path)
+    listener = Listener(address or "127.0.0.1:0", found.own, found.trainers, timeout=timeout)
+    forget = _left(listener, found.ticket)
     central.places.claim()
-    server.start()
+    server = Server(shared, listener, ticket=found.ticket.text, every=every, closed=forget)
+    if not is_loopback(split(listener.address)[0]):
+        store_ticket(here, server.ticket)
     if address is None:
         announce(here, server.address)
     return server
+
+
+def _left(listener: Listener, ticket: Ticket) -> Callable[[], None]:
+    """Leave the ticket for this user's processes on this host, if that can be. Return what takes it away."""
+    try:
+        return leave(listener.address, ticket)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        logger.warning("trainers will not find the ticket by themselves (%s): give them server.ticket", error)
+        return lambda: None
 
 
 def _resumed(checkpoint: str | os.PathLike[str] | None, central: Central) -> Durable | None:

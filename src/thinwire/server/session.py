@@ -1,34 +1,35 @@
-"""One trainer's connection, as the server sees it."""
+"""One peer of a server, which is a trainer when it has joined."""
 
 import json
 import math
-import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 from thinwire.codecs import Codec
-from thinwire.errors import PayloadError, ServerError
 from thinwire.reducer import Reducer
-from thinwire.server.central import Central, Update
-from thinwire.server.exchange import LOSS, Downlink, read_update
-from thinwire.server.fetching import longest_question, rows_for
-from thinwire.server.frames import NONE, Flag, Frame, FrameError, GoneError, Kind, Wire
-from thinwire.server.joining import challenge, difference
-from thinwire.server.layout import pack
-from thinwire.server.rules import TICK, Rule
+from thinwire.server.central import Central
+from thinwire.server.downlink import Downlink, read_update, rows_for
+from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
 from thinwire.server.status import ServerStatus, TrainerStatus
+from thinwire.wire.frames import ACKNOWLEDGED, AROUND, LIFE, LOSS, NONE, Bytes, Flag, Frame, FrameError, Inbox, Kind
+from thinwire.wire.frames import messages as messages_of
+from thinwire.wire.layout import pack
+from thinwire.wire.rows import longest_question
+from thinwire.wire.terms import difference
 
 _WORDS = 10_000  # characters of a refusal, so fewer than 64 KiB
-_FIRST = {Kind.PING: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}  # what may come at first, and how long it may be
-ACKNOWLEDGED = struct.Struct("<QQ")
-"""At the start of an answer: the trainer's latest update that was applied, and the latest that is on disk."""
-LIFE = struct.Struct("<QQ")
-"""After that in a WELCOME: a number that this start of the server drew, and the version that it went on from."""
+_FIRST = {
+    Kind.PING: 0,
+    Kind.BYE: 0,
+    Kind.JOIN: 1 << 24,
+    Kind.WATCH: 0,
+}  # what may come at first, and how long it may be
+_QUEUED = 1024  # updates and questions of a trainer that may wait here; it sends few
 
 
 @final
@@ -41,7 +42,6 @@ class Shared:
     lock: threading.Condition
     recipe: Reducer
     codec: Codec | None
-    secret: bytes = field(repr=False)
     timeout: float
     agreed: Mapping[str, str]
     saving: Saving
@@ -53,195 +53,168 @@ class Shared:
 
     def status(self) -> ServerStatus:
         """Return the server's status. The caller holds the lock."""
-        wires = [session.wire for session in self.sessions.values()]
+        sessions = self.sessions.values()
         return ServerStatus(
             version=self.central.version,
             staleness=dict(self.central.staleness),
             updates=dict(self.central.applied),
             trainers={name: session.status() for name, session in self.sessions.items()},
             dropped=self.central.dropped,
-            sent_bytes=self.ended[0] + sum(wire.sent for wire in wires),
-            received_bytes=self.ended[1] + sum(wire.received for wire in wires),
+            sent_bytes=self.ended[0] + sum(each.sent for each in sessions),
+            received_bytes=self.ended[1] + sum(each.received for each in sessions),
         )
 
 
 class RefusedError(ConnectionError):
-    """This trainer cannot join; it has been told why."""
+    """This trainer cannot join, or go on: the words that it is told. `logged`: those for the server's log."""
+
+    def __init__(self, told: str, logged: str = "") -> None:
+        super().__init__(told)
+        self.logged = logged or told
 
 
 @final
 class Session:
-    """One trainer's connection, from joining to leaving. `run` serves it, in a thread of its own."""
+    """What a peer has said, and what it is still to be told. The caller holds the server's lock."""
 
-    def __init__(self, connection: socket.socket, shared: Shared) -> None:
-        self._shared = shared
-        self.wire = Wire(connection, timeout=shared.timeout, limits=_FIRST)
-        self.trainer, self._goodbye = "", False
+    def __init__(self, shared: Shared, peer: bytes, host: str) -> None:
+        self._shared, self.peer, self.host, self.trainer = shared, peer, host, ""
+        self._inbox, self.outbox, self.sent = Inbox(_FIRST), deque[Bytes](), 0
         self._loss, self._since = math.nan, time.monotonic()
         self._downlink = Downlink(shared.central, shared.codec)
+        self._brief, self._queue = NONE, deque[Frame]()
+        self._busy = self.over = False
 
-    def run(self, let_in: Callable[[], None]) -> None:
-        """Converse until the trainer leaves; call `let_in` once it proved the secret; unanswered updates are void."""
-        try:
-            challenge(self.wire, self._shared.secret)
-            let_in()
-            self._begin()
-            while self.answer(self.wire.receive()):
-                pass
-            self._goodbye = True
-        except (GoneError, FrameError, PayloadError):
-            if self.trainer:
-                self._shared.lost = time.monotonic()
-            raise
-        finally:
-            self._leave()
-
-    def answer(self, frame: Frame) -> bool:
-        """Do what a frame asks for. Return whether more may come."""
-        match frame.kind:
-            case Kind.PING:
-                self._save_if_asked(frame)
-                return True
-            case Kind.UPDATE:
-                self._update(frame)
-                return True
-            case Kind.FETCH:
-                self._fetch(frame)
-                return True
-            case Kind.WATCH:
-                self._show()
-                return True
-        return False
+    @property
+    def received(self) -> int:
+        """Bytes that have come."""
+        return self._inbox.received
 
     def status(self) -> TrainerStatus:
-        """Return what is known of this trainer. The caller holds the server's lock."""
+        """Return what is known of this trainer."""
         central = self._shared.central
         return TrainerStatus(
             updates=central.applied.get(self.trainer, 0),
             behind=central.behind[self.trainer],
             loss=self._loss if math.isfinite(self._loss) else None,
-            sent_bytes=self.wire.sent,
-            received_bytes=self.wire.received,
+            sent_bytes=self.sent,
+            received_bytes=self.received,
             quiet=time.monotonic() - self._since,
         )
 
-    def ping_if_due(self) -> None:
-        """Send a ping if one is due; if the server has failed, tell the trainer why. Raises GoneError."""
-        if self._shared.central.failure and self.trainer:
-            self._refuse(self._shared.central.failure)
-        else:
-            self.wire.ping_if_due()
+    def take(self, message: Bytes) -> None:
+        """Take in a message, and do what it asks for. Raises FrameError, PayloadError or RefusedError."""
+        if self.over or (frame := self._inbox.take(message)) is None:
+            return
+        match frame.kind:
+            case Kind.PING:
+                self._save_if_asked(frame)
+            case Kind.WATCH:
+                self.say(Kind.STATUS, json.dumps(asdict(self._shared.status())).encode())
+            case Kind.JOIN:
+                self._join(_asked(frame))
+            case _:
+                if frame.kind is Kind.BYE:
+                    self.say(Kind.END)  # all has arrived
+                self._queue.append(frame)
+                if len(self._queue) > _QUEUED:
+                    raise FrameError("more updates and questions at a time than a trainer sends")
+                self.go_on()
 
-    def _begin(self) -> None:
-        """Find out who this is: a trainer that joins, or somebody who watches."""
-        frame = self.wire.receive()
-        while frame.kind is Kind.PING:
-            frame = self.wire.receive()
-        self.wire.heed(frame.number)
-        if frame.kind is Kind.JOIN:
-            self._join(_asked(frame))
-        else:
-            self.wire.limits = dict.fromkeys((Kind.PING, Kind.BYE, Kind.WATCH), 0)
-            self._show()
+    def go_on(self) -> None:
+        """Answer what has come, up to an update that has to wait. Raises FrameError, PayloadError or RefusedError."""
+        while self._queue and not self._busy:
+            frame = self._queue.popleft()
+            if frame.kind is Kind.UPDATE:
+                self._update(frame)
+            elif frame.kind is Kind.BYE:
+                self.leave(goodbye=True)
+            else:
+                body = rows_for(self._shared.central, frame.body)
+                self.say(Kind.ROWS, *body, number=frame.number, version=self._shared.central.version)
 
-    def _show(self) -> None:
-        with self._shared.lock:
-            status = self._shared.status()
-        self.wire.send(Kind.STATUS, json.dumps(asdict(status)).encode())
+    def say(self, kind: Kind, *body: Bytes, number: int = 0, version: int = 0, flags: Flag = NONE) -> None:
+        """Put a frame into the outbox."""
+        for each in messages_of(kind, body, number=number, version=version, flags=flags):
+            self.outbox.append(each)
+            self.sent += len(each) + AROUND
+
+    def ping(self) -> None:
+        """Tell the trainer what is on disk, unless it is being told something else."""
+        if not self.outbox:
+            self.say(Kind.PING, number=self._durable())
+
+    def answer(self, number: int, *, dropped: bool) -> None:
+        """Answer an update which the rule has let go; it may have come over an earlier connection."""
+        if self._busy:
+            self._busy = False
+            self._reply(number, (Flag.DROPPED if dropped else NONE) | self._brief)
+
+    def end(self, kind: Kind, why: str) -> None:
+        """Say why it ends, and hear no more."""
+        self.say(kind, why[:_WORDS].encode())
+        self.leave(goodbye=False)
+
+    def hung_up(self) -> None:
+        """Count the trainer out whose connection is closed, unless it has said BYE after what is still to be done."""
+        if not any(frame.kind is Kind.BYE for frame in self._queue):
+            self.leave(goodbye=False)
+
+    def leave(self, *, goodbye: bool) -> None:
+        """Count the trainer out; once."""
+        shared, self.over = self._shared, True
+        self._queue.clear()
+        if shared.sessions.get(self.trainer) is self:
+            del shared.sessions[self.trainer]
+            shared.rule.left(self.trainer, goodbye=goodbye)
+            shared.lost = shared.lost if goodbye else time.monotonic()
+            shared.ended[0] += self.sent
+            shared.ended[1] += self.received
+        shared.lock.notify_all()
 
     def _join(self, asked: Mapping[str, Any]) -> None:
-        shared = self._shared
-        if failure := shared.central.failure:
-            self._refuse(failure)
-            raise RefusedError(failure)
+        shared, central = self._shared, self._shared.central
+        if central.failure:
+            raise RefusedError(central.failure)
         if found := difference(shared.agreed, asked["agreed"]):
-            self._refuse(found.told)
-            raise RefusedError(found.logged)
-        self._replace(asked["trainer"])
-        layout = shared.central.layout
-        self.wire.limits = {
+            raise RefusedError(found.told, found.logged)
+        if (earlier := shared.sessions.get(asked["trainer"])) is not None:  # it has not been noticed to be dead
+            earlier.end(Kind.END, "this trainer has joined anew")
+        self.trainer = asked["trainer"]
+        shared.sessions[self.trainer] = self
+        shared.rule.joined(self.trainer, self.host)
+        layout = central.layout
+        self._inbox.limits = {
             **({Kind.FETCH: longest_question(layout)} if layout.fetched else {}),
             Kind.PING: 0,
             Kind.BYE: 0,
             Kind.UPDATE: LOSS.size + layout.limit(layout.of_recipe(shared.recipe, 0), layout.rows),
         }
-        self.wire.note = self._durable
-        with shared.lock:
-            shared.rule.joined(self.trainer, self.wire.peer)
-            version, acknowledged = shared.central.version, self._acknowledged()
-            body = pack(self._downlink.whole())
-        life = LIFE.pack(shared.central.life, shared.central.restored)
-        self.wire.send(Kind.WELCOME, acknowledged, life, *body, number=self.wire.milliseconds, version=version)
-
-    def _replace(self, trainer: str) -> None:
-        """Take the place of this trainer's earlier connection, if there is one that has not been noticed to be dead."""
-        shared = self._shared
-        with shared.lock:
-            while (earlier := shared.sessions.get(trainer)) is not None:
-                earlier.wire.close()
-                shared.lock.wait(TICK)
-                self._meanwhile()
-            shared.sessions[trainer], self.trainer = self, trainer
-
-    def _leave(self) -> None:
-        self.wire.close()
-        shared = self._shared
-        with shared.lock:
-            if shared.sessions.get(self.trainer) is self:
-                del shared.sessions[self.trainer]
-                shared.rule.left(self.trainer, goodbye=self._goodbye)
-            shared.lock.notify_all()
+        life, body = LIFE.pack(central.life, central.restored), pack(self._downlink.whole())
+        self.say(Kind.WELCOME, self._acknowledged(), life, *body, version=central.version)
 
     def _update(self, frame: Frame) -> None:
-        shared, dropped = self._shared, False
+        shared = self._shared
         self._save_if_asked(frame)
-        with shared.lock:
-            known = shared.central.applied.get(self.trainer, 0)
+        known = shared.central.applied.get(self.trainer, 0)
         if frame.number > known + 1:
             raise FrameError(f"update {frame.number}; expected {known + 1}, the next of this trainer")
-        if frame.number == known + 1:
-            update = read_update(
-                shared.central.layout,
-                shared.recipe,
-                self.trainer,
-                frame.number,
-                frame.version,
-                frame.flags,
-                frame.body,
-            )
-            self._loss, self._since = update.loss, time.monotonic()
-            dropped = self._submit(update)
-        self._reply(frame.number, (Flag.DROPPED if dropped else NONE) | (frame.flags & Flag.BRIEF))
+        if frame.number <= known:
+            self._reply(frame.number, frame.flags & Flag.BRIEF)
+            return
+        update = read_update(shared.central.layout, shared.recipe, self.trainer, frame)
+        self._loss, self._since = update.loss, time.monotonic()
+        self._busy, self._brief = True, frame.flags & Flag.BRIEF
+        shared.rule.submit(update)
 
     def _save_if_asked(self, frame: Frame) -> None:
         if frame.flags & Flag.SAVE:
             self._shared.saving.soon.set()
 
-    def _submit(self, update: Update) -> bool:
-        """Have it applied. If the server cannot any more, tell the trainer why, and raise RefusedError."""
-        try:
-            return self._shared.rule.submit(update, self._meanwhile)
-        except ServerError as error:
-            self._refuse(str(error))
-            raise RefusedError(str(error)) from error
-
-    def _refuse(self, why: str) -> None:
-        self.wire.send(Kind.REFUSED, why[:_WORDS].encode())
-
     def _reply(self, number: int, flags: Flag) -> None:
-        with self._shared.lock:
-            version, acknowledged = self._shared.central.version, self._acknowledged()
-            news = None if flags & Flag.BRIEF else self._downlink.news(number)
-        body = pack(news.sections()) if news else []
-        self.wire.send(Kind.PARAMETERS, acknowledged, *body, number=number, version=version, flags=flags)
-
-    def _fetch(self, frame: Frame) -> None:
-        version, body = rows_for(self._shared.central, self._shared.lock, frame.body)
-        self.wire.send(Kind.ROWS, *body, number=frame.number, version=version)
-
-    def _meanwhile(self) -> None:
-        if self.wire.gone():
-            raise GoneError("the connection was closed")
+        body = [] if flags & Flag.BRIEF else pack(self._downlink.news(number))
+        version = self._shared.central.version
+        self.say(Kind.PARAMETERS, self._acknowledged(), *body, number=number, version=version, flags=flags)
 
     def _durable(self) -> int:
         return self._shared.saving.latest(self.trainer)

@@ -28,8 +28,8 @@ from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.reducer.owners import to_owners
 from thinwire.schedules import Schedule
-from thinwire.server.exchange import check_memories
-from thinwire.server.layout import Entry, Layout
+from thinwire.wire.layout import Entry, Layout
+from thinwire.wire.terms import check_memories
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 

@@ -26,7 +26,7 @@ from thinwire_lab.problems import Problem
 from thinwire_lab.problems.base import held_out_loss
 from thinwire_lab.problems.optimizers import served_optimizers
 
-_SECRET, _TIMEOUT = "the bench's servers", 60.0
+_TIMEOUT = 60.0
 _MOST = 0.5
 """From this share on, parameters are sent in full."""
 _PAUSE, _GO_ON, _END = "pause", "go on", "end"
@@ -144,7 +144,6 @@ def serve(job: RowJob, problem: Problem) -> None:
         make_optimizer=optimizer,
         make_rows_optimizer=rows_optimizer,
         address=_addresses(job)[index],
-        secret=_SECRET,
         servers=job.servers,
         index=index,
         trainers=job.trainers,
@@ -160,7 +159,6 @@ def _joined(model: nn.Module, job: RowJob) -> Trainer:
         model,
         _recipe(job),
         address=_addresses(job),
-        secret=_SECRET,
         servers=job.servers,
         down=_down(job),
         reconnect=_TIMEOUT,

@@ -35,7 +35,7 @@ from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import parts_of
 
 SCHEMA = "thinwire.server_hybrid/1"
-STAGES, TRAINERS, MICRO_BATCHES, SECRET = 2, 2, 4, "the bench's servers"
+STAGES, TRAINERS, MICRO_BATCHES = 2, 2, 4
 LINES = {
     "neither": ("dense", 1.0, False),
     "DCT-MP": ("dense", 1.0, True),
@@ -66,7 +66,6 @@ def serve(job: dict[str, Any], problem: Problem, module: nn.Module, stage: int) 
         METHODS[job["recipe"]].make(job["density"]),
         make_optimizer=lambda p: torch.optim.SGD(p, lr=rate, momentum=problem.momentum),
         address=_address(job, stage),
-        secret=SECRET,
         index=0,
         trainers=TRAINERS,
         damped=True,
@@ -82,9 +81,7 @@ def train(job: dict[str, Any], problem: Problem, stages: list[nn.Module], emit: 
         sparsify([pipelined], job["boundary"], values=torch.bfloat16)
     schedule = Schedule1F1B(pipelined, MICRO_BATCHES, loss_fn=parts.criterion)
     recipe, seconds = METHODS[job["recipe"]].make(job["density"]), []
-    with thinwire.connect(
-        module, recipe, address=_address(job, stage), secret=SECRET, down=_down(job), reconnect=60
-    ) as connected:
+    with thinwire.connect(module, recipe, address=_address(job, stage), down=_down(job), reconnect=60) as connected:
         for step in range(job["steps"]):
             args, kwargs, target = parts.feed(problem.batch(step, trainer, TRAINERS))
             fed: dict[str, Any] = {**kwargs, "target": target if stage else None}

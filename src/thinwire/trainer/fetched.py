@@ -1,91 +1,16 @@
-"""Rows of sparse embeddings that a trainer asks for: FETCH and ROWS, how a server answers, and what a trainer has.
+"""The rows of sparse embeddings that a trainer has, and those that it has asked for."""
 
-FETCH has a section for each embedding that the server holds: coding of the ids (u32), how many they are (u32), and the
-ids, ascending without repeats, as payloads name their rows. ROWS has as many: a payload of these rows each. The server
-keeps nothing of either.
-"""
-
-import struct
-import threading
 from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.errors import PayloadError
-from thinwire.payloads import Blocks, indices, wire
-from thinwire.server.central import Central
-from thinwire.server.frames import FrameError
-from thinwire.server.layout import Bytes, Entry, Layout, most, pack, read_table, table, unpack, write_rows
+from thinwire.wire.frames import FrameError
+from thinwire.wire.layout import Entry, Layout, write_rows
+from thinwire.wire.rows import read_answer
 
-_HEAD = struct.Struct("<II")
 _NEVER = -1
-_CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
-
-
-def question(layout: Layout, keys: Sequence[Tensor]) -> list[Bytes]:
-    """Return the body of FETCH for these rows of each embedding: ids that ascend without repeats."""
-    return pack([_named(entry, x) for entry, x in zip(layout.fetched, keys, strict=True)])
-
-
-def read_question(layout: Layout, body: memoryview) -> list[Tensor]:
-    """Return which rows of each embedding FETCH asks for, as int32. Raises FrameError or PayloadError."""
-    return [_read_named(entry, x) for entry, x in zip(layout.fetched, unpack(body, len(layout.fetched)), strict=True)]
-
-
-def longest_question(layout: Layout) -> int:
-    """Return the most bytes that the body of FETCH can have: no coding is longer than a bitmap where it is used."""
-    bitmaps = sum(indices.nbytes(wire.BITMAP, 0, entry.shape[0]) for entry in layout.fetched)
-    return (8 + _HEAD.size) * len(layout.fetched) + bitmaps
-
-
-def rows_for(central: Central, lock: threading.Condition, body: memoryview) -> tuple[int, list[Bytes]]:
-    """Return the parameters' version, and the body of ROWS that answers FETCH, encoded outside the lock."""
-    fetched = central.layout.fetched
-    keys = read_question(central.layout, body)
-    with lock:
-        version = central.version
-        values = [central.picked(entry, x) for entry, x in zip(fetched, keys, strict=True)]
-    return version, pack([table(*each).to_buffer() for each in zip(fetched, keys, values, strict=True)])
-
-
-def read_answer(layout: Layout, keys: Sequence[Tensor], body: memoryview) -> list[Blocks]:
-    """Return the rows in the body of ROWS. Raises FrameError or PayloadError unless they are those of `keys`."""
-    sections = unpack(body, len(layout.fetched))
-    found = [read_table(entry, x) for entry, x in zip(layout.fetched, sections, strict=True)]
-    for entry, asked, rows in zip(layout.fetched, keys, found, strict=True):
-        if not torch.equal(rows.keys.long(), asked.long()):
-            raise PayloadError(f"{rows.keys.numel()} rows of {entry.name}; expected the {asked.numel()} asked for")
-    return found
-
-
-def longest_answer(layout: Layout) -> int:
-    """Return the most bytes that the body of ROWS can have."""
-    return 8 * len(layout.fetched) + sum(map(most, layout.fetched))
-
-
-def _named(entry: Entry, keys: Tensor) -> Tensor:
-    count, space = keys.numel(), entry.shape[0]
-    coding = indices.shortest(count, space, _CODINGS)
-    section = indices.section(coding, keys.to(torch.int32), space)
-    found = torch.zeros(_HEAD.size + indices.nbytes(coding, count, space), dtype=torch.uint8)
-    found[: _HEAD.size] = wire.on(_HEAD.pack(coding, count), found.device)
-    found[_HEAD.size : _HEAD.size + section.nbytes].view(section.dtype).copy_(section)
-    return found
-
-
-def _read_named(entry: Entry, section: Tensor) -> Tensor:
-    coding, count = _HEAD.unpack(bytes(section[: _HEAD.size].tolist()).ljust(_HEAD.size, b"\xff"))
-    space = entry.shape[0]
-    if coding not in _CODINGS or count > space:
-        raise FrameError(f"{count} ids of {entry.name} in coding {coding}; expected at most {space} in {_CODINGS}")
-    length = _HEAD.size + indices.nbytes(coding, count, space)
-    if section.numel() != length:
-        raise FrameError(f"{section.numel()} bytes for {count} ids of {entry.name}; expected {length}")
-    keys = indices.read(coding, section[None, _HEAD.size :], count, space)[0]
-    indices.check_ascending(keys, strictly=True)
-    return keys
 
 
 def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
@@ -162,7 +87,7 @@ class Fetches:
     """What was asked of one server and has not come. The caller holds the channel's lock."""
 
     def __init__(self) -> None:
-        self._latest, self._open = 0, dict[int, Sequence[Tensor]]()
+        self._latest, self._open, self._asked = 0, dict[int, tuple[int, Sequence[Tensor]]](), 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -170,22 +95,29 @@ class Fetches:
     def __contains__(self, number: int) -> bool:
         return number in self._open
 
-    def add(self, keys: Sequence[Tensor]) -> int:
-        """Note a question, and return its number."""
+    def add(self, keys: Sequence[Tensor], *, after: int) -> int:
+        """Note a question, to be asked after this update, and return its number."""
         self._latest += 1
-        self._open[self._latest] = keys
+        self._open[self._latest] = (after, keys)
         return self._latest
 
-    @property
-    def oldest(self) -> int:
-        """The number of the question that has waited longest; there must be one."""
-        return next(iter(self._open))
+    def due(self, transmitted: int) -> int | None:
+        """Return the next question to be asked when so many updates have been sent, and take it for asked."""
+        for number, (after, _) in self._open.items():
+            if number > self._asked and after <= transmitted:
+                self._asked = number
+                return number
+        return None
+
+    def repeat(self) -> None:
+        """Have all be asked again."""
+        self._asked = 0
 
     def keys(self, number: int) -> Sequence[Tensor]:
         """Return what was asked. Raises FrameError if that question is not open. Needs no lock."""
         if (found := self._open.get(number)) is None:
             raise FrameError(f"rows for question {number}, which is not open")
-        return found
+        return found[1]
 
     def done(self, number: int) -> None:
         """Note that the answer has come."""

@@ -21,9 +21,8 @@ from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.memories import Memory, NoMemory
 from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Compressed, Reducer, Segment
-from thinwire.server.frames import FrameError
+from thinwire.wire.frames import Bytes, FrameError
 
-Bytes = bytes | memoryview
 _HEAD = 256  # bytes: more than the header of any payload and its padding
 _NOTHING = NoMemory()
 _LATE = 1 << 40

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import StateError
-from thinwire.server.layout import Layout, named
+from thinwire.wire.layout import Layout, named
 
 _held = WeakValueDictionary[int, Tensor]()
 """The parameters of this process that are served or trained, by id."""

@@ -1,12 +1,13 @@
 """Where servers are: as host:port, or through the store that torchrun's environment names."""
 
+import ipaddress
 import os
 from collections.abc import Sequence
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-_KEY = "thinwire/server/{}"
+_KEY, _TICKET = "thinwire/server/{}", "thinwire/ticket/{}"
 _announced = set[int]()
 _stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process
 
@@ -49,6 +50,25 @@ def announce(index: int, address: str) -> None:
     if _has_store():
         _store().set(_KEY.format(index), address)
         _announced.add(index)
+
+
+def store_ticket(index: int, text: str) -> None:
+    """Give the environment's store a server's ticket, if there is one: whoever reaches the store can read it."""
+    if _has_store():
+        _store().set(_TICKET.format(index), text)
+
+
+def stored_ticket(index: int) -> str | None:
+    """Return a server's ticket, awaited from the environment's store; None without a store."""
+    return _store().get(_TICKET.format(index)).decode() if _has_store() else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def addresses(given: str | Sequence[str] | None, servers: int) -> list[str]:

@@ -12,14 +12,18 @@ from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
 from thinwire.codecs import Codec
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer
-from thinwire.server.calling import Settings
-from thinwire.server.channel import Channel
-from thinwire.server.environment import addresses, split
-from thinwire.server.exchange import Copy, Draining, Uplink, drainable
-from thinwire.server.fetching import Rows, longest_answer
-from thinwire.server.joining import Secret, Terms, given_secret, secret_of
-from thinwire.server.places import Places
-from thinwire.server.trainer import Trainer
+from thinwire.trainer.calling import Settings
+from thinwire.trainer.channel import Channel
+from thinwire.trainer.copy import Copy
+from thinwire.trainer.fetched import Rows
+from thinwire.trainer.trainer import Trainer
+from thinwire.trainer.uplink import Draining, Uplink, drainable
+from thinwire.wire.environment import addresses
+from thinwire.wire.keys import Given, tickets
+from thinwire.wire.places import Places
+from thinwire.wire.rows import longest_answer
+from thinwire.wire.sockets import check_installed
+from thinwire.wire.terms import Terms
 
 _AT_WORK = WeakValueDictionary[int, Memory]()
 """The memories of this process's connected trainers, by id."""
@@ -32,7 +36,7 @@ def connect(
     recipe: Reducer,
     *,
     address: str | Sequence[str] | None = None,
-    secret: Secret = None,
+    ticket: Given = None,
     servers: Count = 1,
     down: Codec | None = None,
     fetch_rows: bool = False,
@@ -49,7 +53,8 @@ def connect(
         model: The same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
         recipe: The same as the servers'.
         address: host:port of each server, in their order; under torchrun trainers find them by themselves.
-        secret: The same as the servers'.
+        ticket: What lets in: `Server.ticket`, or a file that holds it; one, or one for each server. By default
+            THINWIRE_TICKET (separated by commas), or what a server on this host has left for this user, or torchrun's.
         servers: The same as the servers'.
         down: The same as the servers'.
         fetch_rows: As the servers'. Rows of sparse embeddings then stay the model's own until `Trainer.fetch` asks for
@@ -61,13 +66,14 @@ def connect(
         reconnect: Seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept
             and sent again; each is applied once.
         log_bytes: Room for them, for each server.
-        timeout: Seconds of silence after which a server counts as gone. Servers are told it, and may have another.
+        timeout: Seconds of silence after which a server counts as gone.
 
     Raises:
         FingerprintError: If recipe, parameters or what is frozen are not the servers'.
         ValueError: For a recipe or a model that is at work in this process already, to fetch rows of a model that has
-            none, or for a public address without a secret.
-        ServerError: If a server is not there or has another secret.
+            none, or for an address on another host without a ticket.
+        ServerError: If a server is not there or has another key.
+        ImportError: Without pyzmq.
         TypeError: To drain a memory that cannot be.
 
     Example:
@@ -83,7 +89,7 @@ def connect(
         raise TypeError(
             "drain= sends the residual of error feedback; this recipe's memory keeps something else: leave out drain="
         )
-    given = given_secret(secret)
+    check_installed()
     memories = [memory for memory in recipe.memories() if memory.stateful]
     _check_free(memories)
     terms = Terms.of(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
@@ -94,13 +100,14 @@ def connect(
         patience=reconnect,
         log_bytes=log_bytes,
     )
+    places = addresses(address, servers)
     uplinks, channels = list[Uplink](), list[Channel]()
     with ExitStack() as if_one_fails:
-        for index, place in enumerate(addresses(address, servers)):
+        for index, (place, finder) in enumerate(zip(places, tickets(ticket, places), strict=True)):
             layout = terms.layout(index)
             its = settings(
                 address=place,
-                secret=secret_of(given, split(place)[0]),
+                ticket=finder,
                 agreed=terms.agreed(index),
                 longest_answer=_HEAD
                 + layout.limit(layout.dense if down is None else layout.of_codec(down), layout.pushed),
@@ -110,8 +117,8 @@ def connect(
             channels.append(Channel(its, Copy(layout, model, down), Rows(layout, model)))
             if_one_fails.callback(channels[-1].close, goodbye=False)
         if_one_fails.pop_all()
-    places = [channel.copy.places for channel in channels]
-    for each in places:
+    held = [channel.copy.places for channel in channels]
+    for each in held:
         each.claim()
     _AT_WORK.update({id(memory): memory for memory in memories})
     return Trainer(
@@ -121,7 +128,7 @@ def connect(
         draining=Draining(drain, seed),
         in_flight=in_flight,
         releases=drainable(recipe),
-        closed=partial(_release, memories, places),
+        closed=partial(_release, memories, held),
     )
 
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from thinwire.checked import Count, checked
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
-from thinwire.server.channel import Channel
-from thinwire.server.exchange import LOSS, Base, Draining, Uplink
-from thinwire.server.fetching import wanted
-from thinwire.server.frames import Flag
-from thinwire.server.layout import named, pack
+from thinwire.trainer.channel import Channel
+from thinwire.trainer.copy import Base
+from thinwire.trainer.fetched import wanted
+from thinwire.trainer.uplink import Draining, Uplink
+from thinwire.wire.frames import LOSS, Flag
+from thinwire.wire.layout import named, pack
 
 logger = logging.getLogger("thinwire")
 _BEARABLE = 20  # steps in a row whose gradients are not finite: a loss scale has come down by then

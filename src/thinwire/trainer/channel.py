@@ -3,22 +3,34 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import final
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, final
 
 from torch import Tensor
 
 from thinwire.errors import FingerprintError, PayloadError, ServerError
-from thinwire.server.calling import PAUSE, Settings, called
-from thinwire.server.exchange import Base, Copy
-from thinwire.server.fetching import Fetches, Rows, question
-from thinwire.server.frames import NONE, Flag, Frame, FrameError, GoneError, Kind, Wire
-from thinwire.server.layout import Bytes
-from thinwire.server.log import Log, Sent
-from thinwire.server.session import ACKNOWLEDGED, LIFE
+from thinwire.trainer.calling import Settings, called
+from thinwire.trainer.copy import Base, Copy
+from thinwire.trainer.fetched import Fetches, Rows
+from thinwire.trainer.log import Log, Sent
+from thinwire.wire.frames import ACKNOWLEDGED, LIFE, NONE, Bytes, Flag, Frame, FrameError, GoneError, Kind
+from thinwire.wire.rows import question
+from thinwire.wire.sockets import TICK, Bell, Link
 
 logger = logging.getLogger("thinwire")
+_WINDOW = 4
+"""Updates that are with the server and not answered, at most; others wait here, so that they take no room there."""
+
+
+class _Said(NamedTuple):
+    """A frame to be sent."""
+
+    kind: Kind
+    body: Sequence[Bytes]
+    number: int
+    version: int
+    flags: Flag
 
 
 @final
@@ -26,21 +38,27 @@ class Channel:
     """Sends updates to one server, in order, and writes its answers into the trainer's `copy`.
 
     An update stays in the log until the server says that it is on disk. After a lost connection the channel joins again
-    and sends, one at a time, those that the server has not applied; until then no thread adds to them.
+    and goes on with the first that the server has not applied. Its own thread alone uses the connection.
     """
 
     def __init__(self, settings: Settings, copy: Copy, rows: Rows) -> None:
         self._settings, self.copy, self.rows = settings, copy, rows
-        self._changed, self._fetches = threading.Condition(), Fetches()
+        self._changed, self._fetches, self._bell = threading.Condition(), Fetches(), Bell()
         self._log, self._floors, self._life = Log(settings.log_bytes), list[int](), 0
-        self._sent = self._answered = self._durable = self.dropped = 0
-        self._direct, self._closed = False, threading.Event()
+        self._added = self._answered = self._durable = self.dropped = 0
+        self._transmitted = self._done = self._repeated = 0  # over this connection; repeated: up to which again
+        self._full = self._sound = self._goodbye = False
+        self._closed = threading.Event()
         self._error: Exception | None = None
         self._counted = [0, 0]
-        with copy.open():
-            self._wire = self._joined(time.monotonic() + settings.patience)
-            self._catch_up()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._deadline = time.monotonic() + settings.patience
+        try:
+            with copy.open():
+                self._link = self._joined()
+        except BaseException:
+            self._bell.close()
+            raise
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     @property
@@ -52,7 +70,8 @@ class Channel:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received, headers included."""
-        return self._counted[0] + self._wire.sent, self._counted[1] + self._wire.received
+        ended, now = self._counted, self._link.counted
+        return ended[0] + now[0], ended[1] + now[1]
 
     @property
     def saved(self) -> int:
@@ -60,31 +79,19 @@ class Channel:
         return self._durable
 
     def send(self, number: int, base: Base, flags: Flag, body: Sequence[Bytes]) -> None:
-        """Log an update and send it. Waits while the log is full. Raises ServerError. One thread at a time."""
+        """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
         size = sum(map(len, body))
-        self._make_room(size)
         with self._changed:
-            self._wait_for(lambda: self._direct)
-            flags |= Flag.SAVE if self._log.half_full(size) else Flag(0)
+            if not self._log.fits(size):
+                self._full = True
+                self._bell.ring()
+            self._wait_for(lambda: self._log.fits(size))
+            self._full = False
+            flags |= Flag.SAVE if self._log.half_full(size) else NONE
             version = min((base.version, *self._floors[base.joins :]))
-            update = Sent(number=number, version=version, flags=flags, body=body)
-            self._log.add(update)
-            wire = self._wire
-        with _closing_if_gone(wire):
-            update.transmit(wire)
-
-    def _make_room(self, size: int) -> None:
-        """Ask the server to save for as long as there is no room in the log for so many bytes."""
-        while True:
-            with self._changed:
-                self._wait_for(lambda: self._direct)
-                if self._log.fits(size):
-                    return
-                wire = self._wire
-            with _closing_if_gone(wire):
-                wire.send(Kind.PING, flags=Flag.SAVE)
-            with self._changed:
-                self._wait_for(lambda: self._log.fits(size) or not self._direct)
+            self._log.add(Sent(number=number, version=version, flags=flags, body=body))
+            self._added = number
+        self._bell.ring()
 
     def wait(self, number: int) -> None:
         """Wait until update `number` is answered. Raises ServerError if it never will be."""
@@ -95,13 +102,10 @@ class Channel:
 
     def fetch(self, keys: Sequence[Tensor]) -> int:
         """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
-        body = question(self.rows.layout, keys)
         with self._changed:
-            self._wait_for(lambda: self._direct)
-            number = self._fetches.add(keys)
-            wire = self._wire
-        with _closing_if_gone(wire):
-            wire.send(Kind.FETCH, *body, number=number)
+            self.check()
+            number = self._fetches.add(keys, after=self._added)
+        self._bell.ring()
         return number
 
     def wait_for_rows(self, number: int) -> None:
@@ -118,19 +122,17 @@ class Channel:
 
     def stop(self) -> None:
         """Wake all waiting threads, and accept no more updates."""
-        self._closed.set()
         with self._changed:
             self._error = self._error or ServerError("this trainer was closed: connect again")
             self._changed.notify_all()
 
     def close(self, *, goodbye: bool) -> None:
-        """Close the connection, with or without a BYE."""
+        """Close the connection, with or without a BYE, when all that was logged has been sent."""
         self.stop()
-        if goodbye:
-            with suppress(GoneError):
-                self._wire.send(Kind.BYE)
-        self._wire.close()
-        self._thread.join(self._settings.timeout)
+        self._goodbye = goodbye
+        self._closed.set()
+        self._bell.ring()
+        self._thread.join()
 
     def check(self) -> None:
         """Raise the error that ended the channel, if any."""
@@ -142,12 +144,16 @@ class Channel:
         self._changed.wait_for(lambda: self._error or until())
         self.check()
 
-    def _listen(self) -> None:
-        """Take in answers; after a loss, join again. What ends it is raised by `send` and `wait`."""
+    def _run(self) -> None:
+        """Send what is due and take in answers; after a loss, join again. `send` and `wait` raise what ends it."""
         try:
-            while not self._closed.is_set():
+            while not self._over():
                 try:
-                    self._take(self._wire.receive())
+                    self._transmit()
+                    if self._over():
+                        return
+                    if (frame := self._link.receive()) is not None:
+                        self._take(frame)
                 except GoneError as error:
                     if self._closed.is_set():
                         return
@@ -155,7 +161,49 @@ class Channel:
         except Exception as error:
             self._fail(error)
         finally:
-            self._wire.close()
+            if self._goodbye:
+                self._take_leave()
+            self._link.close()
+            self._bell.close()
+
+    def _take_leave(self) -> None:
+        """Say BYE, and wait for the END that shows that all has arrived."""
+        with suppress(GoneError, ServerError, FrameError):
+            self._link.send(Kind.BYE)
+            while (frame := self._link.receive()) is None or frame.kind is not Kind.END:
+                pass
+
+    def _over(self) -> bool:
+        """Whether this was closed, and all has been sent before a BYE."""
+        with self._changed:
+            return self._closed.is_set() and not (self._goodbye and self._log.after(self._transmitted))
+
+    def _transmit(self) -> None:
+        """Send all that is due. Raises GoneError."""
+        while not self._over():
+            with self._changed:
+                said = self._due()
+            if said is None:
+                return
+            self._link.send(said.kind, *said.body, number=said.number, version=said.version, flags=said.flags)
+
+    def _due(self) -> _Said | None:
+        """Return what is to be sent next, if anything is."""
+        question_ = self._fetches.due(self._transmitted)
+        if question_ is not None:
+            return _Said(Kind.FETCH, question(self.rows.layout, self._fetches.keys(question_)), question_, 0, NONE)
+        open_ = self._closed.is_set() or self._transmitted - self._done < _WINDOW
+        if open_ and (rest := self._log.after(self._transmitted)) is not None:
+            self._transmitted = rest.number
+            brief = rest.number <= self._repeated and self._log.after(rest.number) is not None
+            return _Said(
+                Kind.UPDATE, rest.body, rest.number, rest.version, rest.flags | (Flag.BRIEF if brief else NONE)
+            )
+        if self._full:
+            self._full = False
+            return _Said(Kind.PING, (), 0, 0, Flag.SAVE)
+        self._sound |= self._log.after(self._done) is None and not self._fetches
+        return None
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
@@ -170,47 +218,34 @@ class Channel:
             self._changed.notify_all()
 
     def _rejoin(self, error: GoneError) -> None:
-        self._end_connection()
-        where = self._settings.address
-        if not self._settings.patience:
+        """Join again, within the patience that each loss has of its own."""
+        self._counted, self._link.counted = list(self.traffic), [0, 0]
+        self._link.close()
+        where, patience = self._settings.address, self._settings.patience
+        if not patience:
             raise ServerError(
                 f"the server at {where} is gone ({error}): start it again from its checkpoint, and pass reconnect=, "
                 "in seconds, so that trainers wait for it"
             ) from error
-        logger.warning("lost the server at %s (%s); reconnecting", where, error)
-        deadline = time.monotonic() + self._settings.patience
-        while True:
-            self._wire = self._joined(deadline)
-            before = self._sent
-            try:
-                self._catch_up()
-                return
-            except GoneError as gone:
-                self._end_connection()
-                if self._sent > before:  # that was another loss
-                    deadline = time.monotonic() + self._settings.patience
-                if time.monotonic() > deadline or self._closed.wait(PAUSE):
-                    raise ServerError(
-                        f"the server at {where} closes the connection whenever this trainer joins ({gone}): see its log"
-                    ) from gone
+        if self._sound:
+            logger.warning("lost the server at %s (%s); reconnecting", where, error)
+            self._deadline = time.monotonic() + patience
+        elif time.monotonic() > self._deadline or self._closed.wait(TICK):
+            raise ServerError(
+                f"the server at {where} closes the connection whenever this trainer joins ({error}): see its log"
+            ) from error
+        self._link = self._joined()
 
-    def _end_connection(self) -> None:
-        with self._changed:
-            self._direct = False
-        self._wire.close()
-        self._counted[0] += self._wire.sent
-        self._counted[1] += self._wire.received
-        self._wire.sent = self._wire.received = 0
-
-    def _joined(self, deadline: float) -> Wire:
+    def _joined(self) -> Link:
         """Return a connection that has joined, with the server's parameters taken over."""
-        wire, welcome = called(self._settings, deadline, self._closed)
+        self._sound = False
+        link, welcome = called(self._settings, self._bell, self._deadline, self._closed)
         try:
             self._welcomed(welcome)
         except BaseException:
-            wire.close()
+            link.close()
             raise
-        return wire
+        return link
 
     def _welcomed(self, frame: Frame) -> None:
         applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
@@ -225,31 +260,13 @@ class Channel:
         floor = frame.version if life == self._life else restored  # to which the server went back
         self.rows.rejoined(floor)
         with self._changed:
-            self._life, self._sent = life, applied
+            self._life, self._repeated = life, self._added
+            self._transmitted = self._done = applied
+            self._answered = max(self._answered, applied)
+            self._fetches.repeat()
             self._floors.append(floor)
             self._log.clamp(floor)
             self._forget(durable)
-
-    def _catch_up(self) -> None:
-        """Send what the server has not applied and not answered, one after the other. Raises GoneError."""
-        while True:
-            with self._changed:
-                rest = self._log.after(self._sent)
-                self._answered = max(self._answered, self._sent)
-                self._changed.notify_all()
-                if rest is None and not self._fetches:
-                    self._direct = True
-                    return
-            if rest is not None:
-                rest.transmit(self._wire, Flag.BRIEF if self._log.after(rest.number) else NONE)
-                while self._sent < rest.number:
-                    self._take(self._wire.receive())
-            else:  # ask the oldest open question once more
-                number = self._fetches.oldest
-                body = question(self.rows.layout, self._fetches.keys(number))
-                self._wire.send(Kind.FETCH, *body, number=number)
-                while number in self._fetches:
-                    self._take(self._wire.receive())
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is Kind.PARAMETERS:
@@ -258,7 +275,7 @@ class Channel:
                 base = Base(frame.version, len(self._floors))
                 self.copy.take(frame.body[ACKNOWLEDGED.size :], frame.number, base, whole=False)
             with self._changed:
-                self._sent = max(self._sent, frame.number)
+                self._done, self._sound = max(self._done, frame.number), True
                 self._answered = max(self._answered, min(applied, frame.number))
                 self.dropped += bool(frame.flags & Flag.DROPPED)
                 self._forget(durable)
@@ -268,10 +285,12 @@ class Channel:
         elif frame.kind is Kind.ROWS:
             self.rows.take(self._fetches.keys(frame.number), frame.body, frame.version)
             with self._changed:
+                self._sound = True
                 self._fetches.done(frame.number)
                 self._changed.notify_all()
-        elif frame.kind is Kind.REFUSED:
-            raise ServerError(f"{self._settings.address}: {bytes(frame.body).decode(errors='replace')}")
+        elif frame.kind in (Kind.REFUSED, Kind.END):
+            said = bytes(frame.body).decode(errors="replace")
+            raise (ServerError(f"{self._settings.address}: {said}") if frame.kind is Kind.REFUSED else GoneError(said))
         else:
             raise FrameError(f"the server sent {frame.kind.name} out of turn")
 
@@ -279,12 +298,3 @@ class Channel:
         self._durable = max(self._durable, durable)
         self._log.forget(durable)
         self._changed.notify_all()
-
-
-@contextmanager
-def _closing_if_gone(wire: Wire) -> Iterator[None]:
-    """Close a connection over which nothing can be sent: the listening thread will join again and send it."""
-    try:
-        yield
-    except GoneError:
-        wire.close()

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from thinwire.server.frames import NONE, Flag, Kind, Wire
-from thinwire.server.layout import Bytes
+from thinwire.wire.frames import Bytes, Flag
 
 
 @final
@@ -23,10 +22,6 @@ class Sent:
     def nbytes(self) -> int:
         """Bytes of its body."""
         return sum(map(len, self.body))
-
-    def transmit(self, wire: Wire, also: Flag = NONE) -> None:
-        """Send it. Raises GoneError."""
-        wire.send(Kind.UPDATE, *self.body, number=self.number, version=self.version, flags=self.flags | also)
 
 
 @final

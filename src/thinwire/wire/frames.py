@@ -1,0 +1,147 @@
+"""Frames: a head of fixed size and a body, whose length is checked before room is made for it.
+
+A frame travels in ZeroMQ messages of one part: the head, with the body if that is short, or else followed by pieces of
+it. Little-endian: `TWPS`, protocol version (u16), kind (u8), flags (u8), number (u64), version of the parameters (u64),
+length of the body (u64).
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum, IntFlag
+from typing import NamedTuple, final
+
+Bytes = bytes | memoryview
+PROTOCOL = 5
+MAGIC = b"TWPS"
+HEADER = struct.Struct("<4sHBBQQQ")
+PIECE = 1 << 18
+"""Bytes of a body in one message, at most: memory holds little twice, and heartbeats pass between two of them."""
+AROUND = 42
+"""Bytes that CURVE and ZMTP put around a message."""
+
+
+class Kind(IntEnum):
+    """What a frame is.
+
+    A ping from the server has the number of the trainer's latest update that is on disk. A FETCH gets ROWS of the same
+    number, and a WATCH gets STATUS. REFUSED is final; after END a trainer may join again. Both say why; an END without
+    words answers BYE.
+    """
+
+    PING = 0
+    JOIN = 1
+    WELCOME = 2
+    REFUSED = 3
+    UPDATE = 4
+    PARAMETERS = 5
+    BYE = 6
+    WATCH = 7
+    STATUS = 8
+    FETCH = 9
+    ROWS = 10
+    END = 11
+
+
+class Flag(IntFlag):
+    """What else there is to know about a frame."""
+
+    DRAINED = 1
+    """Of an update: it is not compressed, and includes the residual."""
+    SAVE = 2
+    """Of an update or a ping: the trainer's log is half full, so the server should save soon."""
+    DROPPED = 4
+    """Of an answer: the update was not finite and has not been applied."""
+    BRIEF = 8
+    """Of an update: others follow at once, so the answer may leave parameters out. Of an answer: it has none."""
+
+
+NONE = Flag(0)
+ACKNOWLEDGED = struct.Struct("<QQ")
+"""At the start of an answer: the trainer's latest update that was applied, and the latest that is on disk."""
+LIFE = struct.Struct("<QQ")
+"""After that in a WELCOME: a number that this start of the server drew, and the version that it went on from."""
+LOSS = struct.Struct("<d")
+"""At the start of an update, before its sections: the loss that the trainer tells, NaN if it tells none."""
+
+
+class FrameError(ValueError):
+    """These bytes are no frame that may come now. The connection ends; nothing else happens."""
+
+
+class GoneError(ConnectionError):
+    """The other side is gone."""
+
+
+class Head(NamedTuple):
+    """What a frame says before its body."""
+
+    kind: Kind
+    flags: Flag
+    number: int
+    version: int
+    length: int
+
+
+class Frame(NamedTuple):
+    """A frame."""
+
+    kind: Kind
+    flags: Flag
+    number: int
+    version: int
+    body: memoryview
+
+
+def parse(message: Bytes, limits: Mapping[Kind, int]) -> Head:
+    """Return the head of a frame, or raise FrameError; `limits`: of bodies that may come."""
+    if len(message) < HEADER.size:
+        raise FrameError(f"a message of {len(message)} bytes; expected a head of {HEADER.size}")
+    magic, protocol, kind, flags, number, version, length = HEADER.unpack_from(message)
+    if magic != MAGIC or protocol != PROTOCOL:
+        raise FrameError(f"got {bytes(magic)!r}, protocol {protocol}; expected {MAGIC!r}, protocol {PROTOCOL}")
+    if kind not in limits or flags > sum(Flag):
+        raise FrameError(f"got kind {kind} with flags {flags}; expected one of {[int(each) for each in limits]}")
+    if length > limits[Kind(kind)]:
+        raise FrameError(f"a {Kind(kind).name} of {length} bytes; at most {limits[Kind(kind)]} may come")
+    return Head(Kind(kind), Flag(flags), number, version, length)
+
+
+def messages(
+    kind: Kind, body: Sequence[Bytes] = (), *, number: int = 0, version: int = 0, flags: Flag = NONE
+) -> Iterator[Bytes]:
+    """Yield the messages of a frame whose body is these parts."""
+    length = sum(map(len, body))
+    head = HEADER.pack(MAGIC, PROTOCOL, kind, flags, number, version, length)
+    if length <= PIECE:
+        yield b"".join((head, *body))
+        return
+    yield head
+    for part in body:
+        for start in range(0, len(part), PIECE):
+            yield part[start : start + PIECE]
+
+
+@final
+class Inbox:
+    """Makes frames of one sender's messages. `limits`: for `parse`; the owner changes them as it goes on."""
+
+    def __init__(self, limits: Mapping[Kind, int]) -> None:
+        self.limits, self.received = limits, 0
+        self._head: Head | None = None
+        self._room, self._filled = bytearray(), 0
+
+    def take(self, message: Bytes) -> Frame | None:
+        """Take in a message, and return the frame if that is its last one. Raises FrameError."""
+        self.received += len(message) + AROUND
+        if self._head is None:
+            self._head = parse(message, self.limits)
+            self._room, self._filled = bytearray(self._head.length), 0
+            message = message[HEADER.size :]
+        end = self._filled + len(message)
+        if end > len(self._room):
+            raise FrameError(f"{end} bytes of a body; its head said {len(self._room)}")
+        self._room[self._filled : end], self._filled = message, end
+        if end < len(self._room):
+            return None
+        head, self._head = self._head, None
+        return Frame(head.kind, head.flags, head.number, head.version, memoryview(self._room))

@@ -1,0 +1,292 @@
+"""ZeroMQ sockets whose every message is authenticated and encrypted, by CURVE.
+
+libzmq answers heartbeats, encrypts and keeps its queues in a thread of its own, so a side that computes is never
+silent. It asks who may join before anything of theirs comes in (RFC 27). A socket is used by one thread.
+"""
+
+import logging
+import os
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+from thinwire.errors import ServerError
+from thinwire.wire.environment import joint, split
+from thinwire.wire.frames import AROUND, HEADER, NONE, PIECE, Flag, Frame, GoneError, Inbox, Kind, messages
+
+try:
+    import zmq
+    from zmq.utils import monitor, z85
+except ImportError:  # of the extra `server`
+    zmq = None  # type: ignore[assignment]
+
+logger = logging.getLogger("thinwire")
+TICK = 0.2
+"""Seconds in which either side notices what nothing rings for."""
+_QUEUED = 64  # messages to each peer that libzmq holds; then who sends waits
+_HANDSHAKE = 5.0  # seconds that a connection has to prove who it is
+_REMEMBERED = 1024  # addresses of strangers
+_LINGER = 1.0  # seconds for the last words
+_ends = set[tuple[str, int]]()
+"""Where this process listens, by port alone, or is connected to."""
+
+
+def check_installed() -> None:
+    """Raise ImportError without pyzmq."""
+    if zmq is None:
+        raise ImportError("a parameter server needs pyzmq: pip install 'thinwire[server]'")
+
+
+def fresh_secret() -> bytes:
+    """Return a new secret key, of 32 bytes."""
+    return z85.decode(zmq.curve_keypair()[1])
+
+
+def public_of(secret: bytes) -> bytes:
+    """Return the public key that belongs to a secret one."""
+    return z85.decode(zmq.curve_public(z85.encode(secret)))
+
+
+@final
+class Bell:
+    """Any thread rings it, and one that polls wakes up."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock, self._open = threading.Lock(), True
+
+    def ring(self) -> None:
+        """Wake who polls."""
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self.descriptor, 1)
+
+    def hush(self) -> bool:
+        """Stop ringing. Return whether it rang."""
+        try:
+            return bool(os.eventfd_read(self.descriptor))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        """Free its descriptor."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self.descriptor)
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(min(max(1.0, 1000 * seconds), 1e9))
+
+
+def _socket(context: "zmq.Context[Any]", kind: int, host: str, timeout: float) -> "zmq.Socket[bytes]":
+    made = context.socket(kind)
+    made.setsockopt(zmq.MAXMSGSIZE, HEADER.size + PIECE + AROUND)
+    made.setsockopt(zmq.HANDSHAKE_IVL, _milliseconds(_HANDSHAKE))
+    made.setsockopt(zmq.HEARTBEAT_IVL, _milliseconds(timeout / 4))
+    made.setsockopt(zmq.HEARTBEAT_TIMEOUT, _milliseconds(timeout))
+    made.setsockopt(zmq.CONNECT_TIMEOUT, _milliseconds(timeout))
+    made.setsockopt(zmq.IPV6, ":" in host)
+    made.setsockopt(zmq.SNDHWM, _QUEUED)
+    made.setsockopt(zmq.RCVHWM, 0)  # or heartbeats would wait behind what a busy side has not read
+    return made
+
+
+def resolved(address: str) -> tuple[str, int]:
+    """Return a number and a port. Raises OSError for a host that is not known, and ValueError for no host:port."""
+    found = socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM)
+    host, port = min(found, key=lambda each: each[0] != socket.AF_INET)[4][:2]
+    return str(host), int(port)
+
+
+@final
+class Listener:
+    """A server's socket: messages from and to any number of peers, each of which knows the server's key."""
+
+    def __init__(self, address: str, own: bytes, theirs: bytes, *, timeout: float) -> None:
+        host, port = resolved(address)
+        self._context = zmq.Context[Any]()
+        door = self._context.socket(zmq.REP)
+        door.bind("inproc://zeromq.zap.01")
+        self._doorkeeper = threading.Thread(target=_keep_door, args=(door, theirs), daemon=True)
+        self._doorkeeper.start()
+        self._socket = _socket(self._context, zmq.ROUTER, host, timeout)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.BACKLOG, 1024)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, own)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"thinwire")
+        try:
+            self._socket.bind(f"tcp://{joint(host, port)}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, f"{error.strerror}: {address}") from error
+        port = split(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))[1]
+        self.address, self._end = joint(host, port), ("", port)
+        _ends.add(self._end)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def wait(self, bell: Bell, seconds: float) -> None:
+        """Wait until something has come or the bell rings, at most so long."""
+        self._poller.register(bell.descriptor, zmq.POLLIN)
+        self._poller.poll(int(1000 * seconds))
+        bell.hush()
+
+    def receive(self) -> tuple[bytes, memoryview, str] | None:
+        """Return who sent a message, it, and from where; None if none has come."""
+        try:
+            peer, message, *_ = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+        except (zmq.Again, ValueError):  # ValueError: an empty one
+            return None
+        return peer.bytes, message.buffer, str(message.get("Peer-Address"))
+
+    def send(self, peer: bytes, message: bytes | memoryview) -> bool:
+        """Send a message, and return whether there was room for it. Raises GoneError if that peer is gone."""
+        try:
+            self._socket.send_multipart([peer, message], zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            raise GoneError("the connection was closed") from error
+        return True
+
+    def close(self) -> None:
+        """Close all connections, when the last words are said."""
+        self._socket.close(int(1000 * _LINGER))
+        self._context.term()
+        self._doorkeeper.join()
+        _ends.discard(getattr(self, "_end", ("", 0)))
+
+
+def _keep_door(door: "zmq.Socket[bytes]", theirs: bytes) -> None:
+    """Let in who has the trainers' key, until the context ends. The first stranger of an address is logged."""
+    met, allowed = set[bytes](), public_of(theirs)
+    with suppress(zmq.ContextTerminated):
+        while True:
+            version, request, _, peer, _, mechanism, *key = door.recv_multipart()
+            known = mechanism == b"CURVE" and key == [allowed]
+            if not known and peer not in met and len(met) < _REMEMBERED:
+                met.add(peer)
+                logger.warning("a stranger at %s was not let in. Further ones from there are not logged", peer.decode())
+            door.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
+    door.close(0)
+
+
+@final
+class Link:
+    """A trainer's connection to a server. `limits`: of the bodies that may come. One thread at a time uses it."""
+
+    def __init__(
+        self, address: str, server: bytes, mine: bytes, bell: Bell, *, timeout: float, limits: dict[Kind, int]
+    ) -> None:
+        try:
+            self._end = resolved(address)
+        except OSError as error:
+            raise GoneError(str(error)) from error
+        self._inbox, self._bell, self._gone = Inbox(limits), bell, ""
+        self.counted = [0, 0]
+        """Bytes sent and received."""
+        self._context = zmq.Context[Any]()
+        self._socket = _socket(self._context, zmq.DEALER, self._end[0], timeout)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, mine)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public_of(mine))
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._monitor = self._socket.get_monitor_socket()
+        self._poller = zmq.Poller()
+        for each in (self._socket, self._monitor, bell.descriptor):
+            self._poller.register(each, zmq.POLLIN)
+        _ends.add(self._end)
+        self._socket.connect(f"tcp://{joint(*self._end)}")
+
+    def send(
+        self, kind: Kind, *body: bytes | memoryview, number: int = 0, version: int = 0, flags: Flag = NONE
+    ) -> None:
+        """Send a frame whose body is these parts. Raises GoneError."""
+        for message in messages(kind, body, number=number, version=version, flags=flags):
+            self.send_raw(message)
+
+    def send_raw(self, message: bytes | memoryview) -> None:
+        """Send one message, when there is room for it. Raises GoneError."""
+        while True:
+            if self._gone:
+                raise GoneError(self._gone)
+            try:
+                self._socket.send(message, zmq.DONTWAIT)
+            except zmq.Again:
+                self._look()
+                self._socket.poll(int(1000 * TICK), zmq.POLLOUT)
+            else:
+                self.counted[0] += len(message) + AROUND
+                return
+
+    def receive(self) -> Frame | None:
+        """Wait for a frame; None if the bell rang. Raises GoneError, FrameError, or ServerError for a stranger."""
+        while True:
+            try:
+                message = self._socket.recv(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                if self._gone:  # and all has been read
+                    raise GoneError(self._gone) from None
+                if self._bell.hush():
+                    return None
+                self._poller.poll()
+                self._look()
+                continue
+            self.counted[1] += len(message) + AROUND
+            if (frame := self._inbox.take(message.buffer)) is not None:
+                return frame
+
+    def _look(self) -> None:
+        """See what has become of the connection. Raises ServerError if the server does not let this trainer in."""
+        while not self._gone and self._monitor.poll(0):
+            event = zmq.Event(monitor.recv_monitor_message(self._monitor)["event"])
+            if event is zmq.Event.HANDSHAKE_FAILED_AUTH:
+                raise ServerError("has another key")
+            self._gone = _WORDS.get(event.name or "", "")
+
+    def close(self) -> None:
+        """Close the connection; what has not left is lost."""
+        if self._socket.closed:
+            return
+        _ends.discard(self._end)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._context.term()
+
+
+_WORDS = {
+    "CLOSED": "nobody listens there",
+    "DISCONNECTED": "the connection was closed",
+    "HANDSHAKE_FAILED_NO_DETAIL": "it is no server of thinwire, or has another key",
+    "HANDSHAKE_FAILED_PROTOCOL": "it is no server of thinwire",
+}
+
+
+def open_sockets() -> list[int]:
+    """Return the descriptors of this process's sockets."""
+    found = []
+    for each in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # it was that of the folder
+            found += [int(each.name)] * str(each.readlink()).startswith("socket:")
+    return found
+
+
+def _close_copies() -> None:
+    """In a forked child, close the copies of this process's connections, which would outlive it and keep the port."""
+    for each in open_sockets() if _ends else ():
+        with suppress(OSError), socket.fromfd(each, socket.AF_INET, socket.SOCK_STREAM) as copy:
+            ends = {("", copy.getsockname()[1])}
+            with suppress(OSError):
+                ends.add(copy.getpeername()[:2])
+            if ends & _ends:
+                os.close(each)
+    _ends.clear()
+
+
+os.register_at_fork(after_in_child=_close_copies)

@@ -1,0 +1,38 @@
+"""`thinwire watch`: what parameter servers say of themselves and of their trainers, as JSON."""
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from thinwire.wire.frames import GoneError, Kind
+from thinwire.wire.keys import tickets
+from thinwire.wire.sockets import Bell, Link, check_installed
+
+_LONGEST, _TIMEOUT = 1 << 24, 10.0
+
+
+def run(addresses: Sequence[str], every: float | None) -> None:
+    """Print a line for each server, again and again if told how often. Raises what `look` raises."""
+    while True:
+        for each in addresses:
+            print(json.dumps({"address": each, **look(each)}), flush=True)
+        if every is None:
+            return
+        time.sleep(every)
+
+
+def look(address: str) -> dict[str, Any]:
+    """Return `server.status()` of the server there. Raises ConnectionError without one, ValueError for no ticket."""
+    check_installed()
+    ticket, limits = tickets(None, [address])[0](), {Kind.STATUS: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
+    with closing(Bell()) as bell:
+        link = Link(address, ticket.server, ticket.mine, bell, timeout=_TIMEOUT, limits=limits)
+        with closing(link):
+            link.send(Kind.WATCH)
+            while (frame := link.receive()) is None or frame.kind is Kind.PING:
+                pass
+    if frame.kind is not Kind.STATUS:
+        raise GoneError(bytes(frame.body).decode(errors="replace"))
+    return dict(json.loads(bytes(frame.body)))

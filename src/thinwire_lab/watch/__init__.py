@@ -1,1 +1,0 @@
-"""`thinwire watch`: a live view of parameter servers and their trainers."""
