@@ -85,6 +85,7 @@ def returned(boundary: Boundary, gradient: Tensor) -> Tensor:
     return widened(shortened(gradient.reshape(-1), bits), gradient.numel(), bits).view_as(gradient).to(gradient.dtype)
 
 
+@pytest.mark.grid
 @boundaries
 @dtypes
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -355,6 +356,7 @@ def _exceeding(mean: float, scale: float, threshold: float) -> float:
     return 1 - float(inside)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("share", [0.001, 0.02, 0.2, 0.5, 0.51, 0.8, 0.99, 1.0])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("mean", [0.0, 0.05, -0.3, 2.0, -50.0])

@@ -517,6 +517,7 @@ def _resumed(optimizer: str, attachment_first: bool, earlier: bool) -> bool:
     return digest(old.training.model) == digest(new.training.model)
 
 
+@pytest.mark.grid
 @kinds
 @pytest.mark.parametrize(("attachment_first", "earlier"), [(False, False), (True, False), (False, True), (True, True)])
 def test_a_checkpoint_resumes_to_the_bit(ranks: Ranks, optimizer: str, attachment_first: bool, earlier: bool) -> None:

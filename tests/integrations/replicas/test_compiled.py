@@ -79,7 +79,7 @@ def _train(hook: Callable[[DistributedDataParallel, Any], None], backend: str) -
     return _Compiled(counter.frame_count, breaks, parameters)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_a_compiled_model_has_no_more_graph_breaks_than_with_a_plain_hook(ranks: Ranks, backend: str) -> None:
     (plain,) = ranks.run(1, _train, _plain, backend)
     assert plain.graphs, "something was compiled"

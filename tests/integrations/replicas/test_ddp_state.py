@@ -742,7 +742,7 @@ def test_momentum_applied_twice_is_refused_at_the_step(ranks: Ranks) -> None:
     *twice, without = ranks.run(1, _momentum_twice)[0]
     for message in twice:
         assert "optimizer=optimizer" in message
-    assert "another one's momentum: give attach(..., optimizer=) all that step" in without
+    assert "took from another optimizer: pass all optimizers that step them" in without
 
 
 def _unrelated() -> bool:

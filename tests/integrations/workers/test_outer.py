@@ -511,6 +511,7 @@ def _resumed(method: str, after: int) -> tuple[bool, bool, bool]:
     return _same(old.own(), new.own()), _same(old.common(), new.common()), new.handle.verify_replicas()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("after", [0, 5, 6])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_worker_takes_the_same_steps(ranks: Ranks, method: str, after: int) -> None:

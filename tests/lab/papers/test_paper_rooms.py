@@ -320,6 +320,7 @@ def test_a_command_that_needs_data_says_so_and_one_that_fails_leaves_nothing(tmp
         shelf.run("python -c 'raise SystemExit(3)'")
 
 
+@pytest.mark.slow
 def test_programs_need_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert Shelf(folder=tmp_path).try_to_run("thinwire bench --list") is None
