@@ -53,14 +53,14 @@ def announce(index: int, address: str) -> None:
 
 
 def store_ticket(index: int, text: str) -> None:
-    """Give the environment's store a server's ticket, if there is one: whoever reaches the store can read it."""
-    if _has_store():
+    """Give torchrun's store a server's ticket, if there is one: whoever reaches the store can read it."""
+    if _has_agent():
         _store().set(_TICKET.format(index), text)
 
 
 def stored_ticket(index: int) -> str | None:
-    """Return a server's ticket, awaited from the environment's store; None without a store."""
-    return _store().get(_TICKET.format(index)).decode() if _has_store() else None
+    """Return a server's ticket, awaited from torchrun's store; None without one."""
+    return _store().get(_TICKET.format(index)).decode() if _has_agent() else None
 
 
 def is_loopback(host: str) -> bool:
@@ -85,6 +85,11 @@ def addresses(given: str | Sequence[str] | None, servers: int) -> list[str]:
 
 def _has_store() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def _has_agent() -> bool:
+    """Whether torchrun's agent hosts the store: any other is there only if rank 0 has made it."""
+    return _has_store() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _store() -> dist.distributed_c10d.Store:
