@@ -44,8 +44,9 @@ class LocalSteps:
         self.seconds += total
         sent = recorder.totals.get("sent_bytes", 0.0)
         dense = dense_bytes(self._model, dist.get_world_size())
-        split = _split(recorder, total, self._handle.waited - waited)
-        return split | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
+        waited = self._handle.waited - waited
+        split = _split(recorder, total, waited)
+        return split | {"waited": waited, "sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
 
     def held_out_loss(self) -> float:
         """Return the mean loss of the global parameters over every rank's share."""

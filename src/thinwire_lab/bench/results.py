@@ -77,9 +77,10 @@ class Row:
     dense's median step over this row's. ``boundary`` is the share of activations sent between pipeline stages, 1
     without a pipeline. ``spread`` is there, and in the document, if the row was trained with several seeds: then losses
     are means, and times and bytes medians. ``outer``, in the document if not 0: the inner steps between outer ones;
-    then times are means over so many steps, and losses those of the global parameters. ``served``, in the document if
-    true: trained asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are
-    not compared. ``gathers``, in the document if not empty: how the parameters of a sharded model travelled.
+    then times are means over so many steps, losses those of the global parameters, and ``outer_exchange_seconds``, a
+    median, what the first worker waits for in an outer step. ``served``, in the document if true: trained
+    asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are not compared.
+    ``gathers``, in the document if not empty: how the parameters of a sharded model travelled.
     """
 
     recipe: str
@@ -96,6 +97,7 @@ class Row:
     replicas_identical: bool
     spread: Spread | None = None
     outer: int = 0
+    outer_exchange_seconds: float | None = None
     served: bool = False
     gathers: str = ""
 
@@ -230,7 +232,8 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        rows = [_without(_plain(asdict(row)), spread=None, outer=0, served=False, gathers="") for row in self.rows]
+        absent = {"spread": None, "outer": 0, "outer_exchange_seconds": None, "served": False, "gathers": ""}
+        rows = [_without(_plain(asdict(row)), **absent) for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
         return document if self.then is None else document | {"then": self.then.to_json()}
 

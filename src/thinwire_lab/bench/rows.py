@@ -73,11 +73,17 @@ class Record:
             seconds_to_target=None if target is None else seconds_to(target, self.curve()),
             speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if is_dense else None,
             replicas_identical=not self._different,
+            outer_exchange_seconds=self._outer_exchange(),
         )
 
     def _counted(self) -> list[Event]:
         kept = [event for event in self._steps if self.skip <= event["step"] < self.steps]
         return _rounds(kept, self.setting.outer) if self.setting.outer else kept
+
+    def _outer_exchange(self) -> float | None:
+        """Return the median of what was waited in the inner steps from one outer step to the next."""
+        waited = [self.setting.outer * event["waited"] for event in self._counted() if "waited" in event]
+        return median(waited) if waited else None
 
     def _split(self, seconds: Quantiles) -> Split:
         """Return the mean split of the steps between the 20th and the 80th percentile: it adds up to a typical step."""
@@ -144,6 +150,7 @@ def merged(runs: Sequence[Row], seeds: Sequence[int], *, dense: Row | None) -> R
         final_loss=fmean(run.final_loss for run in runs),
         seconds_to_target=_median_or_never([run.seconds_to_target for run in runs]),
         speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else runs[0].speedup_vs_dense,
+        outer_exchange_seconds=_median_or_never([run.outer_exchange_seconds for run in runs]),
         replicas_identical=all(run.replicas_identical for run in runs),
         spread=Spread(
             seeds=tuple(seeds),

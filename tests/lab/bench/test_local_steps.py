@@ -57,6 +57,7 @@ def _record(outer: int) -> Record:
     for step in range(9):
         seconds = 1.0 if step % 3 < 2 else 4.0
         figures = {"total": seconds, "compute": seconds, "encode": 0.0, "exchange": 0.0, "decode": 0.0}
+        figures |= {"waited": seconds - 1} if outer else {}
         sent = 0.0 if step % 3 < 2 else 300.0
         record.add({"kind": "step", "step": step, "sent_bytes": sent, "dense_bytes": 200.0, **figures})
     record.add({"kind": "loss", "step": 9, "seconds": 18.0, "bytes": 900, "loss": 3.0})
@@ -70,6 +71,7 @@ def test_a_step_is_a_mean_over_those_from_one_outer_step_to_the_next() -> None:
     assert _record(3).step_seconds() == [2.0, 2.0]  # the first round began before the steps that count
     assert row.wire_bytes_per_step.declared == 100.0
     assert row.label == "diloco, H 3"
+    assert row.outer_exchange_seconds == 3.0
     assert _record(9).step_seconds() == [fmean(_record(0).step_seconds())]
 
 
