@@ -7,7 +7,7 @@ runs exchanges of several rounds, and `exit` waits for all of them to finish bef
 
 from thinwire.collectives.gathers import all_gather, all_reduce, all_to_all
 from thinwire.collectives.groups import Group, adopt_group, all_or, forget_group, plain_device
-from thinwire.collectives.messages import all_gather_plain, broadcast_state, receive_state, send_state
+from thinwire.collectives.messages import all_gather_plain, broadcast_state, packed, receive_state, send_state, unpacked
 from thinwire.collectives.peers import Peers
 from thinwire.collectives.pool import Pool, pooled, pooling
 from thinwire.collectives.staging import Staging, room, taking, used_here
@@ -27,6 +27,7 @@ __all__ = [
     "broadcast_state",
     "communication_thread",
     "forget_group",
+    "packed",
     "plain_device",
     "pooled",
     "pooling",
@@ -34,5 +35,6 @@ __all__ = [
     "room",
     "send_state",
     "taking",
+    "unpacked",
     "used_here",
 ]

@@ -34,6 +34,24 @@ def broadcast_state(state: object, group: Group, source: int) -> Any:
     return state
 
 
+def packed(state: object) -> bytes:
+    """Return a state as bytes."""
+    parts: list[bytes] = []
+    _give(state, lambda x: parts.append(_text(x.view(torch.uint8))), "cpu")
+    return b"".join(parts)
+
+
+def unpacked(data: bytes) -> Any:
+    """Return the state that `packed` has made bytes of, in host memory. Raises ValueError if it is cut short."""
+    rest, place = torch.frombuffer(bytearray(data), dtype=torch.uint8), 0
+
+    def move(x: Tensor) -> None:
+        nonlocal place
+        x.view(torch.uint8).copy_(rest[place : (place := place + x.nbytes)])
+
+    return _take(move, "cpu")
+
+
 def send_state(state: object, group: Group, to: int) -> None:
     """Send a state to a rank, which calls `receive_state`."""
     _give(state, partial(dist.send, group=group, group_dst=to), plain_device(group))

@@ -12,9 +12,13 @@ from torch.futures import Future
 
 @final
 class Pool:
-    """What a rank wants gathered: `message` is all of it, `deliver` hands out what everybody sent."""
+    """What a rank wants gathered: `message` is all of it, `deliver` hands out what everybody sent.
 
-    def __init__(self) -> None:
+    Of what could be summed instead, it takes at most `summed` bytes at once.
+    """
+
+    def __init__(self, summed: float) -> None:
+        self.summed = summed
         self._parts: list[tuple[Tensor, Future[Tensor]]] = []
 
     def gather(self, mine: Tensor) -> "Future[Tensor]":
@@ -47,9 +51,12 @@ _open: ContextVar[Pool | None] = ContextVar("thinwire.pool", default=None)
 
 
 @contextmanager
-def pooling() -> Iterator[Pool]:
-    """Within, what can be gathered in one message is put into the pool. Its owner sends it."""
-    pool = Pool()
+def pooling(summed: float = 1 << 16) -> Iterator[Pool]:
+    """Within, what can be gathered in one message is put into the pool. Its owner sends it.
+
+    By default, up to 64 kB rather travel with the others, to all ranks, than take the trips of a ring.
+    """
+    pool = Pool(summed)
     token = _open.set(pool)
     try:
         yield pool

@@ -12,8 +12,6 @@ from thinwire.collectives import Group, all_reduce, pooled, room
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
 
-_SMALL = 1 << 16  # bytes that rather travel with others, to all ranks, than take the ring's trips
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class AllReduce(Exchange):
             raise TypeError(
                 f"{type(payload).__name__} is not summable: its elements differ by rank, or are codes; use AllGather"
             )
-        if (pool := pooled()) is not None and payload.values.nbytes <= _SMALL:
+        if (pool := pooled()) is not None and payload.values.nbytes <= pool.summed:
             sent = (group.size() - 1.0) * payload.values.nbytes
             return pool.gather(payload.values).then(lambda done: _added(done, payload, sent))
         total = payload.with_values(_copied(payload.values)) if keep else payload

@@ -85,6 +85,15 @@ class OuterSteps:
         """Return whether the exchange of fragment `part` (from 0) starts at this tick (from 1)."""
         return tick >= self._first(part) and (tick - self._first(part)) % self.period == 0
 
+    def parts_due(self, tick: int) -> list[int]:
+        """Return the fragments whose exchange starts at this tick."""
+        return [part for part in range(self.parts) if self.due(part, tick)]
+
+    def following(self, tick: int) -> int:
+        """Return the next tick at which an exchange starts."""
+        firsts = [self._first(part) for part in range(self.parts)]
+        return min(first + max(0, (tick - first) // self.period + 1) * self.period for first in firsts)
+
     def done(self, part: int, tick: int) -> int:
         """Return how many exchanges of fragment `part` have started by this tick."""
         return max(0, (tick - self._first(part)) // self.period + 1)

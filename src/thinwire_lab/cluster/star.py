@@ -84,6 +84,14 @@ class Star:
             netlink.tc("replace", "tbf", index, rate=speed, burst=_burst(speed), limit=_QUEUE)
         self._limited.delay(rate is not None)
 
+    def unplug(self, number: int) -> None:
+        """Take a spoke's cable out of the middle: nothing reaches it any more, and it reaches nobody."""
+        self._hub.netlink.link("set", index=self._hub.index(f"port{number}"), master=0)
+
+    def plug(self, number: int) -> None:
+        """Put it back."""
+        self._plug(f"port{number}", _MIDDLE)
+
     def ping(self) -> float:
         """Return the least seconds of some round trips between the first and the last spoke, empty as the cables are.
 

@@ -3,16 +3,16 @@
     python -m thinwire_lab.studies.outer_trips --workers 4 --link 10mbit/50ms
 
 Each worker has a link of its own and looks at its packets through a raw socket. A trip is a burst of those that leave
-with something in them: whoever waits for an answer is silent for a latency. Prints for each exchange its seconds, the
-trips, and packets and bytes by direction, of the worker that sends the most often.
+with something in them: whoever waits for an answer is silent for a X
 """
 
 import json
 import os
 import socket
 import time
+from collections import defaultdict
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,15 @@ from thinwire_lab.cluster.workers import join_group
 _EVERY_PROTOCOL, _OUTGOING, _TCP, _TIMESTAMPS = 3, 4, 6, 35
 
 
+class Packet(NamedTuple):
+    """A packet: whether it left, for whom, when, and the bytes in it."""
+
+    out: bool
+    to: bytes
+    when: float
+    inside: int
+
+
 class Tap:
     """Sees every packet of this worker's link that holds more than TCP's own headers."""
 
@@ -39,9 +48,9 @@ class Tap:
         self._socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
         self._socket.setblocking(False)
 
-    def read(self) -> list[tuple[bool, float, int]]:
-        """Return what has passed since the last reading: whether it left, when, and the bytes in it."""
-        found: list[tuple[bool, float, int]] = []
+    def read(self) -> list[Packet]:
+        """Return what has passed since the last reading."""
+        found: list[Packet] = []
         while True:
             try:
                 frame, about, _, (_, _, kind, *_) = self._socket.recvmsg(128, 64, socket.MSG_TRUNC)
@@ -53,7 +62,7 @@ class Tap:
             inside = int.from_bytes(ip[2:4]) - 4 * (ip[0] & 15) - 4 * (ip[4 * (ip[0] & 15) + 12] >> 4)
             seconds, nanoseconds = (int.from_bytes(about[0][2][i : i + 8], "little") for i in (0, 8))
             if inside:
-                found.append((kind == _OUTGOING, seconds + 1e-9 * nanoseconds, inside))
+                found.append(Packet(kind == _OUTGOING, bytes(ip[16:20]), seconds + 1e-9 * nanoseconds, inside))
 
 
 def exchanges(job: dict[str, Any], emit: Emit) -> None:
@@ -79,16 +88,15 @@ def exchanges(job: dict[str, Any], emit: Emit) -> None:
             emit({"seconds": taken, "waited": handle.waited - waited} | _counted(tap.read(), latency))
 
 
-def _counted(packets: list[tuple[bool, float, int]], latency: float) -> dict[str, Any]:
-    leaving = sorted(when for out, when, _ in packets if out)
-    pauses = [after - before for before, after in pairwise(leaving)]
-    ways = {"out": [n for out, _, n in packets if out], "in": [n for out, _, n in packets if not out]}
+def _counted(packets: list[Packet], latency: float) -> dict[str, Any]:
+    leaving = defaultdict[bytes, list[float]](list)
+    for each in packets:
+        if each.out:
+            leaving[each.to].append(each.when)
+    trips = [1 + sum(after - before > latency / 2 for before, after in pairwise(sorted(x))) for x in leaving.values()]
+    ways = {way: [each.inside for each in packets if each.out == (way == "out")] for way in ("out", "in")}
     counts = {f"packets {way}": len(each) for way, each in ways.items()}
-    return (
-        {"trips": 1 + sum(each > latency / 2 for each in pauses)}
-        | counts
-        | {f"bytes {way}": sum(each) for way, each in ways.items()}
-    )
+    return {"trips": max(trips, default=0)} | counts | {f"bytes {way}": sum(each) for way, each in ways.items()}
 
 
 def main(

@@ -311,7 +311,7 @@ def test_fragments_lose_nothing_either(ranks: Ranks) -> None:
 # --- parameters of 16 bits ---
 
 
-def _small_steps(dtype: torch.dtype, *, sharded: bool = False) -> float:
+def _small_steps(dtype: torch.dtype, *, sharded: bool = False, offload: bool = False) -> float:
     """One of the workers moves by half a unit in an outer step. Return how far the mean ends from where it should."""
     mesh = mesh_of(*((2, 2) if sharded else (4, 1)), names=("worker", "shard"))
     group, first = mesh.get_group("worker"), mesh.get_local_rank("worker") == 0
@@ -320,7 +320,9 @@ def _small_steps(dtype: torch.dtype, *, sharded: bool = False) -> float:
     if sharded:
         fully_shard(model, mesh=mesh["shard"])
     optimizer = SGD(model.parameters(), lr=1.0)
-    handle = tw.outer(model, optimizer, tw.OuterSteps(every=4, make_optimizer=partial(SGD, lr=1.0)), group=group)
+    handle = tw.outer(
+        model, optimizer, tw.OuterSteps(every=4, make_optimizer=partial(SGD, lr=1.0)), group=group, offload=offload
+    )
     for _ in range(40):
         model.weight.grad = torch.full_like(model.weight, 2.0**-10 if dtype != torch.bfloat16 else 2.0**-8) * first
         optimizer.step()
@@ -330,11 +332,18 @@ def _small_steps(dtype: torch.dtype, *, sharded: bool = False) -> float:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "sharded"), [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]
+    ("dtype", "sharded", "offload"),
+    [
+        (torch.bfloat16, False, False),
+        (torch.float16, False, False),
+        (torch.bfloat16, True, False),
+        (torch.bfloat16, False, True),
+        (torch.bfloat16, True, True),
+    ],
 )
-def test_what_is_small_beside_16_bits_adds_up(ranks: Ranks, dtype: torch.dtype, sharded: bool) -> None:
+def test_what_is_small_beside_16_bits_adds_up(ranks: Ranks, dtype: torch.dtype, sharded: bool, offload: bool) -> None:
     unit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11  # own parameters stop between two numbers
-    assert max(ranks.run(4, partial(_small_steps, dtype, sharded=sharded))) <= unit
+    assert max(ranks.run(4, partial(_small_steps, dtype, sharded=sharded, offload=offload))) <= unit
 
 
 def _narrow(x: object) -> object:
@@ -877,6 +886,7 @@ def _taken_back() -> dict[str, bool]:
     fragment.measure()
     with meeting(one.handle.group, 2 * H, 1.0) as (found_there, _):
         fragment.start(found_there)
+    found_there.begin(one.handle.group)
     fragment.land_if_possible()
     found = {"landed": fragment.landed}
     fragment.take_back()

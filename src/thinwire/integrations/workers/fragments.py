@@ -1,8 +1,8 @@
 """Fragments: parts of a model's parameters, each with its global ones, the exchange of Δ and the outer optimizer."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import final
 
 import torch
@@ -66,7 +66,7 @@ class Fragment:
 
     def moved(self) -> bool:
         """Whether this worker's own parameters are not the global ones."""
-        return any(not torch.equal(self.parameters[name].detach().to(x.dtype), x) for name, x in self.own().items())
+        return any(not torch.equal(self.parameters[name].detach().to(x), x) for name, x in self.own().items())
 
     @torch.no_grad()
     def adopt(self) -> None:
@@ -79,7 +79,7 @@ class Fragment:
         """Take down Δ = global − own, where what own ones cannot say of the global ones is no movement."""
         for name, mine in self.own().items():
             view = self._views[name]
-            torch.sub(self.parameters[name].detach().to(mine.dtype).to(view.dtype), mine, out=view)
+            torch.sub(self.parameters[name].detach().to(mine.dtype).to(view.dtype), mine.to(view.device), out=view)
 
     def finite(self) -> bool:
         """Whether what was taken down, or has arrived since, is finite on the whole island; a collective of it."""
@@ -100,7 +100,8 @@ class Fragment:
             confirm()
             self.landed, self.finished = False, self.finished + 1
             self.arrived = self._weigh() and self.finite()
-            self.attachment.steps.settle_all(keep=self.arrived)
+            sent = self.meeting is None or self.meeting.taken is not False
+            self.attachment.steps.settle_all(keep=self.arrived and sent)
 
     @property
     def left_out(self) -> list[int]:
@@ -109,10 +110,10 @@ class Fragment:
 
     def _weigh(self) -> bool:
         """Make a mean of the sum that has arrived. Return whether anybody's share counts."""
-        weights = [] if self.meeting is None else self.meeting.weights
-        if (total := sum(weights)) not in (0, len(weights)):  # each was divided by their number
+        size = self.attachment.group.size()  # which each has been divided by
+        if (total := sum(self.meeting.weights if self.meeting else ())) not in (0, size):
             for bucket in self._buckets:
-                bucket.flat.mul_(len(weights) / total)
+                bucket.flat.mul_(size / total)
         return total > 0
 
     def land_if_possible(self) -> None:
@@ -138,6 +139,15 @@ class Fragment:
         finally:
             self.waited += time.perf_counter() - began
 
+    @contextmanager
+    def keeping_moves(self) -> Iterator[None]:
+        """Within, this worker's own parameters move as the global ones do: what it has learnt is yet to be sent."""
+        with torch.no_grad():
+            before = {name: self.parameters[name].detach().to(mine, copy=True) for name, mine in self.own().items()}
+            yield
+            for name, mine in self.own().items():
+                mine.add_(self.parameters[name].detach().to(mine)).sub_(before[name])
+
     @torch.no_grad()
     def apply(self) -> bool:
         """Have the outer optimizer take the mean that has arrived. Return whether there was one."""
@@ -158,7 +168,7 @@ class Fragment:
         """Whether it is so on all ranks of the island: each has but a shard, and they must not decide apart."""
         if not self.islands:
             return sound
-        found = torch.tensor(float(sound), device=self.device)
+        found = torch.tensor(float(sound), device=self.own_parameters[0].device)
         for group in self.islands:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
         return bool(found)
@@ -167,7 +177,7 @@ class Fragment:
     def merge(self, mixing: float = 0.0) -> None:
         """Bring this worker's parameters to the global ones: own ← mixing · own + (1 − mixing) · global."""
         for name, mine in self.own().items():
-            theirs = self.parameters[name].detach().to(mine.dtype)
+            theirs = self.parameters[name].detach().to(mine)
             if mixing:
                 mine.lerp_(theirs, 1 - mixing)
             else:

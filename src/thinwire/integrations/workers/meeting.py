@@ -1,5 +1,6 @@
 """What workers send each other in an outer step: one message, which says how much its sender's share counts."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,26 +15,46 @@ from thinwire.collectives import Group, Pool, all_gather, plain_device, pooling
 
 @final
 class Meeting:
-    """An exchange under way: what has been put into `pool` travels with this worker's tick and weight."""
+    """An exchange under way: what has been put into its pool travels with this worker's tick and weight.
+
+    `taken`: whether this worker's share is in the sum. Where workers come and go, that is None until it is decided.
+    """
 
     def __init__(self, pool: Pool, group: Group, tick: int, weight: float) -> None:
-        self._pool, self._group = pool, group
-        words = torch.tensor([tick, weight], dtype=torch.float64, device=plain_device(group))
+        self._pool, self._device, self.tick, self.own = pool, plain_device(group), tick, weight
+        self.taken: bool | None = True
+        words = torch.tensor([tick, weight], dtype=torch.float64, device=self._device)
         self._words: Future[Tensor] = pool.gather(words)
 
-    def begin(self) -> None:
-        """Send everything."""
-        mine = self._pool.message(plain_device(self._group))
-        rows, pool = mine.new_empty(self._group.size(), mine.numel()), self._pool
+    @property
+    def message(self) -> Tensor:
+        """What this worker sends."""
+        return self._pool.message(self._device)
+
+    def begin(self, group: Group) -> None:
+        """Send everything to all ranks of a group."""
+        mine = self.message
+        rows = mine.new_empty(group.size(), mine.numel())
 
         def arrived(done: "Future[Any]") -> None:
             try:
                 done.value()
-                pool.deliver(rows)
+                self._pool.deliver(rows)
             except Exception as error:
-                pool.fail(error)
+                self._pool.fail(error)
 
-        all_gather(rows.view(-1), mine, self._group).then(arrived)
+        all_gather(rows.view(-1), mine, group).then(arrived)
+
+    def arrive(self, messages: Sequence[bytes], *, taken: bool) -> None:
+        """Take what was decided on."""
+        self.taken = taken
+        rows = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in messages]
+        self._pool.deliver(torch.stack(rows).to(self._device))
+
+    def fail(self) -> None:
+        """Give it up."""
+        self.taken = False
+        self._pool.fail(RuntimeError("the others have gone on"))
 
     @cached_property
     def weights(self) -> Sequence[float]:
@@ -46,9 +67,7 @@ class Meeting:
 
 
 @contextmanager
-def meeting(group: Group, tick: int, weight: float) -> Iterator[tuple[Meeting, Pool]]:
-    """Send in one message what is put into the pool within."""
-    with pooling() as pool:
-        found = Meeting(pool, group, tick, weight)
-        yield found, pool
-    found.begin()
+def meeting(group: Group, tick: int, weight: float, *, whole: bool = False) -> Iterator[tuple[Meeting, Pool]]:
+    """Put into one message what is gathered within; with `whole`, also what a group would rather sum on the way."""
+    with pooling(math.inf) if whole else pooling() as pool:
+        yield Meeting(pool, group, tick, weight), pool

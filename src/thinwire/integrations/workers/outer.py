@@ -7,14 +7,18 @@ through the same recipes, memories and exchanges.
 import copy
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import Count, checked_telling
+from thinwire.checked import Count, Part, Seconds, checked_telling
 from thinwire.collectives import Group
+from thinwire.exchanges import AllGather, AllReduce
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
     assembled,
@@ -31,8 +35,12 @@ from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
 from thinwire.integrations.workers.outer_state import plain
 from thinwire.integrations.workers.running import RunningStatistics
+from thinwire.integrations.workers.swarm import Swarm
 from thinwire.integrations.workers.weights import Weights
 from thinwire.outer_steps import OuterSteps
+from thinwire.reducer import Compressed, Reducer
+from thinwire.reducer.base import words
+from thinwire.reducer.wrappers import Routing
 
 
 @checked_telling(told_to(given_group))
@@ -44,6 +52,11 @@ def outer(
     group: Group | None = None,
     samples: Count | None = None,
     elastic: bool = False,
+    offload: bool = False,
+    store: str | None = None,
+    workers: Count = 1,
+    quorum: Part = 0.75,
+    grace: Seconds = 5.0,
 ) -> Outer:
     """Have workers train on their own, and exchange every H steps how far they have moved; a collective of the workers.
 
@@ -68,6 +81,13 @@ def outer(
         samples: How many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
         elastic: Whether workers may die and others come, see `Outer.regroup`. Each outer step then waits until all
             workers have the mean, which costs another exchange.
+        offload: Whether global parameters, outer optimizers and residuals are in host memory, and worked on there. The
+            group must carry tensors of the host, as Gloo does.
+        store: The address of a TCPStore, as in `tcp://10.0.0.1:29400`, by which workers find each other, come and go.
+            They need no process group then.
+        workers: With a store, how many of them to wait for before the training begins.
+        quorum: Of the workers that are expected, the share without which there is no outer step.
+        grace: Seconds for which a quorum waits for the others. What is late waits at its worker, and goes out later.
 
     Raises:
         ValueError: Unless the optimizers hold exactly the parameters to train, and the fragments cover them.
@@ -81,9 +101,17 @@ def outer(
         >>> adamw = torch.optim.AdamW(model.parameters())
         >>> handle = tw.outer(model, adamw, tw.outer_steps.diloco(every=500))
     """
+    if store is not None:
+        group = _alone(group)
+        _check_gathers(steps)
     group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
     alone = whole is model and not any(isinstance(p, DTensor) for p in model.parameters())
+    if store is not None and (elastic or not alone):
+        raise ValueError(
+            "store is given, and the model is served within an island, or elastic=True: with a store each worker is "
+            "one process with the whole model, and workers come and go without elastic"
+        )
     optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps, alone=alone))
     own = {name: p for part in parts for name, p in part.items()}
     settings = (
@@ -92,17 +120,55 @@ def outer(
     check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
     start_alike(whole, group)
     weights = Weights(group, steps, samples)
-    fragments = [_fragment(part, steps, weights) for part in parts]
+    fragments = [_fragment(part, steps, weights, offload=offload) for part in parts]
     frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
-    handle = Outer(steps, fragments, optimizers, RunningStatistics(whole), frozen, weights, elastic=elastic)
+    swarm = None
+    if store is not None:
+        terms = f"{words(steps.recipe)} {settings} {described(optimizers)} {plain(fragments[0].optimizer)}"
+        shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in own.items()}
+        swarm = Swarm(store, f"{terms} {shapes}", steps.following, workers=workers, quorum=quorum, grace=grace)
+    running = RunningStatistics(whole)
+    handle = Outer(steps, fragments, optimizers, running, frozen, weights, elastic=elastic, swarm=swarm)
     handle.watch(whole)
     return handle
 
 
-def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights) -> Fragment:
+def _alone(group: Group | None) -> Group:
+    """Return a group of this process alone. Raises ValueError if another one was given."""
+    if group is not None:
+        raise ValueError(
+            "group and store are both given, and with a store workers form no group: leave one of them out"
+        )
+    if not dist.is_initialized():
+        store: Any = dist  # which does not export it, as mypy has it
+        dist.init_process_group("gloo", store=store.HashStore(), rank=0, world_size=1)
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
+def _check_gathers(steps: OuterSteps) -> None:
+    """Raise ValueError unless a worker's share is one message, and decided on before the next is sent."""
+    todo: list[Reducer] = [steps.recipe]
+    for each in todo:
+        if isinstance(each, Routing):
+            todo += each.children()
+        elif not isinstance(each, Compressed) or not isinstance(each.exchange, AllGather | AllReduce):
+            raise ValueError(
+                f"with a store each worker sends one message, and {words(each):.100} takes several rounds: take a "
+                "recipe of AllGather or AllReduce, such as that of outer_steps.sparseloco()"
+            )
+    ticks = list(accumulate(range(steps.parts), lambda tick, _: steps.following(tick), initial=steps.following(0)))
+    if steps.delay >= min(after - before for before, after in pairwise(ticks)):
+        raise ValueError(
+            f"delay is {steps.delay}, and with a store an exchange must be over before the next begins: expected less, "
+            "or fewer fragments"
+        )
+
+
+def _fragment(
+    own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights, *, offload: bool = False
+) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
-    wide = {name: torch.promote_types(p.dtype, torch.float32) for name, p in own.items()}
-    parameters = {n: nn.Parameter(local(p).detach().to(wide[n], copy=True)) for n, p in own.items()}
+    parameters = {name: nn.Parameter(_wide(local(p).detach(), offload=offload)) for name, p in own.items()}
     optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters))
     attachment = assembled(
         [weights.group],
@@ -113,6 +179,12 @@ def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weigh
         divisor=weights.divide,
     )
     return Fragment(own, attachment, optimizer)
+
+
+def _wide(x: Tensor, *, offload: bool) -> Tensor:
+    """Return a copy in float32 or wider; in host memory, pinned if `x` is on a GPU, with `offload`."""
+    copied = x.to("cpu" if offload else x.device, torch.promote_types(x.dtype, torch.float32), copy=True)
+    return copied.pin_memory() if offload and x.is_cuda else copied
 
 
 def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,6 +1,10 @@
 """What `outer` returns: a worker that trains on its own between outer steps."""
 
+import json
+import time
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any, final
 from weakref import WeakSet
 
@@ -8,21 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
 
-from thinwire.collectives import Group, all_gather_plain, broadcast_state
+from thinwire import trace
+from thinwire.collectives import Group, all_gather_plain, broadcast_state, packed, unpacked
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.integrations.membership.state import Standing, agree
-from thinwire.integrations.training.drift import differing
+from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import nested
 from thinwire.integrations.training.whole import Hook
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
-from thinwire.integrations.workers.meeting import meeting
+from thinwire.integrations.workers.meeting import Meeting, meeting
 from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
 from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.starting import Start
+from thinwire.integrations.workers.swarm import Swarm
 from thinwire.integrations.workers.weights import Clock, Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
@@ -49,11 +55,13 @@ class Outer(Handle):
         weights: Weights,
         *,
         elastic: bool = False,
+        swarm: Swarm | None = None,
     ) -> None:
         self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
         self._running, self._frozen = running, dict(frozen)
         self._weights, self._clock = weights, Clock(steps.every)
-        self._elastic = elastic
+        self._elastic, self._swarm = elastic, swarm
+        self._began, self.waited_for_others = time.monotonic(), 0.0
         self.inner_steps = self.ticks = 0
         self._meter, self._sick = Meter(), Sick()
         self._known = {id(p) for fragment in fragments for p in fragment.own_parameters}
@@ -64,6 +72,8 @@ class Outer(Handle):
         self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
         self._hooks += [each.register_step_post_hook(self._after) for each in optimizers]
         AT_WORK.update(optimizers)
+        if swarm is not None:
+            self._join(swarm)
 
     def watch(self, model: nn.Module) -> None:
         """Warn if a state is loaded into this model in mid-training."""
@@ -74,6 +84,21 @@ class Outer(Handle):
     def group(self) -> Group:
         """The workers."""
         return self._weights.group
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of those who are there now, this one too, where workers find each other by a store."""
+        return [] if self._swarm is None else self._swarm.workers
+
+    @property
+    def waited_for(self) -> dict[str, float]:
+        """Seconds for which this worker has waited for each other one's share, by name; of `workers`."""
+        return {} if self._swarm is None else dict(self._swarm.waited_for)
+
+    @property
+    def name(self) -> str:
+        """This worker's, of `workers`."""
+        return "" if self._swarm is None else self._swarm.id
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -88,7 +113,7 @@ class Outer(Handle):
     @property
     def waited(self) -> float:
         """Seconds for which this worker has waited for exchanges, in all outer steps together."""
-        return sum(fragment.waited for fragment in self.fragments)
+        return self.waited_for_others + sum(fragment.waited for fragment in self.fragments)
 
     @property
     def skipped(self) -> int:
@@ -148,6 +173,7 @@ class Outer(Handle):
             RuntimeError: If all are joining, or if some are while an exchange must be repeated: regroup with those who
                 are left first.
         """
+        self._refuse_store("regroup", "workers form groups by themselves")
         recipe = self.fragments[0].attachment.recipe
         check_fingerprint(recipe, self.parameters, group, f"outer steps {self.steps.settings()}")
         mine = None if joining else standing(self.fragments, self.steps, self.ticks)
@@ -163,7 +189,7 @@ class Outer(Handle):
             if verdict == "repeat":
                 self._start([part])
                 if self.steps.done(part, self.ticks - self.steps.delay) > self.fragments[part].finished:
-                    self._finish(part)
+                    self._finish([part])
         self._clock.restart()
         self._begin.regroups(joining=joining)
 
@@ -179,6 +205,8 @@ class Outer(Handle):
         elastic workers this is a collective.
         """
         for fragment in self.fragments:
+            if self._swarm and fragment.meeting and fragment.meeting.taken is None:
+                self._decided(self._swarm, fragment.meeting)
             fragment.arrive(self._confirm)
         return self._state()
 
@@ -192,19 +220,28 @@ class Outer(Handle):
         It leaves the model as it is: load that and the inner optimizer from what this worker saved, or call `go_back`.
         If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
         """
+        self._refuse_store("load_state_dict", "load the model before outer()")
         agree(self.group, lambda: self.check_state_dict(saved))
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
         self.inner_steps, self._clock.steps = saved["own"]
         self._meter.end()
 
-    def remove(self) -> None:
-        """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters."""
+    def remove(self, *, goodbye: bool = True) -> None:
+        """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters.
+
+        Args:
+            goodbye: Without it, others that found this worker by a store find out by themselves, as if it had died.
+        """
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         AT_WORK.difference_update(self._optimizers)
+        if self._swarm is not None:
+            self._swarm.close(goodbye=goodbye)
         for fragment in self.fragments:
+            if fragment.meeting and fragment.meeting.taken is None:
+                fragment.meeting.fail()
             fragment.land_if_possible()
             fragment.attachment.end()
 
@@ -229,14 +266,15 @@ class Outer(Handle):
 
     def _step(self) -> None:
         self.inner_steps += 1
+        if self._swarm is not None and self._swarm.asked():
+            self._give(self._swarm)
         if not self._clock.ticks():
             return
         self.ticks += 1
-        parts = range(len(self.fragments))
-        self._start([part for part in parts if self.steps.due(part, self.ticks)])
-        for part in parts:
-            if self.steps.due(part, self.ticks - self.steps.delay):
-                self._finish(part)
+        if self._swarm is not None and self.steps.parts_due(self.ticks):
+            self._catch_up(self._swarm)
+        self._start(self.steps.parts_due(self.ticks))
+        self._finish(self.steps.parts_due(self.ticks - self.steps.delay))
         self._clock.restart()
 
     def _start(self, parts: Sequence[int]) -> None:
@@ -249,13 +287,35 @@ class Outer(Handle):
             fragment.measure()
         counts = not self.steps.leave_out or all(fragment.finite() for fragment in fragments)
         weight = self._weights.take(self._clock.steps if counts else 0)
-        with meeting(self.group, self.ticks, weight) as (found, pool):
+        found = self._encode(parts, weight)
+        if self._swarm is None:
+            found.begin(self.group)
+        else:
+            found.taken = None
+            message = found.message.numpy().tobytes()
+            trace.count("sent_bytes", len(message) * (len(self.workers) - 1), self._meter)
+            self._swarm.send(found.tick, message, time.monotonic() - self._began)
+
+    def _encode(self, parts: Sequence[int], weight: float) -> Meeting:
+        with meeting(self.group, self.ticks, weight, whole=self._swarm is not None) as (found, pool):
             if 0 in parts:
                 self._running.share(pool)
-            for fragment in fragments:
-                fragment.start(found, nothing=not counts)
+            for part in parts:
+                self.fragments[part].start(found, nothing=not weight)
+        return found
 
-    def _finish(self, part: int) -> None:
+    def _finish(self, parts: Sequence[int]) -> None:
+        """Take the mean of these fragments, and go on from there."""
+        found = self.fragments[parts[0]].meeting if parts else None
+        if self._swarm and found and found.taken is None and not self._decided(self._swarm, found):
+            return
+        for part in parts:
+            self._take(part)
+        if self._swarm is not None and parts:
+            self._swarm.applied(self.ticks - self.steps.delay, self._digest())
+            self._began = time.monotonic()
+
+    def _take(self, part: int) -> None:
         fragment = self.fragments[part]
         fragment.arrive(self._confirm)
         sick = fragment.left_out
@@ -271,12 +331,79 @@ class Outer(Handle):
     def _apply(self, part: int) -> bool:
         """Apply the mean that has arrived, and go on from there. Return whether there was one."""
         fragment = self.fragments[part]
-        applied = fragment.apply()
+        taken = fragment.meeting is None or fragment.meeting.taken
+        with nullcontext() if taken else fragment.keeping_moves():
+            applied = fragment.apply()
         if not fragment.sound():
             self.go_back()
-        elif applied:
+        elif applied and taken:
             fragment.merge(self.steps.mixing)
         return applied
+
+    # --- where workers find each other by a store ---
+
+    def _join(self, swarm: Swarm) -> None:
+        """Begin the training, or take over the state of another worker."""
+        if swarm.found():
+            swarm.begin(self.ticks, swarm.workers, self._digest())
+            while swarm.settling():
+                self._give(swarm)
+        else:
+            self._take_over(swarm)
+            self.go_back()
+            self._begin.regroups(joining=True)
+
+    def _decided(self, swarm: Swarm, found: Meeting) -> bool:
+        """Wait until it is decided whose shares count, and take them; or else a later state, and return False."""
+        began = time.perf_counter()
+        outcome = swarm.outcome(found.tick)
+        self.waited_for_others += time.perf_counter() - began
+        if outcome is None:
+            found.fail()
+            for fragment in self.fragments:
+                fragment.land_if_possible()
+            self._take_over(swarm)
+            return False
+        decision, shares = outcome
+        found.arrive([share.message for share in shares], taken=swarm.id in decision.shares)
+        return True
+
+    def _catch_up(self, swarm: Swarm) -> None:
+        """Take the outer steps that others have taken without this worker. Then comes the one that is still open."""
+        while (tick := swarm.missed()) is not None:
+            self.ticks = tick
+            found = self._encode(self.steps.parts_due(tick), 0.0)
+            found.taken = None
+            self.ticks += self.steps.delay
+            self._finish(self.steps.parts_due(tick))
+            self.ticks = swarm.at
+        self.ticks = self.steps.following(swarm.at)
+
+    def _take_over(self, swarm: Swarm) -> None:
+        """Go on from the state of another worker. What this one has learnt is yet to be sent."""
+        tick, view, body = swarm.fetch()
+        saved, running, frozen = unpacked(body)
+        with ExitStack() as stack:
+            for fragment in self.fragments:
+                stack.enter_context(fragment.keeping_moves())
+            self._load_common(saved, running, frozen)
+        self.ticks = tick
+        swarm.begin(tick, view, self._digest())
+
+    def _give(self, swarm: Swarm) -> None:
+        """Give others the state of the latest outer step, unless the next is under way."""
+        if all(fragment.meeting is None or fragment.meeting.tick <= swarm.at for fragment in self.fragments):
+            state = without_residuals(self._state()) | {"step": swarm.at}
+            swarm.give(packed([state, self._running.tensors, self._frozen]))
+
+    def _refuse_store(self, what: str, instead: str) -> None:
+        if self._swarm is not None:
+            raise RuntimeError(
+                f"{what}() is for workers in a process group, and these find each other by a store: {instead}"
+            )
+
+    def _digest(self) -> int:
+        return zlib.crc32(json.dumps([digest(p).tolist() for p in self.parameters.values()]).encode())
 
     def _check_known(self) -> None:
         """Raise RuntimeError if the optimizers train what they did not when the handle was made."""
@@ -307,14 +434,17 @@ class Outer(Handle):
         if self.group.rank() == first:
             told = without_residuals(self._state()), self._running.tensors, self._frozen
         saved, running, frozen = broadcast_state(told, self.group, first)
-        if not joining:
-            return
+        if joining:
+            self._load_common(saved, running, frozen)
+            self.go_back()
+
+    def _load_common(self, saved: Mapping[str, Any], running: Sequence[Tensor], frozen: Mapping[str, Tensor]) -> None:
+        """Take over what all workers have alike."""
         self.ticks = outer_state.load(saved, self.fragments, self.steps, joining=True)
         self._running.take(running)
         for name, mine in self._frozen.items():
             mine.copy_(frozen[name])
         self._clock.restart()
-        self.go_back()
 
     def _state(self) -> dict[str, Any]:
         return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}

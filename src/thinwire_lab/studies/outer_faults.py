@@ -1,0 +1,181 @@
+"""Do workers that find each other by a store keep their word when they are killed, stopped, cut off, or come and go?
+
+    python -m thinwire_lab.studies.outer_faults --seconds 600 --link 10mbit/50ms
+
+Workers train a small network, each in a namespace of its own. Every few seconds something befalls one of them: SIGKILL
+and a new one in its place, SIGSTOP for up to a minute, no link for ten seconds. Of every outer step each worker notes a
+hash of the global parameters. Prints how many outer steps there were, the longest pause between two, ticks at which
+hashes differ (none may), and the loss at the end.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import nn
+
+import thinwire as tw
+from thinwire_lab.cluster.link import parse_rate
+from thinwire_lab.cluster.star import Star, address
+from thinwire_lab.cluster.worker import fork
+
+_PORT, _EVERY = 29400, 5
+_FAULTS = ("kill", "stop", "cut")
+
+
+def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return (model(x) - (x[:, :8] * x[:, 8:16]).tanh()).square().mean()
+
+
+def train(store: str, log: Path, seed: int, pace: float) -> None:
+    """Train as a worker until SIGTERM, and note each outer step."""
+    ends = list[int]()
+    signal.signal(signal.SIGTERM, lambda number, _: ends.append(number))
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    steps = tw.outer_steps.sparseloco(every=_EVERY, density=0.1, minimum_size=256)
+    handle = tw.outer(model, optimizer, steps, store=store, grace=2.0, quorum=0.5)
+    shown, held = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 8)), torch.Generator().manual_seed(0)
+    batch, last = torch.randn(256, 24, generator=held), handle.ticks
+    with log.open("a") as file:
+        while not ends:
+            optimizer.zero_grad()
+            _loss(model, torch.randn(32, 24)).backward()
+            time.sleep(pace)
+            optimizer.step()
+            if handle.ticks // _EVERY != last // _EVERY:
+                last = handle.ticks
+                shown.load_state_dict(handle.parameters)
+                bits = hash(tuple(tuple(p.detach().view(-1).tolist()) for p in handle.parameters.values()))
+                note = {"tick": last, "hash": bits, "time": time.time(), "loss": float(_loss(shown, batch).detach())}
+                print(json.dumps(note | {"waited": handle.waited}), file=file, flush=True)
+    handle.remove()
+    os._exit(0)
+
+
+@dataclass
+class Course:
+    """Places for workers, each in a namespace, and what befalls them. `busy`: until when, by place."""
+
+    star: Star
+    logs: Path
+    pace: float
+    processes: dict[int, int] = field(default_factory=dict)
+    started: int = 0
+    later: list[tuple[float, partial[None]]] = field(default_factory=list)
+    busy: dict[int, float] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    def start(self, place: int) -> None:
+        """Start a worker."""
+        self.started += 1
+        work = partial(train, f"tcp://{address(0)}:{_PORT}", self.logs / f"{self.started}", self.started, self.pace)
+
+        def begin() -> None:
+            os.dup2(os.open(self.logs / f"{self.started}.err", os.O_CREAT | os.O_WRONLY), sys.stderr.fileno())
+            self.star.enter(place)
+            work()
+
+        self.processes[place] = fork(begin)
+
+    def befall(self, place: int, what: str, dice: random.Random) -> None:
+        """Have something befall a worker, and pass again."""
+        now, process = time.monotonic(), self.processes[place]
+        lasts = {"kill": 5.0, "stop": dice.uniform(5.0, 60.0), "cut": 10.0}[what]
+        self.said.append(f"{what} {place}")
+        if what == "kill":
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            self.later.append((now + lasts, partial(self.start, place)))
+        elif what == "stop":
+            os.kill(process, signal.SIGSTOP)
+            self.later.append((now + lasts, partial(os.kill, process, signal.SIGCONT)))
+        else:
+            self.star.unplug(place)
+            self.later.append((now + lasts, partial(self.star.plug, place)))
+        self.busy[place] = now + lasts + 15.0
+
+    def run(self, seconds: float, pause: float, dice: random.Random, most: int) -> None:
+        """Have faults come for so long, at most so many workers in trouble at once; then half a minute of peace."""
+        ends, due = time.monotonic() + seconds, time.monotonic() + 30.0
+        while (now := time.monotonic()) < ends + 45.0:
+            time.sleep(0.2)
+            for each in [each for each in self.later if each[0] <= now]:
+                self.later.remove(each)
+                each[1]()
+            free = [place for place in self.processes if self.busy.get(place, 0.0) < now]
+            if due < now < ends and len(self.processes) - len(free) < most and free:
+                self.befall(dice.choice(free), dice.choice(_FAULTS), dice)
+                due = now + pause
+        for process in self.processes.values():
+            os.kill(process, signal.SIGTERM)
+        time.sleep(5.0)
+        for process in self.processes.values():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def found(logs: Path) -> dict[str, Any]:
+    """Return what the workers have noted."""
+    notes = [json.loads(line) for log in logs.iterdir() if not log.suffix for line in log.read_text().splitlines()]
+    hashes, first = defaultdict[int, set[int]](set), dict[int, float]()
+    for note in notes:
+        hashes[note["tick"]].add(note["hash"])
+        first[note["tick"]] = min(note["time"], first.get(note["tick"], note["time"]))
+    times = sorted(first.values())
+    last = max(notes, key=lambda note: note["tick"])
+    return {
+        "outer steps": len(hashes),
+        "ticks that differ": [tick for tick, each in hashes.items() if len(each) > 1],
+        "longest pause": max(after - before for before, after in pairwise(times)),
+        "loss": last["loss"],
+        "errors": [log.read_text()[-1500:] for log in logs.glob("*.err") if "Error" in log.read_text()],
+    }
+
+
+def main(
+    seconds: Annotated[float, typer.Option()] = 600.0,
+    workers: Annotated[int, typer.Option()] = 4,
+    link: Annotated[str, typer.Option()] = "10mbit/50ms",
+    pause: Annotated[float, typer.Option()] = 20.0,
+    pace: Annotated[float, typer.Option()] = 0.2,
+    seed: Annotated[int, typer.Option()] = 0,
+    most: Annotated[int, typer.Option(help="Workers in trouble at once; 0 for none at all.")] = 2,
+) -> None:
+    """Run a course of faults."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        course = Course(Star(workers + 1, parse_rate(link)), Path(folder), pace)
+        store = fork(partial(_serve, course.star))
+        for place in range(1, workers + 1):
+            course.start(place)
+        course.run(seconds, pause, random.Random(seed), most)
+        os.kill(store, signal.SIGKILL)
+        print(json.dumps(found(Path(folder)) | {"faults": len(course.said), "what": course.said}, indent=1))
+
+
+def _serve(star: Star) -> None:
+    star.enter(0)
+    made: Any = dist
+    kept = made.TCPStore("0.0.0.0", _PORT, is_master=True, wait_for_workers=False)
+    while kept:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    typer.run(main)

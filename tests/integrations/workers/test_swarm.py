@@ -1,0 +1,217 @@
+"""Workers that find each other by a store: one global state, whoever is late, gone or new."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks, told
+from torch import Tensor, nn
+
+import thinwire as tw
+from thinwire.integrations.workers.directory import Directory
+
+H = 3
+MADE: Any = dist  # which does not export TCPStore, as mypy has it
+Log = dict[int, int]
+
+
+@contextmanager
+def _store() -> Iterator[str]:
+    """The address of a store on rank 0."""
+    found = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 0 else None
+    port = torch.tensor([found.port if found else 0])
+    dist.broadcast(port, 0)
+    yield f"tcp://127.0.0.1:{int(port)}"
+    dist.barrier()
+
+
+class Worker:
+    """A worker with data of its own. `log`: a hash of the global parameters after each outer step."""
+
+    def __init__(self, store: str, steps: tw.OuterSteps, **options: Any) -> None:
+        torch.manual_seed(dist.get_rank())
+        self.model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 16)).double()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.handle = tw.outer(self.model, self.optimizer, steps, store=store, **options)
+        self.log: Log = {}
+
+    def train(self, steps: int = 1) -> "Worker":
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.model(torch.randn(8, 24, dtype=torch.float64)).square().mean().backward()
+            self.optimizer.step()
+            if self.handle.ticks % H == 0:
+                self.log[self.handle.ticks] = hash(tuple(x for p in self.common() for x in p.view(-1).tolist()))
+        return self
+
+    def common(self) -> list[Tensor]:
+        return [p.detach() for p in self.handle.parameters.values()]
+
+    def ahead(self) -> list[Tensor]:
+        """How far this worker is from the global parameters."""
+        return [q - p.detach() for p, q in zip(self.model.parameters(), self.common(), strict=True)]
+
+    def train_while_another_does(self, known: set[str]) -> "Worker":
+        """Train until somebody else than these has come, and has left again."""
+        while not (new := set(self.handle.workers) - known):
+            self.train()
+        while new & set(self.handle.workers):
+            self.train()
+        return self
+
+
+def _sparse() -> tw.OuterSteps:
+    return tw.outer_steps.sparseloco(every=H, minimum_size=64)
+
+
+def _agree(logs: list[Log]) -> set[int]:
+    """Return the ticks that all have, after seeing that no two differ at any."""
+    for tick in set().union(*logs):
+        assert len({log[tick] for log in logs if tick in log}) == 1, tick
+    return set.intersection(*map(set, logs))
+
+
+METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
+    "sparseloco": _sparse,
+    "streaming": lambda: tw.outer_steps.streaming_diloco(every=2 * H, fragments=2, delay=1),
+    "dense": lambda: tw.OuterSteps(every=H),
+}
+
+
+def _together(method: str) -> Log:
+    with _store() as store:
+        worker = Worker(store, METHODS[method](), workers=3, grace=60.0).train(4 * H)
+        dist.barrier()
+        worker.handle.remove()
+        return worker.log
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_find_each_other_and_have_one_state(ranks: Ranks, method: str) -> None:
+    logs = ranks.run(3, _together, method)
+    assert len(_agree(logs)) == 4
+    assert len(set(logs[0].values())) == 4
+
+
+def _one_is_late(method: str) -> tuple[Log, float, bool]:
+    """Rank 2 takes its inner steps when the others have taken two outer ones without it."""
+    late = dist.get_rank() == 2
+    with _store() as store:
+        worker, far, sent = Worker(store, METHODS[method](), workers=3, grace=0.2, quorum=0.5), 0.0, True
+        if not late:
+            worker.train(2 * H)
+        dist.barrier()
+        if late:
+            worker.train(H - 1)
+            before, handle = worker.ahead(), worker.handle
+            assert handle._swarm is not None
+            handle._catch_up(handle._swarm)
+            far = max(float((a - b).abs().max()) for a, b in zip(worker.ahead(), before, strict=True))
+            worker.log[handle._swarm.at] = hash(tuple(x for p in worker.common() for x in p.view(-1).tolist()))
+            sent = max(float(x.abs().max()) for x in before) > 1e-3
+        dist.barrier()
+        worker.handle.remove()
+        return worker.log, far, sent
+
+
+@pytest.mark.parametrize("method", ["sparseloco", "dense"])
+def test_who_is_late_follows_and_keeps_what_it_has_learnt(ranks: Ranks, method: str) -> None:
+    logs, fars, sents = zip(*ranks.run(3, _one_is_late, method), strict=True)
+    assert _agree(list(logs)) == {2 * H}
+    assert max(fars) < 1e-14
+    assert all(sents)
+
+
+def _come_and_go() -> Log:
+    """Rank 2 vanishes, rank 3 comes; the others train until they have noticed both, and have gone on."""
+    rank = dist.get_rank()
+    with _store() as store:
+        if rank == 3:
+            dist.barrier()
+        worker = Worker(store, _sparse(), workers=3, grace=1.0, quorum=0.5)
+        known = set(worker.handle.workers)
+        if rank < 3:
+            worker.train(2 * H)
+            dist.barrier()
+        match rank:
+            case 2:
+                worker.handle.remove(goodbye=False)
+            case 3:
+                worker.train(4 * H)
+            case _:
+                worker.train_while_another_does(known)
+        worker.handle.remove()
+        return worker.log
+
+
+def test_workers_come_and_go(ranks: Ranks) -> None:
+    logs = ranks.run(4, _come_and_go)
+    assert len(_agree(logs[:2])) > 2
+    assert len(_agree([logs[0], logs[3]])) > 2
+    assert len(_agree(logs[:3])) == 2
+
+
+def _store_restarts() -> Log:
+    """The store's host is started anew in mid-training; then rank 2 joins by it."""
+    rank, port = dist.get_rank(), torch.zeros(1, dtype=torch.int64)
+    first = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port.fill_(first.port if first else 0)
+    dist.broadcast(port, 0)
+    store = f"tcp://127.0.0.1:{int(port)}"
+    worker = Worker(store, _sparse(), workers=2, quorum=0.5).train(2 * H) if rank < 2 else None
+    dist.barrier()
+    del first
+    second = MADE.TCPStore("127.0.0.1", int(port), is_master=True, wait_for_workers=False) if rank == 0 else None
+    dist.barrier()
+    if worker:
+        worker.train_while_another_does(set(worker.handle.workers))
+    else:
+        worker = Worker(store, _sparse(), workers=3).train(3 * H)
+    worker.handle.remove()
+    dist.barrier()
+    assert rank or second
+    return worker.log
+
+
+def test_the_store_may_be_started_anew(ranks: Ranks) -> None:
+    assert len(_agree(ranks.run(3, _store_restarts))) > 1
+
+
+def _other_settings() -> str:
+    with _store() as store:
+        try:
+            steps = tw.outer_steps.sparseloco(every=H + dist.get_rank())
+            Worker(store, steps, workers=2).handle.remove()
+        except tw.errors.FingerprintError as error:
+            return str(error)
+        return ""
+
+
+def test_another_recipe_is_refused(ranks: Ranks) -> None:
+    assert any("another model, recipe or settings" in said for said in ranks.run(2, _other_settings))
+
+
+def _refused() -> list[str]:
+    model, nobody = nn.Linear(4, 4), "tcp://127.0.0.1:1"
+    optimizer, group = torch.optim.SGD(model.parameters(), lr=0.1), dist.group.WORLD
+    rounds = tw.OuterSteps(every=2, recipe=tw.recipes.powersgd(rank=1))
+    crowded = tw.outer_steps.streaming_diloco(every=4, fragments=2, delay=3)
+    asked = [(_sparse(), {"group": group}), (_sparse(), {"elastic": True}), (rounds, {}), (crowded, {})]
+    return [told(partial(tw.outer, model, optimizer, steps, store=nobody, **options)) for steps, options in asked]
+
+
+def test_what_does_not_go_with_a_store_is_refused(ranks: Ranks) -> None:
+    words = ["leave one of them out", "without elastic", "takes several rounds", "fewer fragments"]
+    for said, word in zip(*ranks.run(1, _refused), words, strict=True):
+        assert said.startswith("ValueError")
+        assert word in said
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:29400", "tcp://10.0.0.1", "tcp://:1"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match=r"tcp://10\.0\.0\.1:29400"):
+        Directory(address)
