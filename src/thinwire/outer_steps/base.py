@@ -11,6 +11,8 @@ import torch
 from thinwire.checked import BODY, Count, Fraction, Size, checked
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Reducer
+from thinwire.reducer.base import words
+from thinwire.schedules import Schedule
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer of a list of parameters, as torch.optim's classes do."""
@@ -30,6 +32,7 @@ class OuterSteps:
         recipe: Reduces the workers' Δ = global − own parameters to their mean.
         make_optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By
             default it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
+        rate: The outer optimizer's learning rate, by outer step, from 0. None leaves it as it is made.
         fragments: Into how many parts the parameters are cut, in the model's order and of about equal size; or which
             they are, each a tuple of names of modules or parameters. Fragments take their outer steps one after
             another, spread over the H inner steps.
@@ -46,6 +49,7 @@ class OuterSteps:
     every: Count | timedelta
     recipe: Annotated[Reducer, BODY] = field(default_factory=dense)
     make_optimizer: MakeOptimizer = NESTEROV
+    rate: Schedule | None = None
     fragments: Count | tuple[tuple[str, ...], ...] = 1
     delay: Size = 0
     mixing: Fraction = 0.0
@@ -104,4 +108,6 @@ class OuterSteps:
 
     def settings(self) -> dict[str, Any]:
         """Return all but recipe and optimizer, as plain values. Workers must agree on them."""
-        return {name: getattr(self, name) for name in ("every", "fragments", "delay", "mixing", "leave_out")}
+        return {name: getattr(self, name) for name in ("every", "fragments", "delay", "mixing", "leave_out")} | {
+            "rate": words(self.rate)
+        }

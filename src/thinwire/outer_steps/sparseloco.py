@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from thinwire.checked import Count, Part, Size, checked
+from thinwire.checked import Amount, Count, Part, Size, checked
 from thinwire.codecs import ChunkTopK
 from thinwire.exchanges import AllGather
 from thinwire.formats import Magnitudes
@@ -13,7 +13,7 @@ from thinwire.outer_steps.base import OuterSteps
 from thinwire.payloads import Narrow
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize
-from thinwire.schedules import Density
+from thinwire.schedules import Density, Schedule, resolve
 
 _TWO_BITS = Magnitudes()
 
@@ -24,18 +24,21 @@ def sparseloco(
     every: Count = 30,
     density: Density = 64 / 4096,
     decay: Part = 0.95,
+    rate: Amount | Schedule = 1.0,
     values: Narrow = _TWO_BITS,
     minimum_size: Size = 1024,
 ) -> OuterSteps:
     """Send 64 of each 64 × 64 elements, in 2 bits: e ← decay · e + Δ; q = Q(Top-k(e)); e ← e − q (SparseLoCo).
 
     Sarfi et al. 2025, arXiv 2508.15706. These are the settings of a training in production. The outer optimizer is SGD
-    with a learning rate of 1 and no momentum: global ← global − mean of q.
+    without momentum: global ← global − rate · mean of q.
 
     Args:
         every: Inner steps from one outer step to the next; the abstract has 15 to 250.
-        density: The share of elements to send; the abstract has 1 to 3 %.
+        density: The share of elements to send, or a schedule of it by outer step; the abstract has 1 to 3 %.
         decay: The residual's.
+        rate: The outer learning rate, or a schedule of it by outer step. In production it fell from 1.0 to 0.4 in
+            steps, as `schedules.Stages(values=(1.0, 0.8, 0.6), steps_each=2000, final=0.4)` does.
         values: How values travel.
         minimum_size: Tensors with fewer elements go uncompressed.
     """
@@ -44,5 +47,6 @@ def sparseloco(
     return OuterSteps(
         every=every,
         recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),
-        make_optimizer=partial(torch.optim.SGD, lr=1.0),
+        make_optimizer=partial(torch.optim.SGD, lr=resolve(rate, 0)),
+        rate=rate if isinstance(rate, Schedule) else None,
     )

@@ -233,6 +233,25 @@ def test_streaming_is_what_its_paper_says(ranks: Ranks, fragments: int, delay: i
         assert own < 1e-13
 
 
+def _falling() -> list[float]:
+    """Return how far each outer step moves a global parameter, where each worker moves by 1."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer, rate = SGD(model.parameters(), lr=1.0), tw.schedules.Stages(values=(1.0, 0.5), steps_each=2, final=0.25)
+    steps = tw.outer_steps.sparseloco(every=1, rate=rate)
+    handle, found = tw.outer(model, optimizer, steps), list[float]()
+    for _ in range(6):
+        before = float(handle.parameters["weight"].detach())
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer.step()
+        found.append(before - float(handle.parameters["weight"].detach()))
+    return found
+
+
+def test_the_outer_rate_falls(ranks: Ranks) -> None:
+    for found in ranks.run(2, _falling):
+        assert found == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25])
+
+
 # --- nothing is lost ---
 
 

@@ -200,6 +200,7 @@ def _refused() -> list[str]:
     optimizer, group = torch.optim.SGD(model.parameters(), lr=0.1), dist.group.WORLD
     rounds = tw.OuterSteps(every=2, recipe=tw.recipes.powersgd(rank=1))
     crowded = tw.outer_steps.streaming_diloco(every=4, fragments=2, delay=3)
+    asked: list[tuple[tw.OuterSteps, dict[str, Any]]]
     asked = [(_sparse(), {"group": group}), (_sparse(), {"elastic": True}), (rounds, {}), (crowded, {})]
     return [told(partial(tw.outer, model, optimizer, steps, store=nobody, **options)) for steps, options in asked]
 

@@ -15,6 +15,7 @@ from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.buckets import GradientBucket, buckets
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.meeting import Meeting
+from thinwire.schedules import Schedule
 
 
 @final
@@ -149,10 +150,13 @@ class Fragment:
                 mine.add_(self.parameters[name].detach().to(mine)).sub_(before[name])
 
     @torch.no_grad()
-    def apply(self) -> bool:
-        """Have the outer optimizer take the mean that has arrived. Return whether there was one."""
+    def apply(self, rate: Schedule | None = None) -> bool:
+        """Have the outer optimizer take the mean that has arrived, at this rate. Return whether there was one."""
         if not self.arrived:
             return False
+        if rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate(self.finished - 1)
         for name, p in self.parameters.items():
             p.grad = self._views[name]
         self.optimizer.step()

@@ -333,7 +333,7 @@ class Outer(Handle):
         fragment = self.fragments[part]
         taken = fragment.meeting is None or fragment.meeting.taken
         with nullcontext() if taken else fragment.keeping_moves():
-            applied = fragment.apply()
+            applied = fragment.apply(self.steps.rate)
         if not fragment.sound():
             self.go_back()
         elif applied and taken:
