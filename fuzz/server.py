@@ -135,25 +135,31 @@ class Fuzzed:
             check_keys(rows.keys)
 
     def converse(self) -> Iterator[str]:
-        """Have a session take a hundred damaged messages, or as many as it does until it ends."""
-        shared = self.server._shared
-        session = Session(shared, WHO.encode(), "here")
-        said = json.dumps({"trainer": WHO, "agreed": self.agreed}).encode()
-        try:
-            with shared.lock:
-                said = said if self.chance.random() < 0.8 else self.damaged(said)
-                session.take(next(messages(Kind.JOIN, [said])))
-            for _ in range(100):
-                with shared.lock:
+        """Have sessions take a hundred damaged messages; one that refuses a message is at its end."""
+        session = None
+        for _ in range(100):
+            with self.server._shared.lock:
+                try:
+                    session = session or self._joined()
                     session.take(self.damaged(self.frame()))
                     self.server._hub._release()
-                    session.outbox.clear()
-                yield "frame taken"
-        except (FrameError, PayloadError, RefusedError) as error:
-            yield f"session: {type(error).__name__}"
-        finally:
-            with shared.lock:
+                    said = "left" if session.over else "frame taken"
+                except (FrameError, PayloadError, RefusedError) as error:
+                    said = f"session: {type(error).__name__}"
+                if session is not None and said != "frame taken":
+                    session.leave(goodbye=False)
+                    session = None
+            yield said
+        if session is not None:
+            with self.server._shared.lock:
                 session.leave(goodbye=False)
+
+    def _joined(self) -> Session:
+        """Return a session that has joined; now and then the words with which it does are damaged, too."""
+        said = json.dumps({"trainer": WHO, "agreed": self.agreed}).encode()
+        session = Session(self.server._shared, WHO.encode(), "here")
+        session.take(next(messages(Kind.JOIN, [said if self.chance.random() < 0.8 else self.damaged(said)])))
+        return session
 
 
 def check_keys(keys: torch.Tensor) -> None:
