@@ -30,6 +30,12 @@ ITSELF = pytest.mark.skipif(OLD, reason="Gloo sends no message from a rank to it
 V = [pytest.param(kind, marks=ITSELF) for kind in ("zbv", "dual pipe v")]
 STRAIGHT = [kind for kind in KINDS if kind not in ("zbv", "dual pipe v")]
 kinds = pytest.mark.parametrize("kind", [*STRAIGHT, *V])
+# The others differ from one of the first three in the order of their schedule alone.
+ALIKE = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpipe", "looped bfs", "interleaved")]
+unlike = pytest.mark.parametrize(
+    "kind",
+    ["1f1b", "interleaved zero-bubble", V[0], *ALIKE, pytest.param("dual pipe v", marks=[ITSELF, pytest.mark.slow])],
+)
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
@@ -83,7 +89,7 @@ def laplace() -> Boundary:
     return LaplaceBoundary(0.4)
 
 
-@kinds
+@unlike
 def test_one_threshold_for_a_batch(ranks: Ranks, kind: str) -> None:
     trial = Trial(kind=kind, boundary=laplace, steps=2)
     pairs = ranks.run(2, stages.both, trial)
@@ -252,7 +258,7 @@ def copied(kind: str) -> tuple[list[Tensor], list[Tensor], bool, bool]:
     return *dense, alike
 
 
-@kinds
+@unlike
 def test_replicas_of_a_pipeline_are_the_unsplit_model_on_all_batches(ranks: Ranks, kind: str) -> None:
     for found, expected, *alike in ranks.run(4, copied, kind):
         assert alike == [True, True]
