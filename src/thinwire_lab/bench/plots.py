@@ -1,7 +1,5 @@
 """The results as figures: loss over time, loss over bytes, and where a step's time goes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

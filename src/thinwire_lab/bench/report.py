@@ -1,7 +1,5 @@
 """The report of a bench run: one table (two on a narrow terminal), notes, and a page with figures."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is here: versions, devices, and which implementation of the kernels runs."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time
@@ -21,6 +19,7 @@ from thinwire_lab.check.kernels import implementation
 from thinwire_lab.machine import processor
 from thinwire_lab.show.units import human_bytes
 
+_BACKENDS = ("gloo", "nccl", "mpi")
 _PACKAGES = ("torch", "numba", "triton", "numpy")
 
 
@@ -68,13 +67,13 @@ def _backend(device: torch.device) -> tuple[bool | None, str]:
     return ran == expected, f"{ran}; {own} of {len(every)} kernels have an implementation of their own"
 
 
-def _groups(device: torch.device) -> tuple[bool | None, str]:
-    there = [name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available")()]
-    return True, ", ".join(there)
-
-
 ROWS: Mapping[str, Callable[[torch.device], tuple[bool | None, str]]] = MappingProxyType(
-    {"versions": _versions, "device": _device, "kernels": _backend, "process groups": _groups}
+    {
+        "versions": _versions,
+        "device": _device,
+        "kernels": _backend,
+        "process groups": lambda _: (True, ", ".join(n for n in _BACKENDS if getattr(dist, f"is_{n}_available")())),
+    }
 )
 """What is reported, by name."""
 

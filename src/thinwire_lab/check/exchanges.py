@@ -1,7 +1,5 @@
 """Does every rank of this very group get the sum of what all have sent? One exchange for each recipe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

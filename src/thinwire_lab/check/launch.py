@@ -53,10 +53,11 @@ class Launch:
     def work(self, section: Section, device: str, tell: Callable[[Finding], None]) -> list[Finding]:
         """Do a section together with the other processes. Return, on rank 0, what came of each row."""
         mine: Found = {}
-        if self._takes_part(section, device):
+        devices = 1 if device == "cpu" else torch.cuda.device_count()
+        if section.backend or self.local_rank < devices:  # each has one of its own, or they meet in a group
             place = Place(
                 ranks=range(section.world) if self.alone else [self.rank],
-                device=self._device(device),
+                device=device if device == "cpu" else f"cuda:{self.local_rank % devices}",
                 threads=self._threads(section),
                 address=self.address,
                 store=self.store,
@@ -75,15 +76,6 @@ class Launch:
         code = int(self.store.get(key))
         self._meet("end")
         return code
-
-    def _takes_part(self, section: Section, device: str) -> bool:
-        """Whether this process has a device of its own for a section without a group."""
-        if section.backend:
-            return True
-        return self.local_rank < (1 if device == "cpu" else torch.cuda.device_count())
-
-    def _device(self, device: str) -> str:
-        return device if device == "cpu" else f"cuda:{self.local_rank % torch.cuda.device_count()}"
 
     def _threads(self, section: Section) -> int:
         near = section.world if self.alone else int(os.environ.get("LOCAL_WORLD_SIZE", 1))

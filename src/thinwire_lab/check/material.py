@@ -1,7 +1,5 @@
 """What a kernel is given to do: tensors in frames that show a write beside them, and its results, made comparable."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +87,7 @@ class Trial:
         """Return what was written and what was returned. Raises RuntimeError for a write anywhere else."""
         args = [_moved(arg, device) for arg in self.args]
         for place in self.writes:
-            args[place] = _each_framed(args[place])
+            args[place] = list(map(framed, args[place])) if isinstance(args[place], list) else framed(args[place])
         read = [*tensors([arg for place, arg in enumerate(args) if place not in self.writes])]
         before = [x.clone() for x in read]
         returned = call(*args)
@@ -99,10 +97,6 @@ class Trial:
         if not all(map(same_bits, read, before)):
             raise RuntimeError("changed what it was only to read")
         return [*written, *flat(returned)]
-
-
-def _each_framed(arg: Any) -> Any:
-    return [framed(each) for each in arg] if isinstance(arg, list) else framed(arg)
 
 
 def _moved(arg: Any, device: torch.device) -> Any:

@@ -1,7 +1,5 @@
 """A check, printed, as a page, and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

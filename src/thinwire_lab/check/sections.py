@@ -1,7 +1,5 @@
 """What is checked, in sections: each has rows that one process, or all ranks together, work through."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +60,8 @@ class Asked:
             lanes=lanes,
             options={"quick": self.quick, "share": 1 / lanes},
         )
-        for exponent in self._exponents():
+        exponents = ((24,), (22,)) if self.device == "cpu" else ((20, 24, 27), (24,))
+        for exponent in exponents[self.quick]:
             yield Section(
                 title=f"speed, 2^{exponent} elements",
                 kind="speed",
@@ -89,11 +88,6 @@ class Asked:
                 world=world,
                 options={"steps": steps},
             )
-
-    def _exponents(self) -> Sequence[int]:
-        if self.device == "cpu":
-            return (22,) if self.quick else (24,)
-        return (24,) if self.quick else (20, 24, 27)
 
     def _groups(self, launched: int | None) -> Iterator[tuple[str, int]]:
         """Yield backends and sizes. NCCL takes one rank a GPU, so alone it gets a group of one."""

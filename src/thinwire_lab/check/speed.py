@@ -1,7 +1,5 @@
 """How long do encode and decode take, in copies of the same memory?"""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -98,14 +98,11 @@ class _Training:
         before = self._kept()
         self.optimizer.zero_grad()
         self.backward(step, torch.nan if dist.get_rank() == dist.get_world_size() - 1 else 1.0)
-        if self._finite():
+        if all(bool(p.grad.isfinite().all()) for p in self.model.parameters() if p.grad is not None):
             raise Wrong("one rank's gradients were NaN, and the mean is finite")
         self.optimizer.zero_grad()
         if not _alike(self._kept(), before):
             raise Wrong("a step that was called off changed the parameters or what waits")
-
-    def _finite(self) -> bool:
-        return all(bool(p.grad.isfinite().all()) for p in self.model.parameters() if p.grad is not None)
 
     def _kept(self) -> dict[str, Tensor]:
         """Return copies of the parameters and of what waits."""

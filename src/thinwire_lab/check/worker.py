@@ -5,8 +5,6 @@ each row, through a store, whether it went well on all of them. If not, all of t
 new processes and a new group.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -2,12 +2,12 @@
 
 import json as documents
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from thinwire.planner import Plan, Profile, decide
+from thinwire.planner import Plan, decide
 from thinwire_lab.cluster.workers import ended, is_first
 from thinwire_lab.inputs import BadInput, check_writable, write_atomically
 from thinwire_lab.plan.apart import Apart
@@ -15,40 +15,6 @@ from thinwire_lab.plan.report import every, folded, print_plan, write_html
 from thinwire_lab.plan.sources import Known, Source, Wishes
 from thinwire_lab.plan.words import UNKNOWN_OPTIMIZER
 from thinwire_lab.show.terminal import complain, print_raw, print_written
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """Where the plan is written. Raises BadInput when a file cannot be written, before anything has been measured."""
-
-    console: Console
-    json: Path | None
-    html: Path | None
-    profile: Path | None
-    unfolded: bool
-    apart: Apart | None = None
-
-    def __post_init__(self) -> None:
-        check_writable((self.json, self.html, self.profile))
-
-    def keep(self, measured: Profile) -> None:
-        """Save the profile before anything else: measuring takes longest."""
-        if self.profile is not None:
-            write_atomically(self.profile, measured.to_json() + "\n")
-
-    def show(self, measured: Profile, plan: Plan) -> None:
-        """Write the files and print the plan."""
-        if self.json is not None:
-            write_atomically(self.json, self._document(plan) + "\n")
-        if self.html is not None:
-            write_html(measured, plan, self.html, self.apart)
-        print_plan(self.console, measured, plan, every(plan) if self.unfolded else folded(plan), self.apart)
-        print_written(self.console, (self.profile, self.json, self.html))
-
-    def _document(self, plan: Plan) -> str:
-        if self.apart is None:
-            return plan.to_json()
-        return documents.dumps(documents.loads(plan.to_json()) | {"outer": self.apart.document(plan)}, indent=1)
 
 
 def run(
@@ -63,9 +29,33 @@ def run(
 ) -> int:
     """Get a profile, decide, print, write the files, and return the exit code. Raises BadInput."""
     first = is_first()
-    files = {name: path if first else None for name, path in {"json": json, "html": html, "profile": profile}.items()}
-    outputs = Outputs(console=Console(quiet=not first), unfolded=unfolded, apart=apart, **files)
-    return guarded(lambda: _plan(source, wishes, outputs))
+    console, files = Console(quiet=not first), [path if first else None for path in (profile, json, html)]
+    check_writable(files)  # before anything is measured
+
+    def work() -> None:
+        with console.status("measuring"):
+            known = source.known(wishes)
+            _write(files[0], known.measured.to_json() + "\n")  # first of all: measuring takes longest
+            plan = decided(known)
+        _write(files[1], _document(plan, apart) + "\n")
+        if files[2] is not None:
+            write_html(known.measured, plan, files[2], apart)
+        print_plan(console, known.measured, plan, every(plan) if unfolded else folded(plan), apart)
+        print_written(console, files)
+        hint(replace(wishes, optimizer=known.budget.optimizer))
+
+    return guarded(work)
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is not None:
+        write_atomically(path, text)
+
+
+def _document(plan: Plan, apart: Apart | None) -> str:
+    if apart is None:
+        return plan.to_json()
+    return documents.dumps(documents.loads(plan.to_json()) | {"outer": apart.document(plan)}, indent=1)
 
 
 def guarded(work: Callable[[], None]) -> int:
@@ -88,12 +78,3 @@ def decided(known: Known) -> Plan:
         return decide(known.profile, known.budget)
     except ValueError as error:
         raise BadInput(str(error)) from error
-
-
-def _plan(source: Source, wishes: Wishes, outputs: Outputs) -> None:
-    with outputs.console.status("measuring"):
-        known = source.known(wishes)
-        outputs.keep(known.measured)
-        plan = decided(known)
-    outputs.show(known.measured, plan)
-    hint(replace(wishes, optimizer=known.budget.optimizer))

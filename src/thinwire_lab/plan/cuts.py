@@ -146,13 +146,11 @@ class PipelinePlan:
 
     def to_json(self) -> str:
         """Return all of it as JSON, each stage's plan as `Plan.to_json` has it."""
-        whole = {"schema": "thinwire.pipeline-plan/1", "verdict": self.verdict, "pays": self._pays()}
+        pays = any(row.pays for row in self.boundaries) or any(plan.pays for plan in self.stages)
+        whole = {"schema": "thinwire.pipeline-plan/1", "verdict": self.verdict, "pays": pays}
         whole |= {name: getattr(self.crossings, name) for name in ("density", "values", "micro_batches")}
         whole |= {"boundaries": [row.document() for row in self.boundaries]}
         return json.dumps(whole | {"stages": [json.loads(plan.to_json()) for plan in self.stages]}, indent=1)
-
-    def _pays(self) -> bool:
-        return any(row.pays for row in self.boundaries) or any(plan.pays for plan in self.stages)
 
 
 @checked

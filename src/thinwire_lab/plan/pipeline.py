@@ -167,7 +167,7 @@ def run(source: Pipelined, wishes: Wishes, *, json: Path | None, html: Path | No
             found = source.found(wishes)
             plans = [decided(known) for known in found.stages]
             plan = PipelinePlan(stages=plans, crossings=found.crossings, boundaries=decide_boundaries(found.crossings))
-        for path, make in zip(files, (_json, drawn), strict=True):
+        for path, make in zip(files, (lambda plan: plan.to_json() + "\n", drawn), strict=True):
             if path is not None:
                 write_atomically(path, make(plan))
         print_pipeline(console, plan, unfolded=unfolded)
@@ -176,7 +176,3 @@ def run(source: Pipelined, wishes: Wishes, *, json: Path | None, html: Path | No
     code = guarded(work)
     hint(wishes)
     return code
-
-
-def _json(plan: PipelinePlan) -> str:
-    return plan.to_json() + "\n"

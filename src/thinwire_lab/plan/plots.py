@@ -1,7 +1,5 @@
 """A plan as figures: the step as a timeline, and the least compression that pays."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple

@@ -1,7 +1,5 @@
 """A plan, printed and as a page: conclusions, every tensor, the network, and figures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass

@@ -33,15 +33,12 @@ def title(profile: Profile) -> str:
 
 def origin(measured: Profile, profile: Profile) -> list[str]:
     """Say what was measured, and where that differs from what was asked."""
-    lines = [str(measured.made.get("model", "")), _measuring(measured)]
+    seconds = measured.made.get("measuring_seconds")
+    took = "" if seconds is None else f"Measuring took {seconds:g} s."
+    lines = [str(measured.made.get("model", "")), took]
     if (measured.world_size, measured.links) != (profile.world_size, profile.links):
         lines.append(f"What if: the profile was measured with {title(measured)}.")
     return [line for line in lines if line]
-
-
-def _measuring(measured: Profile) -> str:
-    seconds = measured.made.get("measuring_seconds")
-    return "" if seconds is None else f"Measuring took {seconds:g} s."
 
 
 def network(profile: Profile) -> list[tuple[str, str, str]]:

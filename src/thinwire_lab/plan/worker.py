@@ -123,19 +123,11 @@ def _micros(feeds: Sequence[Feed], outputs: Sequence[Sequence[Tensor]], index: i
     """Return the inputs of that stage; unless it is the last, a random gradient stands in for the loss."""
     micros = list[Micro]()
     for (args, kwargs, target), made in zip(feeds, outputs, strict=True):
-        loss = partial(_against, torch.randn_like(made[index]))
+        loss = partial(lambda gradient, output: (output * gradient).sum(), torch.randn_like(made[index]))
         if index == len(made) - 1:
-            loss = partial(_judged, parts.criterion, target)
+            loss = partial(lambda right, output: parts.criterion(output, right), target)
         micros.append(Micro(args if index == 0 else (made[index - 1].requires_grad_(),), kwargs, loss))
     return micros
-
-
-def _against(gradient: Tensor, output: Tensor) -> Tensor:
-    return (output * gradient).sum()
-
-
-def _judged(criterion: Callable[[Tensor, Tensor], Tensor], target: Tensor, output: Tensor) -> Tensor:
-    return criterion(output, target)
 
 
 def _profile(

@@ -132,7 +132,7 @@ _LINE = re.compile(rb"\t".join(kind.pattern for _, kind in _KINDS))
 def load(path: Path) -> Impressions:
     """Load the first lines of the file. Raises BadInput if it cannot be read or lines have another layout."""
     labels, counts, hashes, missing = bytearray(), array("q"), bytearray(), bytearray()
-    with reading(path, EXPECTED), _open(path) as file:
+    with reading(path, EXPECTED), cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
         for fields in _lines(path, file):
             labels.append(fields[0] == b"1")
             counts.extend([int(field or 0) for field in fields[1 : 1 + DENSE]])
@@ -145,10 +145,6 @@ def load(path: Path) -> Impressions:
     return Impressions(
         dense=dense.reshape(-1, DENSE), ids=ids.reshape(-1, CATEGORIES), labels=np.frombuffer(labels, np.uint8)
     )
-
-
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb"))
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[list[bytes]]:

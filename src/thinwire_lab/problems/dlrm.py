@@ -81,6 +81,7 @@ class DLRM(nn.Module):
 def make(options: Options) -> Problem:
     """The problem on the file `options.data` of Criteo's clicks, or on generated ones."""
     source = _generated() if options.data is None else _criteo(options.data)
+    parts = Parts(split=_split, feed=_feed, criterion=_criterion)
     with seeded(options.seed):
         model = _network(source.rows)
     return Problem(
@@ -88,10 +89,10 @@ def make(options: Options) -> Problem:
         description=f"DLRM, {size(model)}, on {source.title}",
         model=model,
         batch=batches(options.seed, source.draw),
-        loss=_loss,
+        loss=lambda model, batch: parts.loss([model], batch),
         held_out=source.held_out,
         learning_rate=RATES["dlrm"].sgd,
-        parts=Parts(split=_split, feed=_feed, criterion=_criterion),
+        parts=parts,
     )
 
 
@@ -166,8 +167,3 @@ def _feed(batch: Batch) -> Feed:
 
 def _criterion(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits.flatten(), labels.float())
-
-
-def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    arguments, named, labels = _feed(batch)
-    return _criterion(model(*arguments, **named), labels)

@@ -31,7 +31,7 @@ def source_texts() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     if not rest:
         raise BadInput(f"there is no Python source to train on under {root}; name a text file with --data")
     del files[19::20]
-    return _joined(files), _joined(rest)
+    return np.frombuffer(b"".join(files), np.uint8), np.frombuffer(b"".join(rest), np.uint8)
 
 
 def _sources(root: Path) -> Iterator[Path]:
@@ -55,10 +55,6 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def _joined(files: list[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(files), np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)

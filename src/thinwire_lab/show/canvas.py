@@ -1,7 +1,5 @@
 """Shared by all figures: colours, heads, axes and legends."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal

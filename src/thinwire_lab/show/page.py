@@ -1,7 +1,5 @@
 """One HTML page that needs nothing beside it."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -74,11 +74,9 @@ def print_titled(console: Console, table: Table) -> None:
 
 def _cells(table: Table, place: int, row: Sequence[str], widths: Sequence[int]) -> Iterator[Text]:
     for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-        yield Text(_aligned(table, column, text, width), style=_style(table, (place, column)))
-
-
-def _style(table: Table, cell: tuple[int, int]) -> str:
-    return "bold red" if cell in table.wrong else "bold green" if cell in table.best else ""
+        cell = (place, column)
+        style = "bold red" if cell in table.wrong else "bold green" if cell in table.best else ""
+        yield Text(_aligned(table, column, text, width), style=style)
 
 
 def _heading(table: Table, widths: Sequence[int]) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Step time and scaling efficiency over the number of workers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes

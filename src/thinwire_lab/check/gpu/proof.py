@@ -229,7 +229,9 @@ def _show(proof: Proof) -> None:
     title = f"A bucket of {WORLD} ranks on {proof.document['device']}"
     print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 2)))
     if proof.interpreted:
-        print_titled(proof.console, _models(proof.document["model"]))
+        cells = [[row["recipe"], row["model"], *(str(row[link]) for link in LINKS)] for row in proof.document["model"]]
+        title, headings = f"A step of {WORLD} ranks, ms, predicted", ["recipe", "model", *LINKS]
+        print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 1)))
     else:
         print_titled(proof.console, _stepped(proof.document["parts"]["steps"]))
     for part, found in proof.document["parts"].items():
@@ -254,9 +256,3 @@ def _stepped(parts: dict[str, Row]) -> Table:
     cells = [[row["name"], row["optimizer"], f"{row['tokens']:,}", f"{row.get('ms', math.nan):.1f}"] for row in rows]
     headings = ["recipe", "optimizer", "tokens", "ms"]
     return Table(title="A step of a GPT in DDP over NCCL with one rank", headings=headings, rows=cells, left=(0, 1))
-
-
-def _models(rows: list[Row]) -> Table:
-    headings = ["recipe", "model", *LINKS]
-    cells = [[row["recipe"], row["model"], *(str(row[link]) for link in LINKS)] for row in rows]
-    return Table(title=f"A step of {WORLD} ranks, ms, predicted", headings=headings, rows=cells, left=(0, 1))

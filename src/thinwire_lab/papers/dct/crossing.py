@@ -29,7 +29,6 @@ class Boundaries(Evidence):
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
         return (
             f"python -m thinwire_lab.papers.dct.model_parallel accuracy --problem {self.problem} "
             f"--seeds {len(self.seeds)}{self.options} --resume --json papers/runs/{self._name}",
@@ -52,11 +51,9 @@ class Boundaries(Evidence):
         return Losses(runs=found)
 
     def spread(self, found: "Losses") -> str:
-        """See `shelf.Evidence`."""
         return OVER_SEEDS.format(len(self.seeds))
 
     def shrunk(self) -> Self:
-        """See `shelf.Evidence`."""
         return replace(self, seeds=(0, 1), options=" --steps 2")
 
 

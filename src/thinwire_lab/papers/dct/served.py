@@ -40,19 +40,16 @@ class Served(Evidence):
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
         lists = {"densities": self.densities, "drains": self.drains, "seeds": self.seeds}
         options = " ".join(f"--{name} {','.join(f'{value:g}' for value in values)}" for name, values in lists.items())
         program = f"python -m {SERVE} papers/runs/{FILE}"
         return (f"{program} --updates {self.updates} --threads {self.threads} {options}",)
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
         lines = [line for line in shelf.lines(FILE) if shelf.is_current(line)]
         return () if all(len(runs) == len(self.seeds) for runs in self._found(lines).values()) else self.commands
 
     def read(self, shelf: Shelf) -> Runs:
-        """See `shelf.Evidence`."""
         found = self._found(shelf.lines(FILE))
         for name, runs in found.items():
             if len(runs) < len(self.seeds):
@@ -60,11 +57,9 @@ class Served(Evidence):
         return found
 
     def spread(self, found: Runs) -> str:
-        """See `shelf.Evidence`."""
         return OVER_SEEDS.format(len(self.seeds))
 
     def shrunk(self) -> Self:
-        """See `shelf.Evidence`."""
         return replace(self, updates=16, seeds=(0, 1))
 
     def _found(self, lines: Sequence[Mapping[str, Any]]) -> dict[float, list[Run]]:

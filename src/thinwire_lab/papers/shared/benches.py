@@ -47,20 +47,16 @@ class Bench(Evidence):
 
     @property
     def parts(self) -> tuple[Document]:
-        """See `shelf.Evidence`."""
         return (self.document,)
 
     def read(self, shelf: Shelf) -> "Steps":
-        """See `shelf.Evidence`."""
         found = Results.from_json(self.document.read(shelf))
         return Steps(environment=found.environment, rows={row.label: row for row in found.rows})
 
     def spread(self, found: "Steps") -> str:
-        """See `shelf.Evidence`."""
         return f"{self.model} \N{PLUS-MINUS SIGN} {found.apart:.0%}"
 
     def shrunk(self) -> Self:
-        """See `shelf.Evidence`."""
         return replace(self, steps=2, seeds=(0,), workers=2)
 
 
@@ -165,15 +161,12 @@ class Benches(Evidence):
 
     @property
     def parts(self) -> list[Bench]:
-        """See `shelf.Evidence`."""
         return list(self.places.values())
 
     def read(self, shelf: Shelf) -> Grid:
-        """See `shelf.Evidence`."""
         return {place: bench.read(shelf) for place, bench in self.places.items()}
 
     def spread(self, found: Grid) -> str:
-        """See `shelf.Evidence`."""
         apart = [steps.apart for steps in found.values()]
         model = next(iter(self.places.values())).model
         return f"{model} \N{PLUS-MINUS SIGN} {span(apart, '.0%')}"

@@ -87,7 +87,6 @@ class Bars:
     line: float | None = 1.0
 
     def draw(self, axes: Axes) -> None:
-        """See `Panel`."""
         names = list(dict.fromkeys(each for bars in self.groups.values() for each in bars))
         width = 0.8 / len(names)
         for i, each in enumerate(names):
@@ -115,7 +114,6 @@ class Lines:
     log: str = ""
 
     def draw(self, axes: Axes) -> None:
-        """See `Panel`."""
         for i, (each, (x, y)) in enumerate(self.lines.items()):
             colour = INK if each == "dense" else COLOURS[i % len(COLOURS)]
             axes.plot(x, y, marker=MARKS[i % len(MARKS)], markersize=4, color=colour, label=each, linewidth=1.5)
@@ -134,7 +132,6 @@ class Words:
     text: str
 
     def draw(self, axes: Axes) -> None:
-        """See `Panel`."""
         label(axes, self.title, "", "")
         axes.text(0.5, 0.5, self.text, ha="center", va="center", wrap=True, color=MUTED, transform=axes.transAxes)
         axes.set_xticks([])

@@ -167,7 +167,6 @@ class Document(Evidence):
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """See `Evidence`."""
         return (f"{self.words} --json papers/runs/{self.name}.json",)
 
     def read(self, shelf: Shelf) -> Any:
@@ -178,11 +177,9 @@ class Document(Evidence):
         return found
 
     def spread(self, found: Any) -> str:
-        """See `Evidence`."""
         return self.apart(found)
 
     def shrunk(self) -> Self:
-        """See `Evidence`."""
         return replace(self, words=f"{self.words} {self.quick}".strip())
 
 
@@ -197,22 +194,17 @@ class Combined(Evidence):
 
     @property
     def seeds(self) -> tuple[int, ...]:  # type: ignore[override]  # it never sets them
-        """See `Evidence`."""
         return tuple(dict.fromkeys(seed for each in self.documents for seed in each.seeds))
 
     @property
     def parts(self) -> Sequence[Evidence]:
-        """See `Evidence`."""
         return self.documents
 
     def read(self, shelf: Shelf) -> Any:
-        """See `Evidence`."""
         return self.combine([each.read(shelf) for each in self.documents])
 
     def spread(self, found: Any) -> str:
-        """See `Evidence`."""
         return "; ".join(filter(None, (each.spread(found) for each in self.documents)))
 
     def shrunk(self) -> Self:
-        """See `Evidence`."""
         return replace(self, documents=[each.shrunk() for each in self.documents[: self.enough]])

@@ -87,7 +87,6 @@ class Trials(Evidence):
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """See `shelf.Evidence`."""
         return tuple(self._command(way) for way in self.ways.values())
 
     def missing(self, shelf: Shelf) -> tuple[str, ...]:
@@ -105,7 +104,6 @@ class Trials(Evidence):
         return found
 
     def spread(self, found: Mapping[str, Series]) -> str:
-        """See `shelf.Evidence`."""
         return OVER_SEEDS.format(len(self.seeds))
 
     def only(self, *names: str) -> Self:
@@ -117,7 +115,6 @@ class Trials(Evidence):
         return replace(self, seeds=tuple(range(seeds)))
 
     def shrunk(self) -> Self:
-        """See `shelf.Evidence`."""
         return replace(self, steps=4, seeds=(0, 1))
 
     def _of(self, way: Way, lines: Sequence[Mapping[str, Any]]) -> Series:
