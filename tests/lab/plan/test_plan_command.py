@@ -148,7 +148,7 @@ def test_one_worker_has_nobody_to_exchange_with(tmp_path: Path) -> None:
     said = _joined(_plan(tmp_path, _profile(TWO, SLOW), "--workers", "1"))
     assert "1 worker · 8 Mbit/s What if: the profile was measured with 2 workers" in said
     assert "only one worker: nothing to exchange" in said
-    assert "latency" not in said
+    assert "all-reduce latency" not in said
     assert "Compression" not in said
 
 
