@@ -142,7 +142,7 @@ def _one_loads_nothing(kind: str, evaluates: bool) -> str:
 @pytest.mark.parametrize(("kind", "evaluates"), [("attach", False), ("attach", True), ("replicate", False)])
 def test_a_rank_that_loads_nothing_is_an_error_on_every_rank(ranks: Ranks, kind: str, evaluates: bool) -> None:
     for said in ranks.run(2, _one_loads_nothing, kind, evaluates):
-        assert said.startswith("StateError: rank 0 goes on from {'step': 1"), said
+        assert said.startswith("StateError: rank 0 resumes from {'step': 1"), said
 
 
 # --- what becomes of the model around it ---

@@ -585,13 +585,13 @@ _RECIPES: dict[str, Callable[[], Reducer]] = {
 @pytest.mark.parametrize("recipe", _RECIPES)
 def test_states_of_different_steps_are_refused(ranks: Ranks, recipe: str) -> None:
     for message in ranks.run(2, told, _one_file_older, recipe):
-        assert message.startswith("StateError: rank 0 goes on from")
+        assert message.startswith("StateError: rank 0 resumes from")
 
 
 @pytest.mark.parametrize("recipe", _RECIPES)
 def test_a_state_that_one_rank_alone_loads_is_refused(ranks: Ranks, recipe: str) -> None:
     for message in ranks.run(2, told, _one_loads, recipe):
-        assert message.startswith("StateError: rank 0 goes on from")
+        assert message.startswith("StateError: rank 0 resumes from")
 
 
 def _rank_0s_file() -> None:
