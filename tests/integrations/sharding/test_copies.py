@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,7 @@ from cases import GATHERS
 from ddp_models import same
 from ranks import Ranks, told
 from test_scatter import Scattered, alike, line
-from test_shard import USES, Net, Use, batch, build
+from test_shard import USES, Net, Use, batch, build, grid
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -142,6 +143,50 @@ def test_copies_are_alike_and_within_the_quantisers_bound_at_every_step(ranks: R
             assert off > 0  # the optimizer has stepped since
 
 
+class Tied(nn.Module):
+    """Blocks between an embedding and a head that are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(37, 12), nn.Linear(12, 37, bias=False)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(3))
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x).float()
+
+
+def _tied(gathers: str, replicas: int) -> bool:
+    """Whether a model with tied weights, fetched ahead, trains as FSDP trains it, and HSDP's with `replicas`."""
+    mesh, found = grid(replicas) if replicas > 1 else line(), []
+    for how in (None, GATHERS[gathers]):
+        torch.manual_seed(0)
+        net = Tied()
+        blocks: list[Any] = [fully_shard(block, mesh=mesh["shard"], mp_policy=BF16) for block in net.blocks]
+        fully_shard(net, mesh=mesh["shard"], mp_policy=BF16)
+        for block, after in pairwise(blocks):
+            block.set_modules_to_forward_prefetch([after])
+            after.set_modules_to_backward_prefetch([block])
+        attach: Any = tw.shard if replicas > 1 else tw.scatter
+        attach(net, tw.recipes.dense(), mesh=mesh, gathers=how)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for step in range(3):
+            tokens = torch.randint(37, (4, 6), generator=torch.Generator().manual_seed(9 * step + dist.get_rank()))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten()).backward()
+            optimizer.step()
+        found.append([local(p).clone() for p in net.parameters()])
+    return all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_tied_weights_prefetched_and_in_islands_are_fsdps_to_the_bit(ranks: Ranks, replicas: int) -> None:
+    assert ranks.run(4, _tied, "16 bits", replicas) == [True] * 4
+
+
 # --- what is sent, and when ---
 
 
@@ -173,9 +218,9 @@ def _sent(use: str, reshard: bool) -> list[float]:
 @pytest.mark.parametrize(
     ("use", "reshard"),
     [
-        ("several groups", True),
+        ("checkpoints", True),
         pytest.param("several groups", False, marks=pytest.mark.slow),
-        pytest.param("checkpoints", True, marks=pytest.mark.slow),
+        pytest.param("several groups", True, marks=pytest.mark.slow),
     ],
 )
 def test_what_has_not_changed_is_not_sent(ranks: Ranks, use: str, reshard: bool) -> None:

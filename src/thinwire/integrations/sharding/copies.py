@@ -21,6 +21,7 @@ from thinwire.integrations.sharding.fsdp import gathered_together
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import observe, stop_observing
+from thinwire.kernels.memory import constant
 from thinwire.waits import Verdict, noting, on_host
 
 NOTHING, DIFFERENCE, EXACT = range(3)
@@ -83,24 +84,21 @@ class Copies:
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what somebody else has written before this optimizer steps."""
         at, now = self._of(optimizer)
-        if at:
-            self._written[at] |= (now != self._known[at]).any(dim=1)
+        self._written[at] |= (now != self._known[at]).any(dim=1)
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Note what the optimizer has written."""
         at, now = self._of(optimizer)
-        if at:
-            self._known = self._known.clone()
-            self._known[at] = now
+        self._known = self._known.index_copy(0, at, now)
 
-    def _of(self, optimizer: torch.optim.Optimizer) -> tuple[list[int], Tensor]:
+    def _of(self, optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
         held = [p for group in optimizer.param_groups for p in group["params"] if p in self._place]
-        return [self._place[p] for p in held], self._digests(held)
+        return constant(tuple(map(self._place.__getitem__, held)), torch.int64, self._known.device), self._digests(held)
 
     @torch.no_grad()
     def _digests(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         found = [digest(local(p)) for p in parameters]
-        return torch.stack(found) if found else torch.empty(0, 2, dtype=torch.int64)
+        return torch.stack(found) if found else self._known[:0]
 
     @untraced  # nor does Dynamo trace FSDP's own hooks
     def _before_forward(self, module: nn.Module, inputs: object) -> None:

@@ -103,8 +103,14 @@ def check_averaged(modules: Iterable[nn.Module], parameters: Mapping[str, nn.Par
                 )
 
 
-def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str]) -> None:
-    """Raise TypeError where FSDP gathers what is not parameters alone, each `fully_shard` those of one dtype."""
+def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str], sharers: Sequence[Group]) -> None:
+    """Raise TypeError where FSDP gathers other things than parameters by rows, each `fully_shard` those of one dtype.
+
+    `sharers`: the groups of ranks that hold them together.
+    """
+    held: list[Any] = list(held_parameters(modules := list(modules)))
+    if len(sharers) > 1 or any(not each.is_shard(0) for p in held for each in p.placements):
+        raise TypeError("gathers= takes parameters that are cut by rows over one dimension of the mesh: leave it out")
     for module in modules:
         groups = list(_groups([module]))
         if len(groups) > 1:

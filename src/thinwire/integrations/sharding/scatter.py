@@ -1,6 +1,6 @@
 """Models that FSDP2 shards over all ranks, without replicas: what a rank adds to the others' shards is compressed."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, final
 
 import torch
@@ -12,7 +12,7 @@ from typing_extensions import override
 from thinwire.checked import BODY, checked_telling
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
-from thinwire.gathers import Differences, Gathers
+from thinwire.gathers import Gathers
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
     assembled,
@@ -21,14 +21,11 @@ from thinwire.integrations.attachments.assembly import (
     listed,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
-from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
-from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.contributions import Contributions
-from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (
     check_averaged,
     check_gathered,
@@ -38,6 +35,7 @@ from thinwire.integrations.sharding.fsdp import (
     sharded_modules,
     sharded_parameters,
 )
+from thinwire.integrations.sharding.gathering import Gathering
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.memories import NoMemory
 from thinwire.reducer import Reducer, Released, ToOwners
@@ -45,7 +43,7 @@ from thinwire.reducer.owners import to_owners
 
 
 @final
-class Scattered(Served):
+class Scattered(Gathering):
     """A model sharded over all ranks whose gradients reach their owners compressed: what `scatter` returns.
 
     The residual is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
@@ -62,8 +60,7 @@ class Scattered(Served):
         overlap: bool,
     ) -> None:
         self.attachment, self._contributions = attachment, contributions
-        names = {p: name for name, p in model.named_parameters()}
-        self._gathers = gathering(sharded_modules(model), gathers, attachment.group, names)
+        self._gather(model, gathers, attachment.group)
         attachment.serve(model)
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
@@ -80,31 +77,6 @@ class Scattered(Served):
             on_arrival=contributions.take,
         )
 
-    @property
-    def _copies(self) -> int:
-        return self._arrivals.nbytes + (self._gathers.nbytes if self._gathers else 0)
-
-    @property
-    def gathered_bytes(self) -> int:
-        """What this rank has sent so far for gathers of parameters: 0 without `gathers=`, as FSDP sends them then."""
-        return self._gathers.sent_bytes if self._gathers else 0
-
-    def refresh(self) -> None:
-        """Have the next gathers send parameters exactly. One rank's call will do. Loading and saving call it."""
-        if self._gathers:
-            self._gathers.refresh()
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        self.refresh()  # or else who resumes would compute with other parameters than who goes on
-        return super().state_dict()
-
-    @override
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self._backwards.compare(lambda: self.check_state_dict(saved))
-        self.attachment.load_state_dict(saved)
-        self.refresh()
-
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         if saved.get("shard") is not None:
@@ -114,17 +86,17 @@ class Scattered(Served):
             )
         return self.attachment.check_state_dict(saved)
 
-    def differing_parameters(self) -> list[str]:
-        """Return the names of parameters whose gathered copies differ; without `gathers=`, no two ranks hold one."""
-        return self._gathers.differing() if self._gathers else []
+    @override
+    def _differing(self) -> list[str]:
+        """Return an empty list: no parameter is held by two ranks, but for copies."""
+        return []
 
     def remove(self) -> None:
         """Detach: from now on gradients go to their owners uncompressed. A collective; call it between steps.
 
         The residual is sent with the next gradients.
         """
-        if self._gathers:
-            self._gathers.remove()
+        self._leave_gathers()
         membership = self.attachment.membership
         membership.release(averages="what thinwire.scatter returned does that")
         dense = ToOwners(memory=NoMemory(), codec=Identity())
@@ -209,20 +181,11 @@ def _looked_at(
         check_averaged(sharded_modules(model), parameters)
     _check_mesh(groups, islands(parameters.values()))
     if gathers:
-        check_gathered(sharded_modules(model), {p: name for name, p in model.named_parameters()})
+        check_gathered(sharded_modules(model), {p: name for name, p in model.named_parameters()}, groups)
     shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_takeover(contributions, parameters)
     return parameters, contributions, listed(optimizer)
-
-
-def gathering(
-    modules: Sequence[Any], how: Gathers | None, group: Group, names: Mapping[nn.Parameter, str]
-) -> Copies | Coded | None:
-    """Have these modules' all-gathers travel so, and return what does it; None if FSDP, or nobody, gathers."""
-    if how is None or group.size() == 1:
-        return None
-    return Copies(modules, how, group, names) if isinstance(how, Differences) else Coded(modules, how, group, names)
 
 
 def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:

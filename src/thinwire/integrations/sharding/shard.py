@@ -11,6 +11,7 @@ from typing_extensions import override
 from thinwire.checked import BODY, checked_telling
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
+from thinwire.gathers import Gathers
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
     assembled,
@@ -21,51 +22,52 @@ from thinwire.integrations.attachments.assembly import (
     listed,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
-from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, together, told_to
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.fsdp import (
     averages,
+    check_gathered,
     islands,
     meant,
     replicate_group,
     sharded_modules,
     sharded_parameters,
 )
+from thinwire.integrations.sharding.gathering import Gathering
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
 
 
 @final
-class Shards(Served):
+class Shards(Gathering):
     """A sharded model whose replicas exchange gradients: what `shard` returns.
 
     `attachment`, which does the work, knows this rank's shards alone, and its ranks are those that hold the same ones.
     """
 
-    def __init__(self, model: nn.Module, attachment: Attachment, island: Sequence[Group], *, overlap: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        attachment: Attachment,
+        island: Sequence[Group],
+        gathers: Gathers | None,
+        *,
+        overlap: bool,
+    ) -> None:
         self.attachment = attachment
+        self._gather(model, gathers, *(island or [attachment.group]))
         attachment.serve(model)
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
         self._backwards = Backwards(sharded_modules(model), attachment, self.layout.groups, self._arrivals)
 
-    @property
-    def _copies(self) -> int:
-        return self._arrivals.nbytes
-
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of this rank's shards, and its step, in plain containers. Save it on every rank."""
         dims = self.layout.cuts.dims
-        return self.attachment.state_dict() | {"shard": self.layout.shard} | ({"dims": dict(dims)} if dims else {})
-
-    @override
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self._backwards.compare(lambda: self.check_state_dict(saved))
-        self.attachment.load_state_dict(saved)
+        return super().state_dict() | {"shard": self.layout.shard} | ({"dims": dict(dims)} if dims else {})
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -86,6 +88,7 @@ class Shards(Served):
     def remove(self) -> None:
         membership = self.attachment.membership
         agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
+        self._leave_gathers()
         membership.release(averages="what thinwire.shard returned does that")
 
 
@@ -99,6 +102,7 @@ def shard(
     scaler: LossScaler | None = None,
     ignored_params: Iterable[nn.Parameter] = (),
     overlap: bool = True,
+    gathers: Gathers | None = None,
 ) -> Shards:
     """Let `recipe` exchange gradients between the replicas of a model that FSDP2 shards; a collective of all ranks.
 
@@ -118,6 +122,7 @@ def shard(
         ignored_params: Plain parameters that you reduce yourself.
         overlap: Whether to exchange while backward goes on, from the second one on, if FSDP reduced each gradient once
             in the first.
+        gathers: How parameters are gathered within an island, as in `thinwire.scatter`: for islands that span hosts.
 
     Raises:
         TypeError: For anything but a recipe, and for a model that is not sharded by FSDP2 as a whole.
@@ -131,10 +136,11 @@ def shard(
         >>> handle = tw.shard(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
     parameters, groups, optimizers = agreed(
-        meant({"mesh": mesh}), lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params))
+        meant({"mesh": mesh}),
+        lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params), gathers is not None),
     )
     (replicas, *island), size = groups, groups[0].size()
-    settings = f"{described(optimizers)}, shards {[each.size() for each in island]}"
+    settings = f"{described(optimizers)}, shards {[each.size() for each in island]}, gathers {gathers}"
     together(groups, lambda group: check_fingerprint(recipe, parameters, group, settings), FingerprintError)
     modules, here = sharded_modules(model), dict(model.named_parameters())
     attachment = assembled(
@@ -148,7 +154,7 @@ def shard(
         everything=lambda: {**dict(model.named_parameters()), **here},  # as DTensors: an evaluation leaves them whole
     )
     start_alike(model, replicas)
-    return Shards(model, attachment, island, overlap=overlap)
+    return Shards(model, attachment, island, gathers, overlap=overlap)
 
 
 def _looked_at(
@@ -157,6 +163,7 @@ def _looked_at(
     mesh: DeviceMesh | Group,
     optimizer: Optimizers,
     ignored: Collection[nn.Parameter],
+    gathers: bool,
 ) -> tuple[dict[str, nn.Parameter], list[Group], list[torch.optim.Optimizer]]:
     """Return what there is to exchange, and with whom. Raises what `shard` does about this rank alone.
 
@@ -167,4 +174,6 @@ def _looked_at(
     parameters = sharded_parameters(model, ignored)
     check_takeover(recipe, parameters)
     island = islands(parameters.values())
+    if gathers:
+        check_gathered(sharded_modules(model), {p: name for name, p in model.named_parameters()}, island)
     return parameters, [replicate_group(mesh, island), *island], listed(optimizer)

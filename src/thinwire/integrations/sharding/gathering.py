@@ -1,0 +1,71 @@
+"""What handles of sharded models have in common whose all-gathers may go through thinwire."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from typing_extensions import override
+
+from thinwire.collectives import Group
+from thinwire.gathers import Differences, Gathers, Lossless
+from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.sharding.arrivals import Arrivals
+from thinwire.integrations.sharding.backward import Backwards
+from thinwire.integrations.sharding.coded import Coded
+from thinwire.integrations.sharding.copies import Copies
+from thinwire.integrations.sharding.fsdp import sharded_modules
+
+
+class Gathering(Served):
+    """A handle that knows how parameters are gathered."""
+
+    _arrivals: Arrivals
+    _backwards: Backwards
+    _gathers: Copies | Coded | None = None
+
+    def _gather(self, model: nn.Module, how: Gathers | None, group: Group) -> None:
+        """Have the all-gathers of this model over `group` travel so. None, or a rank alone, leaves them as they are."""
+        modules, names = sharded_modules(model), {p: name for name, p in model.named_parameters()}
+        if isinstance(how, Differences) and group.size() > 1:
+            self._gathers = Copies(modules, how, group, names)
+        elif isinstance(how, Lossless) and group.size() > 1:
+            self._gathers = Coded(modules, how, group, names)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What this rank has sent so far for gathers of parameters: 0 without `gathers=`, as FSDP sends them then."""
+        return self._gathers.sent_bytes if self._gathers else 0
+
+    def refresh(self) -> None:
+        """Have the next gathers send parameters exactly. One rank's call will do. Loading and saving call it."""
+        if self._gathers:
+            self._gathers.refresh()
+
+    @property
+    @override
+    def _copies(self) -> int:
+        return self._arrivals.nbytes + (self._gathers.nbytes if self._gathers else 0)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        self.refresh()  # or else who resumes would compute with other parameters than who goes on
+        return super().state_dict()
+
+    @override
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._backwards.compare(lambda: self.check_state_dict(saved))
+        self.attachment.load_state_dict(saved)
+        self.refresh()
+
+    @override
+    def differing_parameters(self) -> list[str]:
+        """Return the names of parameters that differ between ranks, those of gathered copies too; a collective."""
+        return sorted({*self._differing(), *(self._gathers.differing() if self._gathers else ())})
+
+    def _differing(self) -> list[str]:
+        return self.attachment.differing_parameters()
+
+    def _leave_gathers(self) -> None:
+        """Have gathers send parameters as they are."""
+        if self._gathers:
+            self._gathers.remove()
