@@ -850,7 +850,7 @@ def _shared_momentum(recipe: str) -> tuple[str, str]:
 @pytest.mark.parametrize("recipe", [name for name in STATEFUL if RECIPES[name].momentum])
 def test_momentum_cannot_move_into_the_memories_of_two_models(ranks: Ranks, recipe: str) -> None:
     for while_shared, once_removed in ranks.run(2, _shared_momentum, recipe):
-        assert "in another attached model, too" in while_shared
+        assert "in another attached model too" in while_shared
         assert once_removed == "nothing"
 
 
@@ -866,7 +866,7 @@ def _shared_on_one_rank(recipe: str) -> str:
 def test_all_ranks_hear_of_a_model_that_one_of_them_has_attached_already(ranks: Ranks) -> None:
     """The others are not left comparing recipes with a rank that has raised."""
     for said in ranks.run(2, _shared_on_one_rank, "dgc"):
-        assert "in another attached model, too" in said
+        assert "in another attached model too" in said
 
 
 def _sum(models: Sequence[nn.Module]) -> Tensor:
