@@ -532,7 +532,7 @@ def _own_momentum_removed() -> None:
 
 
 def test_momentum_that_nobody_can_take_back_is_not_dropped(ranks: Ranks) -> None:
-    assert "no optimizer is there to take it back" in ranks.run(1, told, _own_momentum_removed)[0]
+    assert "there is no optimizer to hand it to" in ranks.run(1, told, _own_momentum_removed)[0]
 
 
 def _step_that_raises() -> tuple[Any, ...]:
