@@ -32,6 +32,7 @@ class Sharded:
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
         method, whole = ENTRANTS[job.recipe], mesh(job.shards, ("replicate", "shard"))
         self.meter, self.seconds = meter, 0.0
+        self._keeps, self._owed = job.gathers.startswith("differences"), 0.0
         self._problem, self._islands = problem, whole.size(0)
         self._replicas, self._island = whole.get_group("replicate"), whole.get_group("shard")
         self._model: Any = copy.deepcopy(problem.model)
@@ -61,7 +62,11 @@ class Sharded:
             total, busy = time.perf_counter() - start, time.thread_time() - busy
         self.seconds += total
         sent, dense = self._declared(recorder.totals.get("sent_bytes", 0.0))
-        return recorder.split(total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
+        read = self.meter.read(sent)
+        if "measured" in read:  # an evaluation has gathered what this step would have
+            read["measured"] += round(self._owed)
+        self._owed = 0.0
+        return recorder.split(total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | read
 
     def _declared(self, mine: float) -> tuple[float, float]:
         """Return the bytes that gradients took on the link, and what uncompressed ones would have taken."""
@@ -73,7 +78,10 @@ class Sharded:
 
     def held_out_loss(self) -> float:
         """Return the mean loss over every rank's share."""
-        mean = mean_held_out(self._problem, self._model, self.meter)
+        recorder = trace.Recorder()
+        with trace.listen(recorder):
+            mean = mean_held_out(self._problem, self._model, self.meter)
+        self._owed += recorder.totals.get("gathered_bytes", 0.0) if self._keeps else 0.0
         for module in self._model.modules():
             if hasattr(module, "reshard"):
                 module.reshard()  # FSDP leaves the root whole after an evaluation
