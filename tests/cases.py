@@ -2,13 +2,15 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire import codecs, exchanges, formats, gathers, memories, recipes, schedules
+from thinwire.kernels import Sum
+from thinwire.kernels.sums import COLUMNS, How
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire.reducer import Reducer
 
@@ -229,8 +231,40 @@ BOUNDARIES: dict[str, Callable[[], Boundary]] = {
 }
 
 
+MOMENTA: tuple[How, ...] = ("momentum", "nesterov")
+SUMS: tuple[How, ...] = ("sum", "fading", *MOMENTA, "rounded")
+
+
 def vector(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a heavy-tailed vector, as gradients are."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(numel, generator=generator) * torch.rand(numel, generator=generator) ** 4
     return x.to(dtype)
+
+
+def summed(how: How, gradient: Tensor, scale: float = 1 / 3, frame: Callable[[Tensor], Tensor] = torch.clone) -> Sum:
+    """Return a sum of one vector, of a kind. The outs hold NaN; `frame` makes room for each."""
+    rounded = how == "rounded"
+    residual, velocity = (vector(gradient.numel(), seed, gradient.dtype) for seed in (1, 2))
+    residual = residual.bfloat16() if rounded else residual
+    out = torch.full_like(residual, torch.nan)
+    return Sum(
+        [frame(out)],
+        [frame(residual)],
+        [frame(gradient)],
+        [scale],
+        decays=[0.9] if how in ("fading", "rounded") else None,
+        moving=[frame(out)] if how in MOMENTA else None,
+        velocities=[frame(velocity)] if how in MOMENTA else None,
+        momentum=0.9,
+        nesterov=how == "nesterov",
+        seeds=[7] if rounded else None,
+    )
+
+
+def joined(sums: list[Sum]) -> Sum:
+    """Return several sums of one kind as one, with rooms of its own."""
+    columns: dict[str, Any] = {name: [x for one in sums for x in getattr(one, name) or ()] for name in COLUMNS}
+    rooms = {name: list(map(torch.clone, columns[name])) for name in ("outs", "moving")}
+    given: dict[str, Any] = {name: column or None for name, column in (columns | rooms).items()}
+    return replace(sums[0], **given)

@@ -7,11 +7,10 @@ from typing import Any, Protocol, Self, TypeVar, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from thinwire import kernels, waits
-from thinwire.kernels import Chunking, Draw, Picks
-from thinwire.kernels.parts import Cut, Parts, cut_of, in_dtype
+from thinwire.kernels import Chunking, Draw, Picks, Sum
+from thinwire.kernels.parts import Cut, Parts, cut_of, wide, wide_each
 from thinwire.kernels.ranges import is_alone
 
 _T = TypeVar("_T")
@@ -71,7 +70,7 @@ class Signal(ABC):
 
     def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk, in float32 or wider: see `kernels.chunk_topk`."""
-        return kernels.chunk_topk(wide(self.tensor()), chunking)
+        return kernels.chunk_topk([wide(self.tensor())], [chunking])
 
     def peak(self) -> Tensor:
         """Compute the vector, and return its largest magnitude (1): NaN if any is, 0 without elements."""
@@ -127,7 +126,7 @@ class Signals(Sequence[Signal]):
         """Return one signal. Raises IndexError if there are fewer."""
         done, shape = self._done[i], self.shapes[i]
         if i not in self._made:
-            self._made[i] = self._make(*(column[i] for column in self._columns))
+            self._made[i] = self._make(i)
             self._made[i].computed |= done
         signal = self._made[i]
         signal.share, signal.shape = self.share, shape
@@ -200,8 +199,8 @@ class Signals(Sequence[Signal]):
                 found += [alone(self[i], arguments[i]) for i in numbers(some)]
         return found
 
-    def _make(self, *columns: Any) -> Signal:
-        """Return the signal of one row of the columns."""
+    def _make(self, i: int) -> Signal:
+        """Return one signal of those that are described by columns."""
         raise NotImplementedError
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
@@ -211,7 +210,7 @@ class Signals(Sequence[Signal]):
         return joined([self[i].pick(draw) for i, draw in zip(numbers(some), draws, strict=True)])
 
     def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-        return kernels.chunk_topk_each(wide_each(self._tensors(some)), chunkings)
+        return kernels.chunk_topk(wide_each(self._tensors(some)), chunkings)
 
     def _peaks(self, some: slice, _: object) -> Tensor:
         return kernels.peak_of_each(self._tensors(some))
@@ -220,17 +219,15 @@ class Signals(Sequence[Signal]):
         """Whether any of these has been computed."""
         return any(self._done[some]) or any(self._made[i].computed for i in numbers(some) if i in self._made)
 
-    def _taken(self, some: slice) -> list[Any]:
-        """Note that these are computed together. Return their part of the columns."""
+    def _take(self, some: slice) -> None:
+        """Note that these are computed together."""
         self._done[some] = [True] * (some.stop - some.start)
         for i in self._made.keys() & set(numbers(some)) if self._made else ():
             self._made[i].computed = True
-        return self._part(some)
 
-    def _part(self, some: slice) -> list[Any]:
-        """Return the columns of these."""
-        whole = some.stop - some.start == len(self._done)
-        return list(self._columns) if whole else [column[some] for column in self._columns]
+    def _part(self, column: Sequence[_T], some: slice) -> Sequence[_T]:
+        """Return what a column has for these."""
+        return column if some.stop - some.start == len(self) else column[some]
 
     def _groups(self, few: int) -> Sequence[tuple[slice, bool]]:
         if self.device.type in waits.HOST:
@@ -247,12 +244,85 @@ class Plains(Signals):
         self._done = [True] * len(self)
         self.dtype, self.device = xs[0].dtype, xs[0].device
 
-    def _make(self, *columns: Any) -> Signal:
-        return Plain(*columns)
+    def _make(self, i: int) -> Signal:
+        return Plain(self._columns[0][i])
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
-        xs: Sequence[Tensor] = self._part(some)[0]
-        return xs
+        return self._part(self._columns[0], some)
+
+
+@final
+class Summed(Signal):
+    """The sum of one vector."""
+
+    def __init__(self, sums: Sum) -> None:
+        self._sums, like = sums, sums.gradients[0]
+        self.dtype, self.numel, self.device = like.dtype, like.numel(), like.device
+
+    def tensor(self) -> Tensor:
+        """Return the sum."""
+        if not self.computed:
+            self.computed = True
+            kernels.accumulate(self._sums)
+        return self._sums.outs[0]
+
+    def sample(self, offset: int, stride: int) -> Tensor:
+        """Return every stride-th element, before it is rounded if it is."""
+        return self._sums.sample(offset, stride)
+
+    def select(self, threshold: Tensor, capacity: int) -> Picks:
+        """Pick the elements that reach the threshold."""
+        self.computed = True
+        return kernels.accumulate_select(self._sums, threshold, capacity)
+
+    def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
+        """Return the largest coefficients of every chunk."""
+        if self.computed:
+            return super().chunk_topk(chunking)
+        self.computed = True
+        return kernels.accumulate_chunk_topk(self._sums, [chunking])
+
+
+@final
+class SummedEach(Signals):
+    """The sums of several vectors."""
+
+    def __init__(self, sums: Sum) -> None:
+        columns: tuple[Sequence[Any], ...] = sums.outs, sums.residuals, sums.gradients, sums.scales
+        if sums.decays is not None:
+            columns += (sums.decays,)
+        if sums.moving is not None and sums.velocities is not None:
+            columns += (sums.moving, sums.velocities)
+        super().__init__((), *columns)
+        self._sums, self._factors, like = sums, (sums.momentum, sums.nesterov), sums.gradients[0]
+        self.dtype, self.device = like.dtype, like.device
+
+    @property
+    def place(self) -> Hashable:
+        """The same as of others; seeds change with the step."""
+        return None if self._sums.how == "rounded" else super().place
+
+    def _make(self, i: int) -> Signal:
+        return Summed(self._sums.one(i))
+
+    def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
+        if not all(self._done[some]):
+            if self._begun(some):
+                return super()._tensors(some)
+            kernels.accumulate(self._taken(some))
+        return self._part(self._sums.outs, some)
+
+    def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+        return kernels.accumulate_sampled_select(self._taken(some), draws)
+
+    def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+        if self._begun(some):
+            return super()._chunk_topk(some, chunkings)
+        return kernels.accumulate_chunk_topk(self._taken(some), chunkings)
+
+    def _taken(self, some: slice) -> Sum:
+        self._take(some)
+        return self._sums if some.stop - some.start == len(self._done) else self._sums[some]
 
 
 def _place(column: Sequence[Any]) -> Hashable:
@@ -268,29 +338,12 @@ def numbers(some: slice) -> range:
 
 def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
     """Return indices and values of `count` elements: the largest of the picks, then −1 with value 0."""
-    indices, values, _ = picks
-    if indices.numel() > count:
-        best = largest(values, count)
-        indices, values = indices.index_select(0, best), values.index_select(0, best)
-    missing = count - indices.numel()
-    if not missing:
-        return indices, values
-    return pad(indices, (0, missing), value=-1), pad(values, (0, missing))
+    return kernels.limited(picks, count, kernels.largest)
 
 
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the indices (int32, ascending) of the k largest magnitudes. NaN counts as largest."""
     return kernels.largest(wide(x), min(k, x.numel()))
-
-
-def wide(x: Tensor) -> Tensor:
-    """Return a vector in float32 or wider, contiguous, as kernels take it."""
-    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
-
-
-def wide_each(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return what `wide` does of each."""
-    return in_dtype(xs, torch.promote_types(xs[0].dtype, torch.float32))
 
 
 def joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

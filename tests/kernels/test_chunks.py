@@ -6,13 +6,15 @@ from typing import Literal
 
 import pytest
 import torch
-from cases import vector
+from cases import SUMS, joined, summed, vector
 from torch import Tensor
 
 from thinwire import codecs, kernels
 from thinwire.kernels import Chunking, Numbering, Transform
 from thinwire.kernels.chunks.chunking import matrix
 from thinwire.kernels.dispatch import Backend
+from thinwire.kernels.parts import wide, wide_each
+from thinwire.kernels.sums import How
 from thinwire.payloads import Chunks
 
 pytestmark = pytest.mark.usefixtures("two_threads")
@@ -126,7 +128,7 @@ def test_coefficients_are_those_of_plain_python(shape: tuple[int, ...], transfor
     if math.prod(shape) > 3000:
         shape = (shape[0] // 8, *shape[1:])
     cut, x = _cut(shape, transform), vector(math.prod(shape), dtype=torch.float64)
-    positions, values = kernels.chunk_topk.on(backend)(x, cut)
+    positions, values = kernels.chunk_topk.on(backend)([x], [cut])
     expected = _coefficients(x.tolist(), cut)
     for chunk, (where, found) in enumerate(
         zip(positions.view(cut.chunks, cut.kept).tolist(), values.view(cut.chunks, cut.kept).tolist(), strict=True)
@@ -138,27 +140,18 @@ def test_coefficients_are_those_of_plain_python(shape: tuple[int, ...], transfor
 
 @transforms
 @dtypes
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_several_vectors_are_treated_like_each(transform: Transform, dtype: torch.dtype, backend: Backend) -> None:
+@pytest.mark.parametrize("how", SUMS)
+def test_several_sums_are_treated_like_each(transform: Transform, dtype: torch.dtype, how: How) -> None:
     cuts = [_cut(shape, transform) for shape in SHAPES for _ in range(2 + (shape == (7,)))]
-    xs, gradients = ([vector(cut.numel, seed + i, dtype) for i, cut in enumerate(cuts)] for seed in (0, 100))
-    outs, factors = [x.clone() for x in xs], [0.1 * i for i in range(len(cuts))]
-    found = kernels.chunk_topk_each.on(backend)(xs, cuts)
-    each = [kernels.chunk_topk.on(backend)(x, cut) for x, cut in zip(xs, cuts, strict=True)]
-    assert all(torch.equal(a, torch.cat(b)) for a, b in zip(found, zip(*each, strict=True), strict=True))
-    found = kernels.accumulate_fading_chunk_topk_each.on(backend)(outs, xs, gradients, factors, factors[::-1], cuts)
-    singles = [x.clone() for x in xs]
-    columns = zip(singles, xs, gradients, factors, factors[::-1], cuts, strict=True)
-    each = [kernels.accumulate_fading_chunk_topk.on(backend)(*column) for column in columns]
-    assert all(torch.equal(a, torch.cat(b)) for a, b in zip(found, zip(*each, strict=True), strict=True))
-    assert all(map(torch.equal, outs, singles))
-    positions, values = found[0].repeat(2, 1), torch.stack([found[1], found[1] / 2])
-    for subtract, change in ((False, kernels.chunk_write), (True, kernels.chunk_subtract)):
-        kernels.chunk_put_each.on(backend)(outs, positions, values, cuts, subtract)
-        parts = (x.split([cut.count for cut in cuts], 1) for x in (positions, values))
-        for out, where, what, cut in zip(singles, *parts, cuts, strict=True):
-            change.on(backend)(out, where.reshape(-1), what.reshape(-1), cut)
-        assert all(map(torch.equal, outs, singles))
+    each = [summed(how, vector(cut.numel, 100 + i, dtype)) for i, cut in enumerate(cuts)]
+    every, first = joined(each), joined(each)
+    found = kernels.accumulate_chunk_topk.cpu(every, cuts)
+    kernels.accumulate.reference(first)
+    torch.testing.assert_close(every.outs, first.outs)
+    chosen = kernels.chunk_topk.cpu(wide_each(every.outs), cuts)
+    assert all(map(torch.equal, found, chosen))
+    singles = [kernels.chunk_topk.cpu([wide(x)], [cut]) for x, cut in zip(every.outs, cuts, strict=True)]
+    assert all(torch.equal(a, torch.cat(b)) for a, b in zip(found, zip(*singles, strict=True), strict=True))
 
 
 @pytest.mark.grid
@@ -167,10 +160,19 @@ def test_several_vectors_are_treated_like_each(transform: Transform, dtype: torc
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_coefficients_give_the_tensor_back(shape: tuple[int, ...], transform: Transform, backend: Backend) -> None:
     cut, x = _cut(shape, transform, density=1.0), vector(math.prod(shape), dtype=torch.float64)
-    positions, values = kernels.chunk_topk.on(backend)(x, cut)
+    positions, values = kernels.chunk_topk.on(backend)([x], [cut])
     out = torch.full_like(x, torch.nan)
-    kernels.chunk_write.on(backend)(out, positions, values, cut)
+    _put(backend, out, positions, values, cut)
     torch.testing.assert_close(out, x, rtol=0, atol=1e-14)
+
+
+def _put(
+    backend: Backend, out: Tensor, positions: Tensor, values: Tensor, cut: Chunking, *, subtract: bool = False
+) -> None:
+    """Write or subtract what one rank chose after another, of the second of three vectors."""
+    where, what = ((x.view(-1, cut.count) if cut.count else x.view(1, 0)).repeat(1, 3) for x in (positions, values))
+    outs = [vector(cut.numel, 8, out.dtype), out, vector(cut.numel, 9, out.dtype)]
+    kernels.chunk_put.on(backend)(outs, where, what, [cut] * 3, subtract)
 
 
 def _inputs(numel: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -198,7 +200,7 @@ def test_backends_agree(
 
 def _agree(cut: Chunking, x: Tensor) -> None:
     """Hold both implementations together: the same picks but for rounding, and the same bits decoded."""
-    (positions, values), (others, expected) = (kernels.chunk_topk.on(backend)(x, cut) for backend in BACKENDS)
+    (positions, values), (others, expected) = (kernels.chunk_topk.on(backend)([x], [cut]) for backend in BACKENDS)
     both = positions.view(cut.chunks, cut.kept)
     assert bool((both.diff(dim=1) > 0).all())
     assert bool(((both >= 0) & (both < cut.size)).all())
@@ -209,26 +211,11 @@ def _agree(cut: Chunking, x: Tensor) -> None:
     found, least = (each.abs().view(cut.chunks, cut.kept).sort().values for each in (values, expected))
     torch.testing.assert_close(found, least, rtol=close, atol=close)
     positions, values = torch.cat([positions, others]), torch.cat([values, 2 * expected])
-    for name in ("chunk_write", "chunk_subtract"):
+    for subtract in (False, True):
         outs = [vector(cut.numel, seed=1, dtype=x.dtype) for _ in BACKENDS]
         for backend, out in zip(BACKENDS, outs, strict=True):
-            getattr(kernels, name).on(backend)(out, positions, values, cut)
+            _put(backend, out, positions, values, cut, subtract=subtract)
         assert torch.equal(*outs)
-
-
-@shapes
-@dtypes
-@transforms
-def test_fading_and_choosing_in_one_pass_is_one_after_the_other(
-    shape: tuple[int, ...], dtype: torch.dtype, transform: Transform
-) -> None:
-    cut = _cut(shape, transform)
-    memory, gradient = (vector(cut.numel, seed=seed, dtype=dtype) for seed in (1, 2))
-    out, expected = torch.full_like(memory, torch.nan), torch.empty_like(memory)
-    chosen = kernels.accumulate_fading_chunk_topk(out, memory, gradient, 0.25, 0.95, cut)
-    kernels.accumulate_fading.reference(expected, memory, gradient, 0.25, 0.95)
-    torch.testing.assert_close(out, expected)
-    assert all(map(torch.equal, chosen, kernels.chunk_topk(out, cut)))
 
 
 @pytest.mark.parametrize("transform", ["dct", None])
@@ -236,6 +223,11 @@ def test_backends_agree_over_several_ranges(transform: Literal["dct"] | None) ->
     cut = _cut((515, 1040), transform, 0.02)
     assert cut.chunks * cut.size > 2 * (1 << 18)
     _agree(cut, vector(cut.numel))
+    found, expected = (summed("fading", vector(cut.numel)) for _ in range(2))
+    chosen = kernels.accumulate_chunk_topk.cpu(found, [cut])
+    kernels.accumulate.reference(expected)
+    torch.testing.assert_close(found.outs, expected.outs)
+    assert all(map(torch.equal, chosen, kernels.chunk_topk.cpu(found.outs, [cut])))
 
 
 def test_subsets_over_several_ranges() -> None:
@@ -256,7 +248,7 @@ def test_what_is_not_finite_stays_in_its_chunk_and_is_not_hidden(
     cut, x = _cut((40, 48), transform, 0.02), vector(40 * 48)
     x[17 * 48 + 20] = poison
     out = torch.empty_like(x)
-    kernels.chunk_write.on(backend)(out, *kernels.chunk_topk.on(backend)(x, cut), cut)
+    _put(backend, out, *kernels.chunk_topk.on(backend)([x], [cut]), cut)
     rows, columns = (~out.view(40, 48).isfinite()).nonzero(as_tuple=True)
     assert rows.numel()
     assert {int(row) // cut.height for row in rows} == {17 // cut.height}

@@ -7,19 +7,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from inspect import signature
+from typing import Any
 
 import pytest
 import torch
-from cases import vector
+from cases import MOMENTA, SUMS, joined, summed, vector
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Kernel, Picks
+from thinwire.kernels import Kernel, Picks, Sum
 from thinwire.kernels.blocks import cpu as blocks_cpu
 from thinwire.kernels.dispatch import Backend, backend_of
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.select import cpu as select_cpu
 from thinwire.kernels.select.cpu import STREAM_BYTES
+from thinwire.kernels.sums import How
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -40,10 +42,6 @@ INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
 }
 inputs = pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-def _poison(like: Tensor) -> Tensor:
-    return torch.full_like(like, torch.nan)
 
 
 def _same(found: Picks, expected: Picks) -> bool:
@@ -96,76 +94,80 @@ def test_largest_where_a_sample_misleads(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.grid
 @inputs
 @dtypes
-def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("how", SUMS)
+def test_sums_and_what_is_picked_from_them(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, how: How) -> None:
     gradient = make(dtype)
-    residual = vector(gradient.numel(), seed=1, dtype=dtype)
-    out, expected = _poison(gradient), _poison(gradient)
-    args = (residual, gradient, 0.25, _threshold(gradient), gradient.numel())
-    found = kernels.accumulate_select.cpu(out, *args)
-    assert _same(found, kernels.accumulate_select.reference(expected, *args))
-    torch.testing.assert_close(out, expected, equal_nan=True)
-    assert torch.equal(found.values.nan_to_num(), out[found.indices].nan_to_num()), "to the bit"
+    plain, found, expected = (summed(how, gradient) for _ in range(3))
+    args = (_threshold(gradient), gradient.numel())
+    kernels.accumulate.cpu(plain)
+    picks = kernels.accumulate_select.cpu(found, *args)
+    assert _same(picks, kernels.accumulate_select.reference(expected, *args))
+    near: Any = {"rtol": 0, "atol": 0} if how == "rounded" else {}
+    for each in (plain, found):
+        torch.testing.assert_close(each.outs, expected.outs, equal_nan=True, **near)
+        torch.testing.assert_close(each.moving or [], expected.moving or [], equal_nan=True)
+    assert torch.equal(picks.values.nan_to_num(), found.outs[0][picks.indices].nan_to_num()), "to the bit"
 
 
-@pytest.mark.grid
-@inputs
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("how", SUMS)
+def test_sums_are_those_of_float64(name: str, how: How) -> None:
+    gradient = INPUTS[name](torch.float32)
+    found, (exact, moving) = summed(how, gradient), _in_float64(how, gradient)
+    kernels.accumulate_select.cpu(found, torch.tensor(1.0), gradient.numel())
+    relative = 2**-7 if how == "rounded" else 1e-6  # off by less than one unit in the last place
+    torch.testing.assert_close(found.outs[0].double(), exact, equal_nan=True, rtol=relative, atol=1e-6)
+    for each in found.moving or ():
+        torch.testing.assert_close(each.double(), moving, equal_nan=True, rtol=1e-6, atol=1e-6)
+
+
+def _in_float64(how: How, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    sums = summed(how, gradient)
+    residual, new = sums.residuals[0].double(), gradient.double() / 3
+    if sums.velocities is None:
+        return (residual if sums.decays is None else 0.9 * residual) + new, new
+    moving = 0.9 * sums.velocities[0].double() + new
+    return residual + (new + 0.9 * moving if how == "nesterov" else moving), moving
+
+
 @dtypes
-def test_accumulate_fading_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
-    gradient = make(dtype)
-    residual = vector(gradient.numel(), seed=1, dtype=dtype)
-    plain, out, expected = (_poison(gradient) for _ in range(3))
-    args = (residual, gradient, 1 / 3, 0.9)
-    kernels.accumulate_fading.cpu(plain, *args)
-    found = kernels.accumulate_fading_select.cpu(out, *args, _threshold(gradient), gradient.numel())
-    again = kernels.accumulate_fading_select.reference(expected, *args, _threshold(gradient), gradient.numel())
-    assert _same(found, again)
-    torch.testing.assert_close(out, expected, equal_nan=True)
-    torch.testing.assert_close(plain, expected, equal_nan=True)
-    assert torch.equal(found.values.nan_to_num(), out[found.indices].nan_to_num()), "to the bit"
+@pytest.mark.parametrize("how", SUMS)
+def test_several_sums_are_those_of_each(how: How, dtype: torch.dtype) -> None:
+    lengths = (300, 0, 1, 5000, 64)
+    draws = [kernels.Draw(offset=min(n, 2), stride=3, rank=n // 30, capacity=min(n, 20)) for n in lengths]
+    each = [summed(how, vector(n, n, dtype)) for n in lengths]
+    plain, found, expected = (joined(each) for _ in range(3))
+    kernels.accumulate.cpu(plain)
+    picks = kernels.accumulate_sampled_select.cpu(found, draws)
+    wanted = kernels.accumulate_sampled_select.reference(expected, draws)
+    alone = [kernels.accumulate_sampled_select.cpu(one, [draw]) for one, draw in zip(each, draws, strict=True)]
+    for sums in (plain, found):
+        torch.testing.assert_close(sums.outs, expected.outs)
+        torch.testing.assert_close(sums.moving or [], expected.moving or [])
+    for mine, others, parts in zip(picks, wanted, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(mine, others)
+        assert torch.equal(mine, torch.cat(parts))
 
 
-@pytest.mark.grid
-@inputs
-@dtypes
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_accumulate_momentum_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, nesterov: bool) -> None:
-    gradient = make(dtype)
-    residual, velocity = (vector(gradient.numel(), seed=seed, dtype=dtype) for seed in (1, 2))
-    found, expected = ((_poison(gradient), _poison(gradient)) for _ in range(2))
-    args = (residual, velocity, gradient, 1 / 3, 0.9, nesterov, _threshold(gradient), gradient.numel())
-    picks = kernels.accumulate_momentum_select.cpu(found[0], found[1], *args)
-    assert _same(picks, kernels.accumulate_momentum_select.reference(expected[0], expected[1], *args))
-    torch.testing.assert_close(found, expected, equal_nan=True)
-    assert torch.equal(picks.values.nan_to_num(), found[0][picks.indices].nan_to_num()), "to the bit"
-
-
-@inputs
-def test_accumulate_select_against_float64(make: Callable[[torch.dtype], Tensor]) -> None:
-    gradient = make(torch.float32)
-    residual = vector(gradient.numel(), seed=1)
-    out = _poison(gradient)
-    kernels.accumulate_select.cpu(out, residual, gradient, 1 / 3, torch.tensor(1.0), gradient.numel())
-    expected = residual.double() + gradient.double() / 3
-    torch.testing.assert_close(out.double(), expected, equal_nan=True, rtol=1e-6, atol=1e-7)
-
-
+@pytest.mark.parametrize("how", ["sum", "fading", *MOMENTA])
 @pytest.mark.parametrize("shift", [0, 1, 3])
-def test_large_tensors_are_streamed_and_unaligned_ones_not(shift: int) -> None:
+def test_large_tensors_are_streamed_and_unaligned_ones_not(shift: int, how: How) -> None:
     d = STREAM_BYTES // 4 + 77
-    gradient, residual = vector(d, seed=1), vector(d, seed=2)
-    out = torch.full((d + 16,), torch.nan)
-    args = (residual, gradient, 0.5, torch.tensor(3.0), d)
-    found = kernels.accumulate_select.cpu(out[shift : shift + d], *args)
-    expected = torch.empty(d)
-    assert _same(found, kernels.accumulate_select.reference(expected, *args))
-    torch.testing.assert_close(out[shift : shift + d], expected)
-    kernels.scatter.cpu(
-        out[shift : shift + d], [(0, d)], found.indices, residual[found.indices], [found.indices.numel()]
-    )
-    assert bool(out[:shift].isnan().all())
-    assert bool(out[shift + d :].isnan().all())
-    expected.zero_()[found.indices] = residual[found.indices]
-    assert torch.equal(out[shift : shift + d], expected)
+    rooms = []
+
+    def framed(x: Tensor) -> Tensor:
+        rooms.append(torch.full((d + 51,), torch.nan))
+        return rooms[-1][shift : shift + d].copy_(x)
+
+    found, expected = summed(how, vector(d), frame=framed), summed(how, vector(d))
+    picks = kernels.accumulate_select.cpu(found, torch.tensor(3.0), d)
+    assert _same(picks, kernels.accumulate_select.reference(expected, torch.tensor(3.0), d))
+    torch.testing.assert_close(found.outs, expected.outs)
+    torch.testing.assert_close(found.moving or [], expected.moving or [])
+    assert torch.equal(picks.values, found.outs[0][picks.indices])
+    kernels.scatter.cpu(found.outs[0], [(0, d)], picks.indices, picks.values, [picks.indices.numel()])
+    assert torch.equal(found.outs[0], torch.zeros(d).index_copy(0, picks.indices.long(), picks.values))
+    assert all(int(room.isnan().sum()) == 51 for room in rooms)
 
 
 def test_more_than_the_capacity_gives_the_largest_and_of_equals_the_first() -> None:
@@ -175,29 +177,13 @@ def test_more_than_the_capacity_gives_the_largest_and_of_equals_the_first() -> N
         assert kernels.select.on(backend)(x, torch.tensor(1.0), 3).indices.tolist() == [0, 1, 990]
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.7])
-@pytest.mark.parametrize("name", INPUTS)
-def test_accumulate_rounded(name: str, decay: float) -> None:
-    gradient = INPUTS[name](torch.float32)
-    residual = vector(gradient.numel(), seed=1).bfloat16()
-    found, expected = (torch.full_like(residual, torch.nan) for _ in range(2))
-    args = (residual, gradient, 0.25, 7, _threshold(gradient), gradient.numel(), decay)
-    picks = kernels.accumulate_rounded_select.cpu(found, *args)
-    assert _same(picks, kernels.accumulate_rounded_select.reference(expected, *args))
-    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
-    exact = decay * residual.double() + 0.25 * gradient.double()
-    near = (found.double() - exact).abs() <= exact.abs() * 2**-7
-    assert bool((near | ~exact.isfinite()).all()), "off by less than one unit in the last place"
-    assert torch.equal(found.isfinite(), exact.isfinite())
-
-
 @dtypes
 def test_scatter_add(dtype: torch.dtype) -> None:
     indices = torch.tensor([0, 3, 0, 2, 3, 3], dtype=torch.int32)
     values = vector(6, dtype=dtype)
     found, expected = torch.zeros(5, dtype=dtype), torch.zeros(5, dtype=dtype)
-    kernels.scatter_add.cpu(found, indices, values, (2, 2, 1, 1))
-    kernels.scatter_add.reference(expected, indices, values, (2, 2, 1, 1))
+    kernels.scatter_add.cpu([found], [0], indices, values, (2, 2, 1, 1))
+    kernels.scatter_add.reference([expected], [0], indices, values, (2, 2, 1, 1))
     assert torch.equal(found, expected)
     assert found[0] == values[0] + values[2]
 
@@ -224,8 +210,20 @@ def test_mask(dtype: torch.dtype) -> None:
     indices, values = torch.tensor([0, 4, 2, 4], dtype=torch.int32), torch.tensor([1.0, 0.0, torch.nan, 0.0])
     for backend in BACKENDS:
         x = torch.ones(5, dtype=dtype)
-        kernels.mask.on(backend)(x, indices, values)
+        kernels.mask.on(backend)([x], [0], indices, values, [4])
         assert x.tolist() == [0, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_belong_to_one_vector_after_another(backend: Backend) -> None:
+    indices, values = torch.tensor([7, 1, 8, 7, 2], dtype=torch.int32), torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    for call, signs, expected in (
+        (kernels.scatter_add, (-1.0,), [[-9.0, -4.0, 0.0], [0.0, -2.0, -16.0]]),
+        (kernels.mask, (), [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]),
+    ):
+        outs = [torch.full((3,), float(not signs)) for _ in range(2)]
+        call.on(backend)(outs, [7, 0], indices, values, (1, 1, 2, 1), *signs)
+        assert [out.tolist() for out in outs] == expected
 
 
 def test_scatter_writes_its_spans_only() -> None:
@@ -421,10 +419,11 @@ def test_backend_of_codes_by_layout() -> None:
 def test_a_kernel_looks_at_the_tensors_that_it_names() -> None:
     x, threshold = torch.ones(10), torch.tensor(1.0)
     half, apart = x.bfloat16(), torch.ones(20)[::2]
-    assert kernels.accumulate_select.backend(x, x, half, 1.0, threshold, 3) == "cpu", "gradients may be widened"
-    assert kernels.accumulate_select.backend(half, half, half, 1.0, threshold, 3) == "reference"
-    assert kernels.accumulate_rounded.backend(half, half, x, 1.0, 0) == "cpu"
-    assert kernels.accumulate_rounded.backend(half, half, apart, 1.0, 0) == "reference"
+    assert kernels.accumulate.backend(Sum([x], [x], [half], [1.0])) == "cpu", "gradients may be widened"
+    assert kernels.accumulate.backend(Sum([half], [half], [half], [1.0])) == "reference"
+    assert kernels.accumulate.backend(Sum([half], [half], [x], [1.0], seeds=[0])) == "cpu"
+    assert kernels.accumulate.backend(Sum([half], [half], [apart], [1.0], seeds=[0])) == "reference"
+    assert kernels.accumulate.backend(Sum([x], [x], [x], [1.0], moving=[x], velocities=[apart])) == "reference"
     assert kernels.select.backend(threshold=threshold, capacity=3, x=apart) == "reference"
     keys = torch.arange(10, dtype=torch.int32)
     assert kernels.merge.backend([keys, keys], [x, x]) == "cpu"
@@ -482,7 +481,7 @@ def test_merging_keeps_what_is_not_finite_and_adds_in_order() -> None:
 def _work(seed: int) -> list[Tensor]:
     d = (1 << 19) + 77
     residual, gradient, out = vector(d, seed=seed), vector(d, seed=seed + 1), torch.empty(d)
-    picks = kernels.accumulate_select.cpu(out, residual, gradient, 0.5, torch.tensor(2.0), d)
+    picks = kernels.accumulate_select.cpu(Sum([out], [residual], [gradient], [0.5]), torch.tensor(2.0), d)
     total = torch.empty(d)
     kernels.scatter.cpu(total, [(0, d)], picks.indices, picks.values, [picks.indices.numel()])
     return [out, *picks, total, kernels.largest.cpu(out, d // 3)]
@@ -512,32 +511,6 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     assert ended == (child, 0), "the child hangs"
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_large_momenta_are_streamed(nesterov: bool) -> None:
-    d = STREAM_BYTES // 4 + 77
-    residual, velocity, gradient = (vector(d, seed=seed) for seed in range(3))
-    found, expected = (torch.full((2, d + 51), torch.nan) for _ in range(2))
-    for outs in ((found[0, :d], found[1, :d]), (torch.full((d,), torch.nan), torch.full((d,), torch.nan))):
-        args = (residual, velocity, gradient, 1 / 3, 0.9, nesterov)
-        picks = kernels.accumulate_momentum_select.cpu(outs[0], outs[1], *args, torch.tensor(3.0), d)
-        assert torch.equal(picks.values, outs[0][picks.indices])
-        kernels.accumulate_momentum.reference(expected[0, :d], expected[1, :d], *args)
-        torch.testing.assert_close(outs, (expected[0, :d], expected[1, :d]))
-
-
-def test_large_sums_that_fade_are_streamed() -> None:
-    d = STREAM_BYTES // 4 + 77
-    residual, gradient, expected = vector(d, seed=0), vector(d, seed=1), torch.full((d,), torch.nan)
-    for shift in (0, 1):
-        out = torch.full((d + 16,), torch.nan)
-        args = (residual, gradient, 1 / 3, 0.9)
-        picks = kernels.accumulate_fading_select.cpu(out[shift : shift + d], *args, torch.tensor(3.0), d)
-        kernels.accumulate_fading.reference(expected, *args)
-        torch.testing.assert_close(out[shift : shift + d], expected)
-        assert torch.equal(picks.values, out[shift : shift + d][picks.indices])
-        assert int(out.isnan().sum()) == 16
-
-
 def test_more_than_there_are_is_all() -> None:
     for backend in BACKENDS:
         assert kernels.largest.on(backend)(torch.tensor([1.0, -3.0, 2.0]), 5).tolist() == [0, 1, 2]
@@ -553,7 +526,7 @@ def test_a_nan_that_is_nearly_an_infinity_stays_one() -> None:
     nan = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)
     for backend in BACKENDS:
         out = torch.zeros(1, dtype=torch.bfloat16)
-        kernels.accumulate_rounded.on(backend)(out, torch.zeros(1, dtype=torch.bfloat16), nan, 1.0, 3)
+        kernels.accumulate.on(backend)(Sum([out], [out.clone()], [nan], [1.0], seeds=[3]))
         assert bool(out.isnan())
 
 

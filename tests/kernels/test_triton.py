@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from cases import vector
+from cases import SUMS, summed, vector
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.codecs import ChunkTopK
 from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
-from thinwire.kernels import Kernel, dispatch
+from thinwire.kernels import Kernel, Sum, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
 from thinwire.kernels.exponents import CODED
+from thinwire.kernels.sums import How
 from thinwire.payloads import Chunks, Narrow, exponents, indices
 from thinwire_lab.check.cases import CASES
 from thinwire_lab.check.material import Kit, difference
@@ -125,76 +126,32 @@ def test_largest(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> N
 @pytest.mark.grid
 @inputs
 @dtypes
-def test_accumulate_select(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
-    gradient, residual = framed(make(dtype)), framed(vector(make(dtype).numel(), seed=1, dtype=dtype))
-    out, expected = poisoned(gradient), torch.empty_like(gradient)
-    args = (residual, gradient, 1 / 3)
-    found = kernels.accumulate_select.gpu(out, *args, gradient.new_ones(()), gradient.numel())
-    kernels.accumulate.reference(expected, *args)
-    torch.testing.assert_close(out, expected, equal_nan=True)
-    same_picks(found, kernels.select.reference(out, gradient.new_ones(()), gradient.numel()), gradient.numel())
-    assert intact(out, residual, gradient)
-
-
-@pytest.mark.grid
-@inputs
-@dtypes
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_accumulate_momentum(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, nesterov: bool) -> None:
-    gradient = framed(make(dtype))
-    residual, velocity = (framed(vector(gradient.numel(), seed=seed, dtype=dtype)) for seed in (1, 2))
-    args = (residual, velocity, gradient, 0.3, 0.7, nesterov)
-    expected = poisoned(gradient), poisoned(gradient)
-    kernels.accumulate_momentum.reference(expected[0], expected[1], *args)
-    plain, selected = ((poisoned(gradient), poisoned(gradient)) for _ in range(2))
-    kernels.accumulate_momentum.gpu(plain[0], plain[1], *args)
-    found = kernels.accumulate_momentum_select.gpu(selected[0], selected[1], *args, gradient.new_ones(()), 10)
-    torch.testing.assert_close(plain, expected, equal_nan=True)
-    torch.testing.assert_close(selected, plain, equal_nan=True, rtol=0, atol=0)
-    same_picks(found, kernels.select.reference(plain[0], gradient.new_ones(()), 10), 10)
-    assert intact(*plain, *selected)
-
-
-@pytest.mark.grid
-@inputs
-@dtypes
-def test_accumulate_fading(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
-    gradient = framed(make(dtype))
-    residual = framed(vector(gradient.numel(), seed=1, dtype=dtype))
-    plain, selected, expected = (poisoned(gradient) for _ in range(3))
-    args = (residual, gradient, 0.3, 0.7)
-    kernels.accumulate_fading.reference(expected, *args)
-    kernels.accumulate_fading.gpu(plain, *args)
-    found = kernels.accumulate_fading_select.gpu(selected, *args, gradient.new_ones(()), 10)
-    torch.testing.assert_close(plain, expected, equal_nan=True)
-    torch.testing.assert_close(selected, plain, equal_nan=True, rtol=0, atol=0)
-    same_picks(found, kernels.select.reference(plain, gradient.new_ones(()), 10), 10)
-    assert intact(plain, selected, residual, gradient)
+@pytest.mark.parametrize("how", SUMS)
+def test_sums(make: Callable[[torch.dtype], Tensor], dtype: torch.dtype, how: How) -> None:
+    plain, selected, expected = (summed(how, make(dtype), frame=framed) for _ in range(3))
+    one, n = plain.gradients[0].new_ones(()), plain.outs[0].numel()
+    kernels.accumulate.reference(expected)
+    kernels.accumulate.gpu(plain)
+    found = kernels.accumulate_select.gpu(selected, one, 10)
+    near: Any = {"rtol": 2**-7, "atol": 0} if how == "rounded" else {}
+    for name in ("outs", "moving"):
+        columns = [getattr(sums, name) or [] for sums in (plain, selected, expected)]
+        torch.testing.assert_close(columns[0], columns[2], equal_nan=True, **near)
+        if how == "sum":  # alone it is torch's own
+            torch.testing.assert_close(columns[1], columns[0], equal_nan=True)
+        else:
+            torch.testing.assert_close(columns[1], columns[0], equal_nan=True, rtol=0, atol=0)
+        assert intact(*columns[0], *columns[1])
+    off = int((plain.outs[0].nan_to_num() != expected.outs[0].nan_to_num()).sum())
+    assert how != "rounded" or off <= n // 1000, "a fused multiply-add may differ"
+    same_picks(found, kernels.select.reference(selected.outs[0], one, 10), 10)
 
 
 def test_a_scale_that_is_not_finite_picks_nothing_outside() -> None:
     gradient = framed(vector(63))
-    found = kernels.accumulate_select.gpu(poisoned(gradient), gradient, gradient, torch.nan, gradient.new_ones(()), 100)
+    sums = Sum([poisoned(gradient)], [gradient], [gradient], [torch.nan])
+    found = kernels.accumulate_select.gpu(sums, gradient.new_ones(()), 100)
     assert found.indices.tolist() == [*range(63), *[-1] * 37]
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("numel", [0, 1, 63, SEVERAL_TILES])
-@pytest.mark.parametrize("decay", [1.0, 0.7])
-def test_accumulate_rounded(numel: int, dtype: torch.dtype, decay: float) -> None:
-    gradient, residual = framed(vector(numel).to(dtype)), framed(vector(numel, seed=1).bfloat16())
-    gradient[1:3] = torch.tensor([torch.nan, torch.inf])[: max(0, numel - 1)]
-    plain, selected, expected = (poisoned(residual) for _ in range(3))
-    args = (residual, gradient, 0.25, 77)
-    kernels.accumulate_rounded.gpu(plain, *args, decay)
-    found = kernels.accumulate_rounded_select.gpu(selected, *args, gradient.new_ones(()), 10, decay)
-    kernels.accumulate_rounded.reference(expected, *args, decay)
-    torch.testing.assert_close(plain, expected, equal_nan=True, rtol=2**-7, atol=0)
-    assert int((plain.nan_to_num() != expected.nan_to_num()).sum()) <= numel // 1000, "a fused multiply-add may differ"
-    torch.testing.assert_close(selected, plain, equal_nan=True, rtol=0, atol=0)
-    same_picks(found, kernels.select.reference(plain, gradient.new_ones(()), 10), 10)
-    assert intact(plain, selected)
 
 
 def payload(ranks: int, regions: int, length: int, per_run: int, seed: int = 0) -> tuple[Tensor, tuple[int, ...]]:
@@ -226,8 +183,8 @@ def test_scatter(ranks: int, regions: int, length: int, per_run: int, dtype: tor
             kernels.scatter.gpu(found, where, places, values, stretches)
             kernels.scatter.reference(expected, where, places, values, stretches)
             assert torch.equal(found, expected)
-            kernels.scatter_add.gpu(found, places, values, stretches, -1.0)
-            kernels.scatter_add.reference(expected, places, values, stretches, -1.0)
+            kernels.scatter_add.gpu([found], [0], places, values, stretches, -1.0)
+            kernels.scatter_add.reference([expected], [0], places, values, stretches, -1.0)
             assert torch.equal(found, expected)
             assert intact(found)
 
@@ -263,8 +220,8 @@ def test_mask(numel: int, dtype: torch.dtype) -> None:
     values = framed(vector(numel, dtype=dtype).round().index_fill(0, torch.arange(min(1, numel)), torch.nan))
     found = framed(vector(3000, dtype=dtype))
     expected = found.clone()
-    kernels.mask.gpu(found, indices, values)
-    kernels.mask.reference(expected, indices, values)
+    kernels.mask.gpu([found], [0], indices, values, [numel])
+    kernels.mask.reference([expected], [0], indices, values, [numel])
     assert torch.equal(found, expected)
     assert intact(found)
 
@@ -490,7 +447,7 @@ def test_chunk_topk(shape: tuple[int, ...], chunk: int, transform: Any, dtype: t
     for density, content in ((0.05, smooth), (0.5, smooth.round()), (1.0, smooth), (0.1, torch.zeros_like(smooth))):
         cut, x = cut_as(shape, chunk, transform, density), framed(content)
         (positions, values), (others, expected) = (
-            each(x, cut) for each in (kernels.chunk_topk.gpu, kernels.chunk_topk.reference)
+            each([x], [cut]) for each in (kernels.chunk_topk.gpu, kernels.chunk_topk.reference)
         )
         assert (positions.dtype, values.dtype) == (torch.int16, dtype)
         assert_chosen(positions, values, expected, cut)
@@ -518,8 +475,8 @@ def test_chosen_coefficients_are_where_they_are_said_to_be(
     """Of each chunk exactly the coefficients at the positions are returned, and no larger one is left out."""
     cut = cut_as(shape, chunk, transform, 0.1)
     x, every = framed(vector(cut.numel, dtype=dtype)), cut_as(shape, chunk, transform, 1.0)
-    positions, values = kernels.chunk_topk.gpu(x, cut)
-    whole = kernels.chunk_topk.gpu(x, every)[1].view(cut.chunks, cut.size)
+    positions, values = kernels.chunk_topk.gpu([x], [cut])
+    whole = kernels.chunk_topk.gpu([x], [every])[1].view(cut.chunks, cut.size)
     chosen = positions.view(cut.chunks, cut.kept).long()
     assert torch.equal(whole.gather(1, chosen).view(-1), values)
     rest = whole.abs().scatter(1, chosen, 0)
@@ -532,16 +489,16 @@ def test_chosen_coefficients_are_where_they_are_said_to_be(
 def test_what_is_not_finite_stays_in_its_chunk(transform: Any, poison: float) -> None:
     cut, x = cut_as((40, 48), 16, transform), framed(vector(40 * 48))
     x[17 * 48 + 20] = poison
-    positions, values = kernels.chunk_topk.gpu(x, cut)
+    positions, values = kernels.chunk_topk.gpu([x], [cut])
     out = poisoned(x)
-    kernels.chunk_write.gpu(out, positions, values, cut)
+    kernels.chunk_put.gpu([out], positions[None], values[None], [cut], subtract=False)
     rows, columns = (~out.view(40, 48).isfinite()).nonzero(as_tuple=True)
     assert {(int(i) // cut.height, int(j) // cut.width) for i, j in zip(rows, columns, strict=True)} == {
         (17 // cut.height, 20 // cut.width)
     }
     if transform:
         chunk = 17 // cut.height * cut.across + 20 // cut.width
-        expected = kernels.chunk_topk.reference(x.clone(), cut)[0].view(-1, cut.kept)[chunk]
+        expected = kernels.chunk_topk.reference([x.clone()], [cut])[0].view(-1, cut.kept)[chunk]
         assert positions.view(-1, cut.kept)[chunk].equal(expected), "NaN before infinity, and lower positions first"
 
 
@@ -553,16 +510,15 @@ def test_chunks_transformed_back(
     shape: tuple[int, ...], chunk: int, transform: Any, dtype: torch.dtype, ranks: int
 ) -> None:
     cut = cut_as(shape, chunk, transform, 0.02)
-    chosen = [kernels.chunk_topk.reference(vector(cut.numel, seed=rank, dtype=dtype), cut) for rank in range(ranks)]
-    positions, values = (framed(torch.cat(parts)) for parts in zip(*chosen, strict=True))
-    for name in ("chunk_write", "chunk_subtract"):
-        kernel = getattr(kernels, name)
+    chosen = [kernels.chunk_topk.reference([vector(cut.numel, seed=rank, dtype=dtype)], [cut]) for rank in range(ranks)]
+    positions, values = (framed(torch.cat(parts)).view(ranks, -1) for parts in zip(*chosen, strict=True))
+    for subtract in (False, True):
         found, expected = (framed(vector(cut.numel, seed=9, dtype=dtype)) for _ in range(2))
-        kernel.gpu(found, positions, values, cut)
-        kernel.reference(expected, positions, values, cut)
+        kernels.chunk_put.gpu([found], positions, values, [cut], subtract)
+        kernels.chunk_put.reference([expected], positions, values, [cut], subtract)
         assert torch.equal(found, expected)
         on_cpu = vector(cut.numel, seed=9, dtype=dtype)
-        kernel.cpu(on_cpu, positions.cpu(), values.cpu(), cut)
+        kernels.chunk_put.cpu([on_cpu], positions.cpu(), values.cpu(), [cut], subtract)
         assert torch.equal(found.cpu(), on_cpu)
         assert intact(found)
 
@@ -570,10 +526,11 @@ def test_chunks_transformed_back(
 def test_more_chunks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("thinwire.kernels.chunks.triton"), "PROGRAMS", 2)
     cut = cut_as((16 * 5, 16 * 16), 16, "dct")
-    positions, values = kernels.chunk_topk.reference(vector(cut.numel).to(DEVICE), cut)
+    positions, values = kernels.chunk_topk.reference([vector(cut.numel).to(DEVICE)], [cut])
     found, expected = (poisoned(vector(cut.numel)) for _ in range(2))
-    kernels.chunk_write.gpu(found, positions, values, cut)
-    kernels.chunk_write.reference(expected, positions, values, cut)
+    rows = positions[None], values[None]
+    kernels.chunk_put.gpu([found], *rows, [cut], subtract=False)
+    kernels.chunk_put.reference([expected], *rows, [cut], subtract=False)
     assert torch.equal(found, expected)
 
 
@@ -583,14 +540,14 @@ def test_chunks_that_the_kernels_leave_to_the_reference() -> None:
     for cut, dtype in ((wide, torch.float32), (narrow, torch.bfloat16)):
         x = framed(vector(cut.numel).to(dtype))
         (positions, values), (others, expected) = (
-            each(x, cut) for each in (kernels.chunk_topk.gpu, kernels.chunk_topk.reference)
+            each([x], [cut]) for each in (kernels.chunk_topk.gpu, kernels.chunk_topk.reference)
         )
         assert torch.equal(positions, others)
         assert torch.equal(values, expected)
-        for kernel in (kernels.chunk_write, kernels.chunk_subtract):
+        for subtract in (False, True):
             found, wanted = x.clone(), x.clone()
-            kernel.gpu(found, positions, values, cut)
-            kernel.reference(wanted, positions, values, cut)
+            kernels.chunk_put.gpu([found], positions[None], values[None], [cut], subtract)
+            kernels.chunk_put.reference([wanted], positions[None], values[None], [cut], subtract)
             assert torch.equal(found, wanted)
 
 
@@ -673,7 +630,6 @@ def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytes
 
 
 ABOVE = {
-    "accumulate_momentum_select",
     "accumulate_select",
     "largest",
     "largest_in_rows",
@@ -742,7 +698,7 @@ def test_a_nan_in_the_sample_leaves_nothing_but_what_is_not_finite() -> None:
     gradients[1][8], gradients[1][20] = torch.nan, torch.inf
     draws = [kernels.Draw(offset=2, stride=3, rank=5, capacity=50)] * 2
     found, expected = (
-        call([poisoned(x) for x in residuals], residuals, gradients, [0.5, 0.5], draws)
+        call(Sum([poisoned(x) for x in residuals], residuals, gradients, [0.5, 0.5]), draws)
         for call in (kernels.accumulate_sampled_select.gpu, kernels.accumulate_sampled_select.reference)
     )
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, expected, strict=True))
@@ -818,26 +774,27 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     cut.axes(x), numbering.table(x)
     with waiting_forbidden(monkeypatch):
         kernels.select.gpu(x, threshold, 10)
-        kernels.accumulate_select.gpu(out, x, y, 0.5, threshold, 5000)
-        kernels.accumulate_momentum_select.gpu(out, velocity, x, y, y, 0.5, 0.9, True, threshold, 10)
+        kernels.accumulate_select.gpu(Sum([out], [x], [y], [0.5]), threshold, 5000)
+        moving = Sum([out], [x], [y], [0.5], None, [velocity], [y], 0.9, True)
+        kernels.accumulate_select.gpu(moving, threshold, 10)
         picks = kernels.largest.gpu(x, 50)
         kernels.scatter.gpu(out, regions, indices, values, runs)
-        kernels.scatter_add.gpu(out, indices, values, runs, -1.0)
-        kernels.mask.gpu(out, indices, values)
+        kernels.scatter_add.gpu([out], [0], indices, values, runs, -1.0)
+        kernels.mask.gpu([out], [0], indices, values, [80])
         kernels.hashed_slots.gpu(picks, picks, 20, 5000, 1)
         kernels.index_of.gpu(*kernels.slot_of.gpu(picks, 20, 5000, 1), 20, 5000, 1)
         kernels.largest_of_each.gpu([x, y], [5, 50])
         draws = [kernels.Draw(offset=1, stride=7, rank=9, capacity=40)] * 2
-        kernels.accumulate_sampled_select.gpu([out, velocity], [x, y], [y, x], [0.5, 0.5], draws)
-        kernels.scatter_add_each.gpu([out, x], [0, 0], picks, values[:50], [20, 30], -1.0)
+        kernels.accumulate_sampled_select.gpu(Sum([out, velocity], [x, y], [y, x], [0.5, 0.5]), draws)
+        kernels.scatter_add.gpu([out, x], [0, 0], picks, values[:50], [20, 30], -1.0)
         kernels.elias_fano_decode.gpu(kernels.elias_fano_encode.gpu(picks, 5000), 50, 5000)
         kernels.largest_blocks.gpu(x, 5, 30)
         kernels.largest_in_rows.gpu(x, 50, 7)
         kernels.unpack_bits.gpu(kernels.pack_bits.gpu(picks, 5), 50, 5)
         kernels.sketch_query.gpu(kernels.sketch_insert.gpu(x, 3, 50, 1), 5000, 1)
-        chosen = kernels.chunk_topk.gpu(x, cut)
-        kernels.chunk_write.gpu(out, *chosen, cut)
-        kernels.chunk_subtract.gpu(out, *chosen, cut)
+        chosen = kernels.chunk_topk.gpu([x], [cut])
+        for subtract in (False, True):
+            kernels.chunk_put.gpu([out], chosen[0][None], chosen[1][None], [cut], subtract)
         kernels.subsets_decode.gpu(kernels.subsets_encode.gpu(chosen[0], numbering)[None], cut.chunks, numbering)
 
 
@@ -847,7 +804,7 @@ def test_twice_the_same() -> None:
     for call in (
         lambda: kernels.select.gpu(x, x.new_ones(()), 100).indices,
         lambda: kernels.sketch_insert.gpu(x, 2, 50, 1),
-        lambda: kernels.chunk_topk.gpu(x, cut_as((8209,), 16, "dct"))[1],
+        lambda: kernels.chunk_topk.gpu([x], [cut_as((8209,), 16, "dct")])[1],
     ):
         assert torch.equal(call(), call())
 

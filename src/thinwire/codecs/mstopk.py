@@ -15,10 +15,10 @@ from thinwire.checked import Count, checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import side_by_side
 from thinwire.kernels.memory import constant, sent
-from thinwire.kernels.parts import Cut
+from thinwire.kernels.parts import Cut, wide
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signals, wide
+from thinwire.signals import Signals
 
 
 @final

@@ -8,10 +8,10 @@ from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import side_by_side
-from thinwire.kernels.parts import Cut
+from thinwire.kernels.parts import Cut, wide_each
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
-from thinwire.signals import Signals, wide_each
+from thinwire.signals import Signals
 
 
 @final

@@ -6,14 +6,7 @@ operation: `reference.py` says what it computes, `cpu.py` is for Numba, `triton.
 declares the kernels. Vectors are flat tensors throughout.
 """
 
-from thinwire.kernels.accumulate import (
-    accumulate,
-    accumulate_each,
-    accumulate_fading,
-    accumulate_momentum,
-    accumulate_rounded,
-    subtract_rounded,
-)
+from thinwire.kernels.accumulate import accumulate, subtract_rounded
 from thinwire.kernels.bits import (
     EliasFano,
     elias_fano_decode,
@@ -24,17 +17,7 @@ from thinwire.kernels.bits import (
     unpack_bits,
 )
 from thinwire.kernels.blocks import block_energies, group_norms, largest_blocks, largest_in_rows
-from thinwire.kernels.chunks import (
-    Chunking,
-    Transform,
-    accumulate_fading_chunk_topk,
-    accumulate_fading_chunk_topk_each,
-    chunk_put_each,
-    chunk_subtract,
-    chunk_topk,
-    chunk_topk_each,
-    chunk_write,
-)
+from thinwire.kernels.chunks import Chunking, Transform, accumulate_chunk_topk, chunk_put, chunk_topk
 from thinwire.kernels.codes import (
     OffsetGrid,
     Rounding,
@@ -60,13 +43,10 @@ from thinwire.kernels.hashing import (
     slot_of,
 )
 from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
-from thinwire.kernels.sampled import Draw, accumulate_momentum_sampled_select, accumulate_sampled_select, momentum_sum
-from thinwire.kernels.scatter import mask, mask_each, merge, scatter, scatter_add, scatter_add_each
+from thinwire.kernels.sampled import Draw, accumulate_sampled_select, limited
+from thinwire.kernels.scatter import mask, merge, scatter, scatter_add
 from thinwire.kernels.select import (
     Picks,
-    accumulate_fading_select,
-    accumulate_momentum_select,
-    accumulate_rounded_select,
     accumulate_select,
     gather,
     largest,
@@ -76,6 +56,7 @@ from thinwire.kernels.select import (
 from thinwire.kernels.sketch import sketch_insert, sketch_query
 from thinwire.kernels.slotted import Slotted, slots_decode, slots_encode
 from thinwire.kernels.subsets import Numbering, subsets_decode, subsets_encode
+from thinwire.kernels.sums import Sum
 
 __all__ = [
     "Chunking",
@@ -88,26 +69,15 @@ __all__ = [
     "Picks",
     "Rounding",
     "Slotted",
+    "Sum",
     "Transform",
     "accumulate",
-    "accumulate_each",
-    "accumulate_fading",
-    "accumulate_fading_chunk_topk",
-    "accumulate_fading_chunk_topk_each",
-    "accumulate_fading_select",
-    "accumulate_momentum",
-    "accumulate_momentum_sampled_select",
-    "accumulate_momentum_select",
-    "accumulate_rounded",
-    "accumulate_rounded_select",
+    "accumulate_chunk_topk",
     "accumulate_sampled_select",
     "accumulate_select",
     "block_energies",
-    "chunk_put_each",
-    "chunk_subtract",
+    "chunk_put",
     "chunk_topk",
-    "chunk_topk_each",
-    "chunk_write",
     "elias_fano_decode",
     "elias_fano_decode_rows",
     "elias_fano_encode",
@@ -127,11 +97,10 @@ __all__ = [
     "largest_in_rows",
     "largest_of_each",
     "levels_encode",
+    "limited",
     "mask",
-    "mask_each",
     "merge",
     "mix",
-    "momentum_sum",
     "offset_encode",
     "ones",
     "orthonormal",
@@ -141,7 +110,6 @@ __all__ = [
     "row_sums",
     "scatter",
     "scatter_add",
-    "scatter_add_each",
     "select",
     "sign_encode",
     "sketch_insert",

@@ -16,3 +16,5 @@ exactly: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")
 """Every product and sum is rounded on its own, so any processor gives the bits of the reference."""
 intrinsic: Callable[..., Any] = numba.extending.intrinsic
 """Instructions for LLVM, where Numba's loops cannot express them."""
+overload: Callable[..., Any] = numba.extending.overload
+"""Loops that Numba chooses among by the types of arguments: what is None then is known when they are compiled."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from thinwire import waits
 from thinwire.kernels.parts import Parts
+from thinwire.kernels.sums import Sum
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,9 +35,10 @@ class Kernel(Generic[P, R]):
     """An operation with the signature of `reference`. Calling it runs the implementation that suits its tensors.
 
     `reference`, `cpu` and `gpu` are the implementations, for callers that want a particular one. `by` names the
-    arguments whose device, layout and dtype decide; a star marks a sequence of tensors. Kernels on codes and bytes take
-    `any_dtype`; the others run in Numba only if all tensors are float32 or all are float64. Without `cpu`, the CPU runs
-    the reference. Without `gpu`, the function of the same name in the folder's `triton.py` runs on a GPU.
+    arguments whose device, layout and dtype decide; a star marks a sequence of tensors, and a `Sum` says which of its
+    own do. Kernels on codes and bytes, and sums that are rounded, take any dtype; the others run in Numba only if all
+    tensors are float32 or all are float64. Without `cpu`, the CPU runs the reference. Without `gpu`, the function of
+    the same name in the folder's `triton.py` runs on a GPU.
     """
 
     def __init__(
@@ -56,13 +58,24 @@ class Kernel(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the implementation that suits the arguments."""
-        backend = backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype)
+        backend = self.backend(*args, **kwargs)
         run = self.cpu if backend == "cpu" else self.reference if backend == "reference" else self.gpu
         return run(*args, **kwargs)
 
     def backend(self, *args: P.args, **kwargs: P.kwargs) -> Backend:
         """Return which implementation would run for these arguments."""
-        return backend_of(self._tensors(args, kwargs), any_dtype=self._any_dtype)
+        found, any_dtype = list[Tensor](), self._any_dtype
+        for place, name, several in self._deciding:
+            value: Any = args[place] if place < len(args) else kwargs[name]
+            columns: Any = (value,)
+            if isinstance(value, Sum):
+                columns, several, any_dtype = value.deciding, True, any_dtype or value.seeds is not None
+            for column in columns:
+                if isinstance(column, Parts):  # all of them lie in one
+                    found.append(column.flat)
+                else:
+                    found.extend(column if several else (column,))
+        return backend_of(found, any_dtype=any_dtype)
 
     def on(self, backend: Backend) -> Callable[P, R]:
         """Return the implementation of this name."""
@@ -77,16 +90,6 @@ class Kernel(Generic[P, R]):
             return self._gpu
         module = import_module(self.reference.__module__.removesuffix("reference") + "triton")
         found: Callable[P, R] = getattr(module, self.reference.__name__)
-        return found
-
-    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        found: list[Tensor] = []
-        for place, name, several in self._deciding:
-            value = args[place] if place < len(args) else kwargs[name]
-            if isinstance(value, Parts):  # all of them lie in one
-                found.append(value.flat)
-            else:
-                found.extend(value if several else (value,))
         return found
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from thinwire.kernels.ranges import is_alone
 
 Array = np.ndarray[Any, Any]
+REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+"""The types of numbers that loops are compiled for."""
 
 
 @final
@@ -127,11 +129,9 @@ def cut_of(xs: Sequence[Tensor]) -> Cut:
     return xs.cut if isinstance(xs, Parts) else Cut([0] * len(xs), [x.numel() for x in xs])
 
 
-def are_small(xs: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Whether all are of a dtype and small: see `Cut.by_size`."""
-    if isinstance(xs, Parts):
-        return xs.flat.dtype == dtype and all(small for _, small in xs.cut.by_size)
-    return all(x.dtype == dtype and is_alone(x.numel()) for x in xs)
+def are_of(xs: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Whether all are of a dtype."""
+    return xs.flat.dtype == dtype if isinstance(xs, Parts) else all(x.dtype == dtype for x in xs)
 
 
 def whole(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -161,3 +161,13 @@ def in_dtype(xs: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     if isinstance(xs, Parts):
         return xs if xs.flat.dtype == dtype else Parts(xs.flat.to(dtype), xs.cut)
     return [x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous() for x in xs]
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return a vector in float32 or wider, contiguous, as kernels take it."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()
+
+
+def wide_each(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return what `wide` does of each."""
+    return in_dtype(xs, torch.promote_types(xs[0].dtype, torch.float32))

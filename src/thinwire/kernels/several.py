@@ -10,7 +10,7 @@ import numba
 from llvmlite import ir
 from numba import types
 
-from thinwire.kernels.compiled import compiled, intrinsic
+from thinwire.kernels.compiled import compiled, intrinsic, overload
 
 
 @intrinsic
@@ -27,3 +27,24 @@ def _pointer(typing, address):
 def vector(address, size, like):
     """Return the `size` elements at an address as an array of the dtype of `like`."""
     return numba.carray(_pointer(address), size, like.dtype)  # type: ignore[attr-defined]  # without types
+
+
+def element(column: Any, i: Any) -> Any:
+    """Return the i-th of an array, or None if there is no array."""
+    return None if column is None else column[i]
+
+
+@overload(element)
+def _element(column, i):
+    return (lambda column, i: None) if isinstance(column, types.NoneType) else (lambda column, i: column[i])
+
+
+def vector_if(there: Any, address: Any, size: Any, like: Any) -> Any:
+    """Return the vector at an address, or None if `there` is None."""
+
+
+@overload(vector_if)
+def _vector_if(there, address, size, like):
+    if isinstance(there, types.NoneType):
+        return lambda there, address, size, like: None
+    return lambda there, address, size, like: vector(address, size, like)

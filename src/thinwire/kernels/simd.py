@@ -101,13 +101,18 @@ class _Block:
 
 
 def _code(body: Callable[..., Any], arrays: int) -> Callable[..., Any]:
-    """Return the code generator for `body`. Its first arguments are arrays; the next is where the block starts."""
+    """Return the code generator for `body`. Its first arguments are arrays; the next is where the block starts.
+
+    What is None for Numba is None for `body`.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pairs = zip(signature.args[:arrays], args[:arrays], strict=True)
-        data = [context.make_array(kind)(context, builder, value).data for kind, value in pairs]
+        pairs = zip(signature.args, args, strict=True)
+        given = [None if kind == types.none else value for kind, value in pairs]
+        for i, (kind, value) in enumerate(zip(signature.args[:arrays], given[:arrays], strict=True)):
+            given[i] = None if value is None else context.make_array(kind)(context, builder, value).data
         block = _Block(context, builder, signature.args[0].dtype, args[arrays])
-        return body(block, *data, *args[arrays + 1 :])
+        return body(block, *given[:arrays], *given[arrays + 1 :])
 
     return generate
 
@@ -216,36 +221,7 @@ def prefetch(typing, array, at):
     return types.void(array, at), generate
 
 
-def _accumulate(*, stream: bool) -> Any:
-    def body(block: _Block, out: Any, peaks: Any, residual: Any, gradient: Any, threshold: Any, scale: Any) -> Any:
-        totals = block.sum(block.load(residual), block.spread(scale), block.load(gradient))
-        block.store(totals, out, block.start, stream=stream)
-        return block.hits(totals, threshold, peaks)
-
-    @intrinsic
-    def code(typing, out, peaks, residual, gradient, start, threshold, scale):
-        return types.uint64(out, peaks, residual, gradient, start, threshold, scale), _code(body, 4)
-
-    return code
-
-
-def _fade(*, stream: bool) -> Any:
-    def body(
-        block: _Block, out: Any, peaks: Any, residual: Any, gradient: Any, threshold: Any, scale: Any, decay: Any
-    ) -> Any:
-        faded = block.times(block.spread(decay), block.load(residual))
-        totals = block.sum(faded, block.spread(scale), block.load(gradient))
-        block.store(totals, out, block.start, stream=stream)
-        return block.hits(totals, threshold, peaks)
-
-    @intrinsic
-    def code(typing, out, peaks, residual, gradient, start, threshold, scale, decay):
-        return types.uint64(out, peaks, residual, gradient, start, threshold, scale, decay), _code(body, 4)
-
-    return code
-
-
-def _momentum(*, nesterov: bool, stream: bool) -> Any:
+def _add(*, stream: bool) -> Any:
     def body(
         block: _Block,
         out: Any,
@@ -255,24 +231,26 @@ def _momentum(*, nesterov: bool, stream: bool) -> Any:
         velocity: Any,
         gradient: Any,
         threshold: Any,
-        scale: Any,
-        momentum: Any,
+        *factors: Any,
     ) -> Any:
-        scale, momentum = block.spread(scale), block.spread(momentum)
-        new, before = block.load(gradient), block.load(residual)
-        speed = block.sum(block.times(momentum, block.load(velocity)), scale, new)
-        if nesterov:
-            totals = block.sum(block.sum(before, scale, new), momentum, speed)
+        scale, decay, momentum, ahead = (None if factor is None else block.spread(factor) for factor in factors)
+        before, new = block.load(residual), block.load(gradient)
+        if momentum is None:
+            totals = block.sum(before if decay is None else block.times(decay, before), scale, new)
         else:
-            totals = [block.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
-        block.store(speed, moving, block.start, stream=stream)
+            speed = block.sum(block.times(momentum, block.load(velocity)), scale, new)
+            if ahead is None:
+                totals = [block.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
+            else:
+                totals = block.sum(block.sum(before, scale, new), ahead, speed)
+            block.store(speed, moving, block.start, stream=stream)
         block.store(totals, out, block.start, stream=stream)
         return block.hits(totals, threshold, peaks)
 
     @intrinsic
-    def code(typing, out, moving, peaks, residual, velocity, gradient, start, threshold, scale, momentum):
-        given = (out, moving, peaks, residual, velocity, gradient, start, threshold, scale, momentum)
-        return types.uint64(*given), _code(body, 6)
+    def code(typing, out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, momentum, ahead):
+        arrays, factors = (out, moving, peaks, residual, velocity, gradient), (scale, decay, momentum, ahead)
+        return types.uint64(*arrays, start, threshold, *factors), _code(body, len(arrays))
 
     return code
 
@@ -289,16 +267,12 @@ def _copy(*, stream: bool) -> Any:
     return code
 
 
-accumulate, accumulate_streaming = (_accumulate(stream=stream) for stream in (False, True))
-"""(out, peaks, residual, gradient, start, threshold, scale): out = residual + scale · gradient; return its hits."""
-fade, fade_streaming = (_fade(stream=stream) for stream in (False, True))
-"""(out, peaks, residual, gradient, start, threshold, scale, decay): the same with out = decay · residual + …"""
-momentum, momentum_streaming = (_momentum(nesterov=False, stream=stream) for stream in (False, True))
-"""(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m): return the hits of out.
+add, add_streaming = (_add(stream=stream) for stream in (False, True))
+"""(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, m, ahead): return the hits of out.
 
-moving = m · velocity + scale · gradient, and out = residual + moving.
+out = residual + scale · gradient, or with a decay that is not None decay · residual + scale · gradient. With m,
+moving = m · velocity + scale · gradient, and out = residual + moving, or with `ahead` as well
+out = residual + scale · gradient + ahead · moving.
 """
-nesterov, nesterov_streaming = (_momentum(nesterov=True, stream=stream) for stream in (False, True))
-"""The same with out = residual + scale · gradient + m · moving."""
 copy, copy_streaming = (_copy(stream=stream) for stream in (False, True))
 """(source, out, start, place): copy the block from `start` to `place`."""

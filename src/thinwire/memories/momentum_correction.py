@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, final
+from typing import ClassVar, Self, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from thinwire import kernels
 from thinwire.checked import Fraction, Positive, checked
-from thinwire.kernels import Draw, Picks
+from thinwire.kernels import Sum
 from thinwire.kernels.parts import sizes
 from thinwire.memories.base import Memory
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
-from thinwire.signals import Plain, Signal, Signals
+from thinwire.signals import Plain, Signal, Signals, Summed, SummedEach
 from thinwire.waits import on_host
 
 
@@ -67,9 +66,9 @@ class MomentumCorrection(Memory):
         gradient, scale = self._clipping.limited(gradient, scale)
         if self._residual.continues(name):
             return self._more(name, gradient, scale, self.momentum)
-        residual, out = self._residual.open(name, gradient)
-        velocity, velocity_out = self._velocity.open(name, gradient)
-        return _MomentumSum(out, velocity_out, residual, velocity, gradient, scale, self.momentum, self.nesterov)
+        (residual, out), (velocity, moving) = (each.open(name, gradient) for each in (self._residual, self._velocity))
+        rest = [moving], [velocity], self.momentum, self.nesterov
+        return Summed(Sum([out], [residual], [gradient], [scale], None, *rest))
 
     @override
     def compensate_each(
@@ -80,7 +79,8 @@ class MomentumCorrection(Memory):
         gradients, scales = self._clipping.limited_each(gradients, scale)
         residuals, outs = self._residual.open_each(names, gradients)
         velocities, moving = self._velocity.open_each(names, gradients)
-        return _MomentumSums((outs, moving, residuals, velocities, gradients, scales), (self.momentum, self.nesterov))
+        rest = moving, velocities, self.momentum, self.nesterov
+        return SummedEach(Sum(outs, residuals, gradients, scales, None, *rest))
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered. With `masking`, clear its momentum too, unless everything was delivered."""
@@ -127,66 +127,3 @@ def _all_went(delivered: Payload, residuals: Sequence[Tensor]) -> list[bool | Te
         (delivered.with_values(torch.ones_like(values)) if coded else delivered).mask(left)
     found = [x if x is None else x.to(delivered.values.dtype).any() for x in left]
     return [x is not None and (not bool(x) if on_host(x) else ~x) for x in found]
-
-
-@final
-class _MomentumSum(Signal):
-    """v + u', with u' = m·u + scale · g, computed into `out` and `velocity_out`."""
-
-    def __init__(
-        self,
-        out: Tensor,
-        velocity_out: Tensor,
-        residual: Tensor,
-        velocity: Tensor,
-        gradient: Tensor,
-        scale: float,
-        momentum: float,
-        nesterov: bool,
-    ) -> None:
-        self._tensors = (out, velocity_out, residual, velocity, gradient)
-        self._factors = (scale, momentum, nesterov)
-        self.dtype, self.numel, self.device = gradient.dtype, gradient.numel(), gradient.device
-
-    def tensor(self) -> Tensor:
-        if not self.computed:
-            self.computed = True
-            kernels.accumulate_momentum(*self._tensors, *self._factors)
-        return self._tensors[0]
-
-    def sample(self, offset: int, stride: int) -> Tensor:
-        residual, velocity, gradient = (tensor[offset::stride] for tensor in self._tensors[2:])
-        return kernels.momentum_sum(residual, velocity, gradient, *self._factors)
-
-    def select(self, threshold: Tensor, capacity: int) -> Picks:
-        self.computed = True
-        return kernels.accumulate_momentum_select(*self._tensors, *self._factors, threshold, capacity)
-
-
-@final
-class _MomentumSums(Signals):
-    """The same of a bucket: the tensors and scales of each, and what is the same for all."""
-
-    def __init__(self, columns: tuple[Sequence[Any], ...], factors: tuple[float, bool]) -> None:
-        super().__init__((), *columns)
-        like, self._factors = columns[4][0], factors
-        self.dtype, self.device = like.dtype, like.device
-
-    def _make(self, *columns: Any) -> Signal:
-        return _MomentumSum(*(*columns, *self._factors))
-
-    def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
-        outs: Sequence[Tensor] = self._part(some)[0]
-        if not all(self._done[some]):
-            if self._begun(some):
-                return super()._tensors(some)
-            for *tensors, scale in zip(*self._taken(some), strict=True):
-                kernels.accumulate_momentum(*tensors, scale, *self._factors)  # type: ignore[call-arg]  # all are there
-        return outs
-
-    def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        momentum, nesterov = self._factors
-        outs, moving, residuals, velocities, gradients, scales = self._taken(some)
-        return kernels.accumulate_momentum_sampled_select(
-            outs, moving, residuals, velocities, gradients, scales, momentum, nesterov, draws
-        )

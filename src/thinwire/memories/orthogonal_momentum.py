@@ -271,8 +271,8 @@ class _Updates(Signals):
         assert isinstance(other, _Updates)
         self._like = other
 
-    def _make(self, *columns: Any) -> Signal:
-        before, m, waited, update, gradient, decay = columns
+    def _make(self, i: int) -> Signal:
+        before, m, waited, update, gradient, decay = (column[i] for column in self._columns)
         return _Update((before, m), (waited, update), gradient, _Factors(decay, *self._factors), None)
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:

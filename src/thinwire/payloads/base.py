@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels import Sum
 from thinwire.kernels.parts import Parts, cut_at
 from thinwire.payloads.scratch import Scratch
 
@@ -85,8 +86,8 @@ class Payload(ABC):
         """Do what `subtract_from` does to parts in bfloat16, and round stochastically, with a seed for each."""
         taken = [torch.zeros_like(x, dtype=torch.float32) for x in parts]
         self.subtract_from(taken)
-        for x, part, seed in zip(parts, taken, seeds, strict=True):
-            kernels.accumulate_rounded(x, x, part, 1.0, seed)
+        if parts:
+            kernels.accumulate(Sum(parts, parts, taken, [1.0] * len(taken), seeds=seeds))
 
     @abstractmethod
     def mask(self, parts: Sequence[Tensor | None]) -> None:

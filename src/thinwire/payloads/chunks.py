@@ -16,7 +16,7 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
-from thinwire.kernels.parts import Parts, are_small, cut_at
+from thinwire.kernels.parts import Parts, are_of, cut_at
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Payload, Regions, regions_are_finite
 from thinwire.payloads.scratch import Scratch
@@ -120,7 +120,7 @@ class Chunks(Payload):
         for out, (positions, values, chunking) in zip(parts, self._by_region, strict=True):
             if out is not None and chunking.transform is None:
                 sent = values.new_empty(chunking.numel)
-                kernels.chunk_write(sent, positions, values, chunking)
+                kernels.chunk_put([sent], positions, values, [chunking], subtract=False)
                 out.masked_fill_(sent != 0, 0)
 
     @override
@@ -155,24 +155,25 @@ class Chunks(Payload):
 
     @cached_property
     def _by_region(self) -> Sequence[tuple[Tensor, Tensor, Chunking]]:
-        """Each region's positions and values, one rank after another, the values in float32 or wider."""
+        """Each region's positions and values, a row for each rank, the values in float32 or wider."""
         values = self.values.to(_real(self.values.dtype))
         columns = [
             x.view(self._ranks, -1).split([c.count for c in self.chunkings], 1) for x in (self.positions, values)
         ]
         parts = zip(*columns, self.chunkings, strict=True)
-        return [(positions.reshape(-1), values.reshape(-1), chunking) for positions, values, chunking in parts]
+        return [(positions.contiguous(), values.contiguous(), chunking) for positions, values, chunking in parts]
 
     def _put(self, outs: Sequence[Tensor], *, subtract: bool) -> None:
-        """Write or subtract each region: on a CPU large ones, and those of another dtype, one by one."""
+        """Write or subtract each region: those of another dtype one by one."""
         values = self.values.to(_real(self.values.dtype))
-        if not on_host(values) or are_small(outs, values.dtype):
+        if not on_host(values) or are_of(outs, values.dtype):
             rows = self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
-            kernels.chunk_put_each(outs, *rows, self.chunkings, subtract)
+            kernels.chunk_put(outs, *rows, self.chunkings, subtract)
             return
-        change = kernels.chunk_subtract if subtract else kernels.chunk_write
-        for out, part in zip(outs, self._by_region, strict=True):
-            _into(out, change, *part)
+        for out, (positions, values, chunking) in zip(outs, self._by_region, strict=True):
+            wide = out.to(values.dtype)
+            kernels.chunk_put([wide], positions, values, [chunking], subtract)
+            out.copy_(wide)
 
     @cached_property
     def _head(self) -> Tensor:
@@ -317,15 +318,6 @@ def _ranks(numbering: Numbering, like: Tensor) -> Tensor:
 def _firsts(chunking: Chunking, like: Tensor) -> Tensor:
     """Return where each chunk begins if all of their coefficients stand in a row, int32 (chunks, 1)."""
     return torch.arange(chunking.chunks, dtype=torch.int32, device=like.device)[:, None] * chunking.size
-
-
-def _into(out: Tensor, change: kernels.Kernel[..., None], positions: Tensor, values: Tensor, cut: Chunking) -> None:
-    if out.dtype == values.dtype:
-        change(out, positions, values, cut)
-        return
-    wide = out.to(values.dtype)
-    change(wide, positions, values, cut)
-    out.copy_(wide)
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

@@ -163,10 +163,7 @@ class Sparse(Keyed):
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
-        if self._whole:
-            kernels.scatter_add(parts[0], self.indices, self.values, self.runs, -1.0)
-        else:
-            kernels.scatter_add_each(parts, self._offsets, self.indices, self.values, self.runs, -1.0)
+        kernels.scatter_add(parts, self._offsets, self.indices, self.values, self.runs, -1.0)
 
     def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
         """Subtract where values were sent; elsewhere nothing changes, so nothing is read."""
@@ -178,16 +175,13 @@ class Sparse(Keyed):
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero at every index of its region that carries a value other than 0."""
-        if isinstance(parts, Parts) and not self._whole:
-            kernels.mask_each(parts, self._offsets, self.indices, self.values, self.runs)
+        there = parts if isinstance(parts, Parts) else [part for part in parts if part is not None]
+        if len(there) == len(parts):
+            kernels.mask(there, self._offsets, self.indices, self.values, self.runs)
             return
-        there = [(part, *place) for part, place in zip(parts, self._by_region, strict=True) if part is not None]
-        if len(there) < len(parts) or self._whole:
-            for part, offset, found, values in there:
-                kernels.mask(part, found - offset if offset else found, values)
-        else:
-            some = [part for part, *_ in there]
-            kernels.mask_each(some, self._offsets, self.indices, self.values, self.runs)
+        for part, (offset, found, values) in zip(parts, self._by_region, strict=True):
+            if part is not None:
+                kernels.mask([part], [offset], found, values, [found.numel()])
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite at every index."""

@@ -1,15 +1,16 @@
 """What a kernel is given to do: tensors in frames that show a write beside them, and its results, made comparable."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels import Picks
+from thinwire.kernels import Picks, Sum
 
 _POISON = 99
+_WRITTEN, _READ = ("outs", "moving"), ("residuals", "gradients", "velocities")  # of a sum
 CONTENTS = ("normal", "whole", "zeros", "odd")
 """What vectors may hold: random numbers, whole ones (so there are ties), nothing but zeros, or NaN and infinity too."""
 
@@ -78,7 +79,10 @@ class Kit:
 
 @dataclass(frozen=True)
 class Trial:
-    """A kernel's arguments. It writes to those at the places `writes`, of which each run gets copies, and no others."""
+    """A kernel's arguments. It writes to those at the places `writes`, of which each run gets copies, and no others.
+
+    Of a `Sum` it writes to the outs.
+    """
 
     args: tuple[Any, ...]
     writes: tuple[int, ...] = ()
@@ -87,11 +91,11 @@ class Trial:
         """Return what was written and what was returned. Raises RuntimeError for a write anywhere else."""
         args = [_moved(arg, device) for arg in self.args]
         for place in self.writes:
-            args[place] = list(map(framed, args[place])) if isinstance(args[place], list) else framed(args[place])
-        read = [*tensors([arg for place, arg in enumerate(args) if place not in self.writes])]
+            args[place] = _each_framed(args[place])
+        read = [*tensors([_only_read(arg) if place in self.writes else arg for place, arg in enumerate(args)])]
         before = [x.clone() for x in read]
         returned = call(*args)
-        written = [*flat([args[place] for place in self.writes])]
+        written = [*flat([_written(args[place]) for place in self.writes])]
         if not all(map(intact, written)):
             raise RuntimeError("wrote outside of its result")
         if not all(map(same_bits, read, before)):
@@ -99,21 +103,42 @@ class Trial:
         return [*written, *flat(returned)]
 
 
+def _each_framed(arg: Any) -> Any:
+    if isinstance(arg, Sum):
+        return _changed(arg, _WRITTEN, _each_framed)
+    return [framed(each) for each in arg] if isinstance(arg, list) else framed(arg)
+
+
 def _moved(arg: Any, device: torch.device) -> Any:
     if isinstance(arg, Tensor):
         return arg.to(device)
     if isinstance(arg, list):
         return [_moved(each, device) for each in arg]
-    return arg
+    return _changed(arg, _WRITTEN + _READ, lambda xs: _moved(xs, device)) if isinstance(arg, Sum) else arg
+
+
+def _changed(sums: Sum, names: tuple[str, ...], change: Callable[[Any], Any]) -> Sum:
+    columns = {name: getattr(sums, name) for name in names}
+    return replace(sums, **{name: change(column) for name, column in columns.items() if column is not None})
+
+
+def _written(arg: Any) -> Any:
+    return [getattr(arg, name) for name in _WRITTEN] if isinstance(arg, Sum) else arg
+
+
+def _only_read(arg: Any) -> Any:
+    return [getattr(arg, name) for name in _READ] if isinstance(arg, Sum) else ()
 
 
 def tensors(arg: Any) -> Iterator[Tensor]:
-    """Yield the tensors in an argument, and in the tuples and lists that it is made of."""
+    """Yield the tensors in an argument, and in the tuples, lists and sums that it is made of."""
     if isinstance(arg, Tensor):
         yield arg
     elif isinstance(arg, tuple | list):
         for each in arg:
             yield from tensors(each)
+    elif isinstance(arg, Sum):
+        yield from tensors([getattr(arg, name) for name in _WRITTEN + _READ])
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:

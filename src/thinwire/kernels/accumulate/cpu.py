@@ -1,74 +1,94 @@
-"""Fading, stochastic rounding and several small sums in one pass, in Numba; for one sum torch is as good as a loop."""
+"""Sums of several vectors, sums that fade, and stochastic rounding in Numba; else torch is as good as a loop."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.kernels.accumulate import reference
 from thinwire.kernels.compiled import compiled, exactly
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
-from thinwire.kernels.parts import addresses, in_dtype, sizes
+from thinwire.kernels.parts import REALS, addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups, map_ranges
-from thinwire.kernels.several import vector
-
-_REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-def accumulate_each(
-    outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
-) -> None:
-    """See `reference.accumulate_each`. A loop in Python over torch's sum would take longer than small sums do."""
-    like, lengths = outs[0], sizes(outs)
-    given, factors = in_dtype(gradients, like.dtype), np.array(scales, _REALS[like.dtype])
-    places = addresses(outs, residuals, given)
-    map_groups(
-        lambda first, last: _each_loop(places[first:last], lengths[first:last], factors[first:last], like.numpy()),
-        lengths,
-    )
+from thinwire.kernels.several import element, vector
+from thinwire.kernels.sums import Sum
 
 
-@compiled
-def _each_loop(places, lengths, scales, like):
-    for at in range(len(lengths)):
-        out, residual = vector(places[at, 0], lengths[at], like), vector(places[at, 1], lengths[at], like)
-        gradient, scale = vector(places[at, 2], lengths[at], like), scales[at]
-        for i in range(out.size):
-            out[i] = residual[i] + scale * gradient[i]
+def accumulate(sums: Sum) -> None:
+    """See `reference.accumulate`."""
+    if sums.seeds is not None:
+        for i, seed in enumerate(sums.seeds):
+            _round(sums, i, seed)
+    elif sums.velocities is None and (sums.decays is not None or len(sums.outs) > 1):
+        _add_each(sums)
+    else:
+        reference.accumulate(sums)
 
 
-def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
-    """See `reference.accumulate_fading`."""
-    real, arrays = _REALS[out.dtype], [t.numpy() for t in (out, residual, gradient.to(out.dtype))]
-
-    def run(lo: int, hi: int) -> None:
-        _fading_loop(*(array[lo:hi] for array in arrays), real(scale), real(decay))
-
-    map_ranges(run, out.numel())
-
-
-@compiled
-def _fading_loop(out, residual, gradient, scale, decay):
-    for i in range(out.size):
-        out[i] = decay * residual[i] + scale * gradient[i]
+def _add_each(sums: Sum) -> None:
+    if len(sums.outs) == 1:
+        out, residual, gradient, scale, decay, *_ = arguments(sums)
+        map_ranges(lambda lo, hi: _sum_loop(out[lo:hi], residual[lo:hi], gradient[lo:hi], scale, decay), out.size)
+        return
+    given, (scales, decays, *_), lengths = in_dtype(sums.gradients, sums.dtype), sums.factors, sizes(sums.outs)
+    places, like = addresses(sums.outs, sums.residuals, given), sums.outs[0].numpy()
+    map_groups(lambda first, last: _each_loop(places, lengths, scales, decays, like, first, last), lengths)
 
 
-def accumulate_rounded(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float = 1.0
-) -> None:
-    """See `reference.accumulate_rounded`."""
-    arrays = [t.view(torch.uint16).numpy() for t in (out, residual)]
-    addend = gradient.to(torch.float32).numpy()
+def arguments(sums: Sum) -> tuple[Any, ...]:
+    """Return what loops on one sum take: None for what it has not."""
+    out, residual, gradient = sums.outs[0], sums.residuals[0], sums.gradients[0]
+    real, moving = REALS[out.dtype], tuple[Any, Any]((None, None))
+    if gradient.dtype != out.dtype or not gradient.is_contiguous():
+        gradient = gradient.to(out.dtype).contiguous()
+    if sums.moving is not None and sums.velocities is not None:
+        moving = sums.moving[0].numpy(), sums.velocities[0].numpy()
+    decay = None if sums.decays is None else real(sums.decays[0])
+    momentum = None if sums.velocities is None else real(sums.momentum)
+    factors = (*moving, momentum, momentum if sums.nesterov else None)
+    return out.numpy(), residual.numpy(), gradient.numpy(), real(sums.scales[0]), decay, *factors
+
+
+def _round(sums: Sum, i: int, seed: int) -> None:
+    arrays = [x.view(torch.uint16).numpy() for x in (sums.outs[i], sums.residuals[i])]
+    arrays.append(sums.gradients[i].to(torch.float32).numpy())
+    scale, decay = np.float32(sums.scales[i]), np.float32(1.0 if sums.decays is None else sums.decays[i])
     high, low = keys(seed)
 
     def run(lo: int, hi: int) -> None:
         first = np.uint32((high + lo) & 0xFFFFFFFF)  # a draw adds its index to the key
-        part = (array[lo:hi] for array in (*arrays, addend))
-        _rounded_loop(*part, np.float32(scale), np.float32(decay), first, np.uint32(low))
+        _rounded_loop(*[array[lo:hi] for array in arrays], scale, decay, first, np.uint32(low))
 
-    map_ranges(run, out.numel())
+    map_ranges(run, len(arrays[0]))
+
+
+@compiled
+def _sum_loop(out, residual, gradient, scale, decay):
+    for i in range(out.size):
+        out[i] = sum_at(residual, gradient, i, scale, decay, None, None, None)
+
+
+@compiled
+def sum_at(residual, gradient, i, scale, decay, velocity, m, ahead):
+    """Return the i-th sum. What is None is compiled away."""
+    if m is not None:
+        moving = m * velocity[i] + scale * gradient[i]
+        if ahead is not None:
+            return (residual[i] + scale * gradient[i]) + ahead * moving
+        return residual[i] + moving
+    if decay is not None:
+        return decay * residual[i] + scale * gradient[i]
+    return residual[i] + scale * gradient[i]
+
+
+@compiled
+def _each_loop(places, lengths, scales, decays, like, first, last):
+    for at in range(first, last):
+        size, out = lengths[at], vector(places[at, 0], lengths[at], like)
+        residual, gradient = vector(places[at, 1], size, like), vector(places[at, 2], size, like)
+        _sum_loop(out, residual, gradient, scales[at], element(decays, at))
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:

@@ -1,66 +1,44 @@
-"""Adding a gradient to the residual: plainly, with decay, with momentum, or rounded to 16 bits."""
-
-from collections.abc import Sequence
+"""Adding gradients to residuals: plainly, with decay, with momentum, or rounded to 16 bits."""
 
 import torch
 from torch import Tensor
 
 from thinwire.kernels.hashing.reference import mix
+from thinwire.kernels.sums import Sum
 
 
-def accumulate(out: Tensor, residual: Tensor, gradient: Tensor, scale: float) -> None:
-    """Compute out = residual + scale · gradient. `out` may not overlap the inputs."""
-    torch.add(residual, gradient.to(residual.dtype), alpha=scale, out=out)
+def accumulate(sums: Sum) -> None:
+    """Compute the sums."""
+    for i, (out, residual, gradient, scale) in enumerate(
+        zip(sums.outs, sums.residuals, sums.gradients, sums.scales, strict=True)
+    ):
+        decay = None if sums.decays is None else sums.decays[i]
+        if sums.seeds is not None:
+            total = residual.float().mul_(1.0 if decay is None else decay).add_(gradient.float(), alpha=scale)
+            places = torch.arange(total.numel(), dtype=torch.int32, device=total.device)
+            out.copy_(_rounded(total, places, sums.seeds[i]))
+            continue
+        new = gradient if gradient.dtype == residual.dtype else gradient.to(residual.dtype)
+        if sums.moving is not None and sums.velocities is not None:
+            _add_moving(out, sums.moving[i], residual, sums.velocities[i], new, scale, sums)
+        elif decay is None:
+            torch.add(residual, new, alpha=scale, out=out)
+        else:
+            torch.mul(residual, decay, out=out).add_(new, alpha=scale)
 
 
-def accumulate_each(
-    outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
+def _add_moving(
+    out: Tensor, moving: Tensor, residual: Tensor, velocity: Tensor, gradient: Tensor, scale: float, sums: Sum
 ) -> None:
-    """`accumulate` for each of n ≥ 1 vectors."""
-    for out, residual, gradient, scale in zip(outs, residuals, gradients, scales, strict=True):
-        wide = gradient if gradient.dtype == residual.dtype else gradient.to(residual.dtype)
-        torch.add(residual, wide, alpha=scale, out=out)
-
-
-def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
-    """Compute out = decay · residual + scale · gradient. `out` may not overlap the inputs."""
-    torch.mul(residual, decay, out=out).add_(gradient.to(residual.dtype), alpha=scale)
-
-
-def accumulate_momentum(
-    out: Tensor,
-    velocity_out: Tensor,
-    residual: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    scale: float,
-    momentum: float,
-    nesterov: bool,
-) -> None:
-    """Compute u' = m · u + scale · g and out = residual + u', or residual + scale · g + m · u' (Nesterov)."""
-    gradient = gradient.to(residual.dtype)
-    torch.mul(velocity, momentum, out=velocity_out)
-    velocity_out.add_(gradient, alpha=scale)
-    if nesterov:
-        torch.add(residual, gradient, alpha=scale, out=out).add_(velocity_out, alpha=momentum)
+    torch.mul(velocity, sums.momentum, out=moving).add_(gradient, alpha=scale)
+    if sums.nesterov:
+        torch.add(residual, gradient, alpha=scale, out=out).add_(moving, alpha=sums.momentum)
     else:
-        torch.add(residual, velocity_out, out=out)
-
-
-def accumulate_rounded(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float = 1.0
-) -> None:
-    """Compute out = decay · residual + scale · gradient in float32, then round it stochastically to bfloat16.
-
-    `out` and `residual` are bfloat16, `gradient` is any float. Rounding to nearest would lose a small gradient beside a
-    large residual for good; this keeps the mean. Element i draws mix(i). Values that are not finite stay so.
-    """
-    total = residual.float().mul_(decay).add_(gradient.float(), alpha=scale)
-    out.copy_(_rounded(total, torch.arange(total.numel(), dtype=torch.int32, device=total.device), seed))
+        torch.add(residual, moving, out=out)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
-    """Subtract values from bfloat16 `x` at indices (int32), and round there as `accumulate_rounded` does.
+    """Subtract values from bfloat16 `x` at indices (int32), and round there as `accumulate` does with seeds.
 
     Elements with value 0 change nothing. Of the others, none may share an index.
     """

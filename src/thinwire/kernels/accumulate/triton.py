@@ -1,111 +1,61 @@
-"""Adding a gradient to the residual. `total` is also the first half of the kernels that select in the same pass."""
+"""Adding gradients to residuals. `total` is also the first half of the kernels that select in the same pass."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.accumulate import reference
 from thinwire.kernels.hashing.triton import hash32, signed_keys
 from thinwire.kernels.segments.triton import addresses, factor_at, factors, pointer, table, tiles_of_each
+from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import TILE, factor, launch, tiles_of, wide
 
 _FEW = 1024
 """Elements that a program takes of those that were sent."""
 
 
-def accumulate_fading(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> None:
-    """See `reference.accumulate_fading`."""
-    rest = fading_arguments(out, residual, gradient, scale, decay)
-    launch(_accumulate, tiles_of(out.numel()), out, *rest, out.numel(), HOW="fading", TILE=TILE, num_warps=8)
+def accumulate(sums: Sum) -> None:
+    """See `reference.accumulate`. Several take one launch, but where each draws from a seed of its own."""
+    if len(sums) > 1 and sums.how != "rounded":
+        _each(sums)
+        return
+    for one in map(sums.one, range(len(sums))):
+        out = one.outs[0]
+        if one.how == "sum":  # torch's own operation is as good, and one launch less
+            reference.accumulate(one)
+        else:
+            args = (out, *arguments(one), out.numel())
+            launch(_accumulate, tiles_of(out.numel()), *args, HOW=one.how, TILE=TILE, num_warps=8)
 
 
-def fading_arguments(out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float) -> tuple[Any, ...]:
-    """Return the arguments that `total` takes between `out` and the tile."""
-    return None, residual, None, gradient, factor(out, scale), factor(out, decay), 0, 0
+def arguments(sums: Sum) -> tuple[Any, ...]:
+    """Return the arguments that `total` takes for one sum, between `out` and the tile."""
+    out, decay = sums.outs[0], None if sums.decays is None else sums.decays[0]
+    rate = decay if sums.velocities is None else sums.momentum
+    moving, velocity = (None if xs is None else xs[0] for xs in (sums.moving, sums.velocities))
+    tensors, high_low = (moving, sums.residuals[0], velocity, sums.gradients[0]), (0, 0)
+    if sums.seeds is not None:
+        high_low = signed_keys(sums.seeds[0])
+    return *tensors, factor(out, sums.scales[0]), None if rate is None else factor(out, rate), *high_low
 
 
-def accumulate_momentum(
-    out: Tensor,
-    velocity_out: Tensor,
-    residual: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    scale: float,
-    momentum: float,
-    nesterov: bool,
-) -> None:
-    """See `reference.accumulate_momentum`."""
-    tensors = (out, velocity_out, residual, velocity, gradient)
-    factors = factor(out, scale), factor(out, momentum), 0, 0
-    how = "nesterov" if nesterov else "momentum"
-    launch(_accumulate, tiles_of(out.numel()), *tensors, *factors, out.numel(), HOW=how, TILE=TILE, num_warps=8)
-
-
-def accumulate_each(
-    outs: Sequence[Tensor], residuals: Sequence[Tensor], gradients: Sequence[Tensor], scales: Sequence[float]
-) -> None:
-    """See `reference.accumulate_each`."""
-    _each("sum", (outs, outs, residuals, outs, gradients), scales, [1.0] * len(outs))
-
-
-def accumulate_fading_each(
-    outs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    scales: Sequence[float],
-    decays: Sequence[float],
-) -> None:
-    """Do what `accumulate_fading` does to each of several vectors."""
-    _each("fading", (outs, outs, residuals, outs, gradients), scales, decays)
-
-
-def accumulate_momentum_each(
-    outs: Sequence[Tensor],
-    velocity_outs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    velocities: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    scales: Sequence[float],
-    momentum: float,
-    nesterov: bool,
-) -> None:
-    """Do what `accumulate_momentum` does to each of several vectors."""
-    columns = (outs, velocity_outs, residuals, velocities, gradients)
-    _each("nesterov" if nesterov else "momentum", columns, scales, [momentum] * len(outs))
-
-
-def _each(how: str, columns: Sequence[Sequence[Tensor]], scales: Sequence[float], momenta: Sequence[float]) -> None:
-    outs, *_, gradients = columns
-    lengths = [x.numel() for x in outs]
-    rates = factors(outs[0], scales), factors(outs[0], momenta)
-    places = table(outs[0].device, *map(addresses, columns), lengths, *rates)
-    tiles = tiles_of_each(tuple(lengths), outs[0].device)
-    args = (outs[0], gradients[0], *places, tiles.of, tiles.total)
-    launch(_accumulate_each, tiles.total, *args, HOW=how, TILE=TILE, num_warps=8)
-
-
-def accumulate_rounded(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float = 1.0
-) -> None:
-    """See `reference.accumulate_rounded`."""
-    rest = rounded_arguments(out, residual, gradient, scale, seed, decay)
-    launch(_accumulate, tiles_of(out.numel()), out, *rest, out.numel(), HOW="rounded", TILE=TILE, num_warps=8)
+def _each(sums: Sum) -> None:
+    outs, like = sums.outs, sums.outs[0]
+    columns = (outs, sums.moving or outs, sums.residuals, sums.velocities or outs, sums.gradients)
+    lengths, momenta = [x.numel() for x in outs], sums.decays or [sums.momentum] * len(outs)
+    rates = factors(like, sums.scales), factors(like, momenta)
+    places = table(like.device, *map(addresses, columns), lengths, *rates)
+    tiles = tiles_of_each(tuple(lengths), like.device)
+    args = (like, sums.gradients[0], *places, tiles.of, tiles.total)
+    launch(_accumulate_each, tiles.total, *args, HOW=sums.how, TILE=TILE, num_warps=8)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
     """See `reference.subtract_rounded`."""
     args = (x, indices, values, indices.numel(), *signed_keys(seed))
     launch(_subtract_rounded, tiles_of(indices.numel(), _FEW), *args, FEW=_FEW)
-
-
-def rounded_arguments(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, seed: int, decay: float
-) -> tuple[Any, ...]:
-    """Return the arguments that `total` takes between `out` and the tile."""
-    fading = None if decay == 1 else factor(out, decay)
-    return None, residual, None, gradient, factor(out, scale), fading, *signed_keys(seed)
 
 
 @triton.jit(do_not_specialize=["high", "low"])

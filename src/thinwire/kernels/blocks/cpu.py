@@ -10,8 +10,9 @@ from torch import Tensor
 from thinwire.kernels.compiled import compiled, exactly, reordering
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import Array
 from thinwire.kernels.ranges import map_groups, map_ranges
-from thinwire.kernels.select.cpu import FEW, Array, as_integers, largest, largest_of_pieces, sampled
+from thinwire.kernels.select.cpu import FEW, as_integers, largest, largest_of_pieces, sampled
 
 _BLOCKS, _GROUP = 256, 1 << 14
 """How many energies are computed at a time, and how many elements of a long group are summed at a time."""

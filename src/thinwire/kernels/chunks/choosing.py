@@ -7,9 +7,10 @@ up a group. A `shape` is the tensor's columns, and a chunk's height and width.
 import numpy as np
 
 from thinwire.kernels import simd
+from thinwire.kernels.accumulate.cpu import sum_at
 from thinwire.kernels.chunks import square, vectors
 from thinwire.kernels.compiled import compiled
-from thinwire.kernels.several import vector
+from thinwire.kernels.several import element, vector
 
 _TOGETHER = 1024
 """How many chunks are accumulated before they are transformed: they are still in the cache."""
@@ -22,55 +23,47 @@ _MOST_32, _MOST_64 = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
 
 @compiled
-def topk(x, shape, how, a, b, first, last, positions, values):
-    # The largest coefficients of chunks `first` to `last`.
-    _topk(x, shape, how, a, b, first, last, positions, values, _buffers(x, shape, a, b), np.int64(0))
+def topk_each(places, size, like, scales, decays, shape, how, a, b, first, last, positions, values):
+    # The largest coefficients of chunks `first` to `last` of each of several vectors of one size, which begin at these
+    # addresses. With scales, of sums: a row of places has the addresses of out, residual and gradient.
+    buffers = _buffers(like, shape, a, b)
+    for i in range(len(places)):
+        x, found = vector(places[i, 0], size, like), (positions[i], values[i])
+        if scales is None:
+            _topk(x, shape, how, a, b, first, last, found[0], found[1], buffers, np.int64(0))
+        else:
+            residual, gradient = vector(places[i, 1], size, like), vector(places[i, 2], size, like)
+            factors = scales[i], element(decays, i)
+            _sum_topk(x, residual, gradient, factors, shape, how, a, b, first, last, found[0], found[1], buffers)
 
 
 @compiled
-def fading_topk(out, residual, gradient, scale, decay, shape, how, a, b, first, last, positions, values):
-    # The same of out = decay · residual + scale · gradient, some chunks at a time, from whole rows of chunks.
+def _sum_topk(out, residual, gradient, factors, shape, how, a, b, first, last, positions, values, buffers):
+    # Some chunks at a time, from whole rows of chunks.
     columns, height, width = shape
-    across, buffers = columns // width, _buffers(out, shape, a, b)
-    down, bar = max(1, _TOGETHER // across), np.int64(0)
+    across, bar = columns // width, np.int64(0)
+    down = max(1, _TOGETHER // across)
     for row in range(first // across, last // across, down):
         below = min(row + down, last // across)
         for left in range(0, across, _TOGETHER):
             right = min(left + _TOGETHER, across)
             for i in range(row * height, below * height):
-                _fade(out, residual, gradient, scale, decay, i * columns + left * width, i * columns + right * width)
+                begin, end = i * columns + left * width, i * columns + right * width
+                _add(out, residual, gradient, factors[0], factors[1], begin, end)
             begin, end = row * across + left, (below - 1) * across + right
             bar = _topk(out, shape, how, a, b, begin, end, positions, values, buffers, bar)
 
 
 @compiled
-def topk_each(places, size, like, shape, how, a, b, chunks, positions, values):
-    # `topk` of all chunks of each of several vectors of one size, which begin at these addresses.
-    for i in range(len(places)):
-        topk(vector(places[i, 0], size, like), shape, how, a, b, 0, chunks, positions[i], values[i])
-
-
-@compiled
-def fading_topk_each(places, size, like, factors, shape, how, a, b, chunks, positions, values):
-    # `fading_topk` of the same: a row of places has the addresses of out, residual and gradient.
-    for i in range(len(places)):
-        out, residual = vector(places[i, 0], size, like), vector(places[i, 1], size, like)
-        gradient, found = vector(places[i, 2], size, like), (positions[i], values[i])
-        fading_topk(
-            out, residual, gradient, factors[0, i], factors[1, i], shape, how, a, b, 0, chunks, found[0], found[1]
-        )
-
-
-@compiled
-def _fade(out, residual, gradient, scale, decay, first, last):
+def _add(out, residual, gradient, scale, decay, first, last):
     # In whole vectors. The last may begin earlier or end later: what is written twice is the same.
     lanes = vectors.BYTES // out.itemsize
     if out.size < lanes:
         for i in range(out.size):
-            out[i] = decay * residual[i] + scale * gradient[i]
+            out[i] = sum_at(residual, gradient, i, scale, decay, None, None, None)
         return
     for at in range(first, min(last, out.size), lanes):
-        vectors.fade(out, min(at, out.size - lanes), residual, gradient, scale, decay)
+        vectors.add_up(out, min(at, out.size - lanes), residual, gradient, scale, decay)
 
 
 @compiled

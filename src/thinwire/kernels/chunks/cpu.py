@@ -1,7 +1,7 @@
 """The largest coefficients of every chunk, and their inverse transform: in one pass, chunk by chunk in the cache."""
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -9,89 +9,87 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.kernels.accumulate.cpu import accumulate
 from thinwire.kernels.chunks import choosing, inverse, square, vectors
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import addresses, in_dtype
-from thinwire.kernels.ranges import map_ranges
-
-Array = np.ndarray[Any, Any]
-_REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
+from thinwire.kernels.parts import Array, addresses, in_dtype, wide_each
+from thinwire.kernels.ranges import is_alone, map_ranges
+from thinwire.kernels.sums import Sum
 
 
-def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
+def chunk_topk(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
     """See `reference.chunk_topk`."""
-    cut, source = _cut(chunking, x.dtype), x.numpy()
-    positions, values, rows = _room_for(x, chunking)
-
-    def run(lo: int, hi: int) -> None:
-        choosing.topk(source, *cut.forth, lo // chunking.size, hi // chunking.size, *rows)
-
-    map_ranges(run, chunking.chunks * chunking.size, align=chunking.size)
-    return positions, values
+    return _topk((xs,), (None, None), chunkings)
 
 
-def accumulate_fading_chunk_topk(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, chunking: Chunking
+def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """See `reference.accumulate_chunk_topk`."""
+    if sums.how not in ("sum", "fading"):
+        accumulate(sums)
+        return chunk_topk(wide_each(sums.outs), chunkings)
+    columns = sums.outs, sums.residuals, in_dtype(sums.gradients, sums.dtype)
+    return _topk(columns, sums.factors[:2], chunkings)
+
+
+def _topk(
+    columns: Sequence[Sequence[Tensor]], rates: Sequence[Array | None], chunkings: Sequence[Chunking]
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_fading_chunk_topk`."""
-    cut, real = _cut(chunking, out.dtype), _REALS[out.dtype]
-    given = *(t.numpy() for t in (out, residual, gradient.to(out.dtype).contiguous())), real(scale), real(decay)
-    positions, values, rows = _room_for(out, chunking)
+    """Choose among the first column; if there are scales, write the sums of the others to it first."""
+    like, places, (scales, decays) = columns[0][0], addresses(*columns), rates
+    count = sum([cut.count for cut in chunkings])
+    positions, values = empty(count, torch.int16, like.device), empty(count, like.dtype, like.device)
 
-    def run(lo: int, hi: int) -> None:
-        choosing.fading_topk(*given, *cut.forth, lo // chunking.size, hi // chunking.size, *rows)
+    def run(some: slice, cut: Chunking, start: int, first: int, last: int) -> None:
+        vectors = some.stop - some.start
+        shape, end = (vectors, cut.chunks, cut.kept), start + vectors * cut.count
+        rows = positions[start:end].numpy().reshape(shape), values[start:end].numpy().reshape(shape)
+        given = scales if scales is None else scales[some], decays if decays is None else decays[some]
+        forth = _cut(cut, like.dtype).forth
+        choosing.topk_each(places[some], cut.numel, like.numpy(), *given, *forth, first, last, *rows)
 
-    map_ranges(run, chunking.chunks * chunking.size, align=chunking.size * chunking.across)
+    _run(run, chunkings, by_row=rates[0] is not None)
     return positions, values
 
 
-def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """See `reference.chunk_topk_each`."""
-    places, like = addresses(xs), xs[0].numpy()
-    positions, values = _room_for_all(xs[0], chunkings)
-    for some, cut, rows in _runs(chunkings, positions, values):
-        choosing.topk_each(places[some], cut.numel, like, *_cut(cut, xs[0].dtype).forth, cut.chunks, *rows)
-    return positions, values
-
-
-def accumulate_fading_chunk_topk_each(
-    outs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    scales: Sequence[float],
-    decays: Sequence[float],
-    chunkings: Sequence[Chunking],
-) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_fading_chunk_topk_each`."""
-    like, dtype = outs[0].numpy(), outs[0].dtype
-    given, real = in_dtype(gradients, dtype), _REALS[dtype]
-    places = addresses(outs, residuals, given)
-    factors = np.array([scales, decays], real)
-    positions, values = _room_for_all(outs[0], chunkings)
-    for some, cut, rows in _runs(chunkings, positions, values):
-        forth = _cut(cut, dtype).forth
-        choosing.fading_topk_each(places[some], cut.numel, like, factors[:, some], *forth, cut.chunks, *rows)
-    return positions, values
-
-
-def chunk_put_each(
+def chunk_put(
     outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
 ) -> None:
-    """See `reference.chunk_put_each`: the same bits."""
+    """See `reference.chunk_put`: the same bits."""
     places, chosen = addresses(outs), (positions.contiguous().numpy(), values.contiguous().numpy())
-    for some, cut, start in _starts(tuple(chunkings)):
+
+    def run(some: slice, cut: Chunking, start: int, first: int, last: int) -> None:
         back = _cut(cut, values.dtype).back
-        inverse.put_each(places[some], cut.numel, *chosen, start, *back, cut.chunks, subtract)
+        inverse.put_each(places[some], cut.numel, *chosen, start, *back, cut.chunks, first, last, subtract)
+
+    _run(run, chunkings)
 
 
-def _room_for_all(x: Tensor, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    count = sum(cut.count for cut in chunkings)
-    return empty(count, torch.int16, x.device), empty(count, x.dtype, x.device)
+def _run(
+    run: Callable[[slice, Chunking, int, int, int], None], chunkings: Sequence[Chunking], *, by_row: bool = False
+) -> None:
+    """Call `run` with neighbours that are cut alike, how, where their coefficients begin, and its first and last chunk.
+
+    A large vector is alone. Its chunks, or rows of them, are divided among threads.
+    """
+    for some, cut, start in _alike(tuple(chunkings)):
+        if is_alone(cut.numel):
+            run(some, cut, start, 0, cut.chunks)
+            continue
+        for i in range(some.start, some.stop):
+            begin = start + (i - some.start) * cut.count
+            part = partial(_part, run, slice(i, i + 1), cut, begin)
+            map_ranges(part, cut.chunks * cut.size, align=cut.size * (cut.across if by_row else 1))
+
+
+def _part(
+    run: Callable[[slice, Chunking, int, int, int], None], some: slice, cut: Chunking, start: int, lo: int, hi: int
+) -> None:
+    run(some, cut, start, lo // cut.size, hi // cut.size)
 
 
 @lru_cache(maxsize=256)
-def _starts(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[slice, Chunking, int]]:
+def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[slice, Chunking, int]]:
     """Return which neighbours are cut alike, how, and where their coefficients begin."""
     found, first, start = [], 0, 0
     for cut, group in groupby(chunkings):
@@ -99,44 +97,6 @@ def _starts(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[slice, Chunking, 
         found.append((some, cut, start))
         first, start = some.stop, start + (some.stop - some.start) * cut.count
     return found
-
-
-def _runs(
-    chunkings: Sequence[Chunking], positions: Tensor, values: Tensor
-) -> Iterator[tuple[slice, Chunking, tuple[Array, Array]]]:
-    """Yield which neighbours are cut alike, how, and their part of both as arrays (vectors, chunks, kept)."""
-    for some, cut, start in _starts(tuple(chunkings)):
-        shape = some.stop - some.start, cut.chunks, cut.kept
-        end = start + shape[0] * cut.count
-        yield some, cut, (positions[start:end].numpy().reshape(shape), values[start:end].numpy().reshape(shape))
-
-
-def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
-    """See `reference.chunk_write`: the same bits."""
-    _inverse(out, positions, values, chunking, subtract=False)
-
-
-def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
-    """See `reference.chunk_subtract`: the same bits."""
-    _inverse(out, positions, values, chunking, subtract=True)
-
-
-def _inverse(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking, *, subtract: bool) -> None:
-    cut, target = _cut(chunking, values.dtype), out.numpy()
-    ranks = values.numel() // max(1, chunking.count), chunking.chunks * chunking.kept
-    chosen = positions.numpy().reshape(ranks), values.numpy().reshape(ranks)
-
-    def run(lo: int, hi: int) -> None:
-        inverse.put(target, *chosen, 0, *cut.back, lo // chunking.size, hi // chunking.size, subtract)
-
-    map_ranges(run, chunking.chunks * chunking.size, align=chunking.size)
-
-
-def _room_for(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor, tuple[Array, Array]]:
-    """Return positions and values, uninitialised, and both as arrays with a row for each chunk."""
-    positions, values = empty(chunking.count, torch.int16, x.device), empty(chunking.count, x.dtype, x.device)
-    shape = chunking.chunks, chunking.kept
-    return positions, values, (positions.numpy().reshape(shape), values.numpy().reshape(shape))
 
 
 class _Cut(NamedTuple):

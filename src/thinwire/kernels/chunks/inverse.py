@@ -9,15 +9,16 @@ from thinwire.kernels.several import vector
 
 
 @exactly
-def put_each(places, size, positions, values, start, shape, kept, plain, a, b, row_of, chunks, less):
-    # `put` of all chunks to each of several vectors of one size. The coefficients of the first are from `start` on.
+def put_each(places, size, positions, values, start, shape, kept, plain, a, b, row_of, chunks, first, last, less):
+    # Chunks `first` to `last` of each of several vectors of one size, which have so many. The coefficients of the first
+    # vector are from `start` on.
     for i in range(len(places)):
         out, begin = vector(places[i, 0], size, values), start + i * chunks * kept
-        put(out, positions, values, begin, shape, kept, plain, a, b, row_of, 0, chunks, less)
+        _put_chunks(out, positions, values, begin, shape, kept, plain, a, b, row_of, first, last, less)
 
 
 @exactly
-def put(out, positions, values, begin, shape, kept, plain, a, b, row_of, first, last, less):
+def _put_chunks(out, positions, values, begin, shape, kept, plain, a, b, row_of, first, last, less):
     # Chunks `first` to `last`: written to `out`, or subtracted. Coefficients are added up: a row of `positions` and
     # `values` for each rank, in which those of chunk 0 are at `begin`.
     columns, height, width = shape

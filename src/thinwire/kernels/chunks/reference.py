@@ -1,21 +1,28 @@
-"""The largest coefficients of every chunk of a tensor, and their inverse transform."""
+"""The largest coefficients of every chunk of several tensors, and their inverse transform."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels.accumulate.reference import accumulate_fading
+from thinwire.kernels.accumulate.reference import accumulate
 from thinwire.kernels.chunks.chunking import Chunking
+from thinwire.kernels.parts import wide_each
 from thinwire.kernels.select.reference import magnitude_bits
+from thinwire.kernels.sums import Sum
 
 
-def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
-    """Transform every chunk of flat `x`, and pick its `kept` largest coefficients by magnitude.
+def chunk_topk(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """Transform every chunk of n ≥ 1 flat vectors, and pick its `kept` largest coefficients by magnitude.
 
-    Return their positions within the chunk, int16 (count), ascending in each chunk, and the coefficients (count). Lower
-    positions win ties, and NaN counts as largest.
+    Return their positions within the chunk, int16 (count), ascending in each chunk, and the coefficients (count): those
+    of one vector after another's. Lower positions win ties, and NaN counts as largest.
     """
+    positions, values = zip(*map(_topk, xs, chunkings), strict=True)
+    return torch.cat(positions), torch.cat(values)
+
+
+def _topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
     a, b = chunking.axes(x)
     z = (a @ _chunks(x, chunking) @ b.T).flatten(1)
     order = magnitude_bits(z).sort(dim=1, descending=True, stable=True).indices
@@ -23,63 +30,25 @@ def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
     return positions.to(torch.int16).view(-1), z.gather(1, positions).view(-1)
 
 
-def accumulate_fading_chunk_topk(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, chunking: Chunking
-) -> tuple[Tensor, Tensor]:
-    """Do `accumulate_fading`, and then `chunk_topk` of `out`, in one pass."""
-    accumulate_fading(out, residual, gradient, scale, decay)
-    return chunk_topk(out, chunking)
+def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """`accumulate`, then `chunk_topk` of the outs, in float32 or wider."""
+    accumulate(sums)
+    return chunk_topk(wide_each(sums.outs), chunkings)
 
 
-def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """`chunk_topk` of each of n ≥ 1 vectors: what is found of one after what is found of another."""
-    return _joined([chunk_topk(x, cut) for x, cut in zip(xs, chunkings, strict=True)])
-
-
-def accumulate_fading_chunk_topk_each(
-    outs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    scales: Sequence[float],
-    decays: Sequence[float],
-    chunkings: Sequence[Chunking],
-) -> tuple[Tensor, Tensor]:
-    """`accumulate_fading_chunk_topk` of each."""
-    columns = zip(outs, residuals, gradients, scales, decays, chunkings, strict=True)
-    return _joined([accumulate_fading_chunk_topk(*each) for each in columns])
-
-
-def chunk_put_each(
+def chunk_put(
     outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
 ) -> None:
-    """`chunk_write` to each of several vectors, or `chunk_subtract`.
+    """Overwrite flat vectors with the inverse transform of coefficients, or subtract it from them.
 
-    `positions` and `values` have a row for each rank (ranks, Σ count): one vector's coefficients after another's.
+    `positions` (int16) and `values` have a row for each rank (ranks, Σ count): one vector's coefficients after
+    another's. Every product and sum is rounded on its own, in a fixed order, so that every CPU gives the same bits.
     """
-    change = chunk_subtract if subtract else chunk_write
     counts = [cut.count for cut in chunkings]
     parts = positions.split(counts, 1), values.split(counts, 1)
     for out, where, what, cut in zip(outs, *parts, chunkings, strict=True):
-        change(out, where.reshape(-1), what.reshape(-1), cut)
-
-
-def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
-    """Overwrite flat `out` with the inverse transform of coefficients, which several ranks may have chosen.
-
-    `positions` (int16) and `values` hold `count` coefficients of one rank after those of another. Every product and sum
-    is rounded on its own, in a fixed order, so that every CPU gives the same bits.
-    """
-    out.copy_(_inverse(positions, values, chunking))
-
-
-def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
-    """Subtract what `chunk_write` would write."""
-    out.sub_(_inverse(positions, values, chunking))
-
-
-def _joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    positions, values = zip(*found, strict=True)
-    return torch.cat(positions), torch.cat(values)
+        found = _inverse(where, what, cut)
+        out.copy_(out - found if subtract else found)
 
 
 def _chunks(x: Tensor, chunking: Chunking) -> Tensor:
@@ -95,9 +64,8 @@ def _inverse(positions: Tensor, values: Tensor, chunking: Chunking) -> Tensor:
     a, b = chunking.axes(values)
     rows, x = (values.new_zeros(chunking.chunks, chunking.height, chunking.width) for _ in range(2))
     every = torch.arange(chunking.chunks, device=values.device)
-    ranks = values.numel() // max(1, chunking.count)
-    shape = (ranks, chunking.chunks, chunking.kept)
-    for where, coefficients in zip(positions.long().view(shape), values.view(shape), strict=True):
+    shape = (values.shape[0], chunking.chunks, chunking.kept)
+    for where, coefficients in zip(positions.long().reshape(shape), values.reshape(shape), strict=True):
         for at, value in zip(where.T, coefficients.T, strict=True):
             rows[every, at // chunking.width] += value[:, None] * b[at % chunking.width]
     for r in range(chunking.height):

@@ -6,7 +6,7 @@ them. 16-bit floats, and chunks too large for a program's registers, are left to
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate as running
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import accumulate_fading, accumulate_fading_each
+from thinwire.kernels.accumulate.triton import accumulate
 from thinwire.kernels.chunks import reference
 from thinwire.kernels.chunks.chunking import Chunking
+from thinwire.kernels.parts import wide_each
 from thinwire.kernels.segments.triton import addresses, pointer, table
+from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tiles_of
 
 _FORWARD, _BACK = 1024, 2048
@@ -26,26 +28,13 @@ _STEP = 16
 """The shortest sum that `tl.dot` takes, and the longest that does not need too many registers."""
 
 
-def chunk_topk(x: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
-    """See `reference.chunk_topk`.
+def chunk_topk(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """See `reference.chunk_topk`. Vectors that are cut alike take one launch.
 
     Without a transform the result is the same. With one, sums run in another order: coefficients agree but for
     rounding, and so do the picks but for magnitudes that rounding makes change places. The choice is exact for the
     coefficients that are returned. Two calls on the same kind of GPU return the same bits.
     """
-    return chunk_topk_each([x], [chunking])
-
-
-def accumulate_fading_chunk_topk(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, chunking: Chunking
-) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_fading_chunk_topk`. Two passes: a chunk takes all the registers there are."""
-    accumulate_fading(out, residual, gradient, scale, decay)
-    return chunk_topk(out, chunking)
-
-
-def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """See `reference.chunk_topk_each`. Vectors that are cut alike take one launch."""
     count = sum(cut.count for cut in chunkings)
     positions, values = torch.empty(count, dtype=torch.int16, device=xs[0].device), xs[0].new_empty(count)
     for cut, some, starts in _alike(tuple(chunkings)):
@@ -54,57 +43,34 @@ def chunk_topk_each(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tupl
             continue
         for i, start in zip(some, starts, strict=True):
             ours = slice(start, start + cut.count)
-            positions[ours], values[ours] = reference.chunk_topk(xs[i], cut)
+            positions[ours], values[ours] = reference.chunk_topk([xs[i]], [cut])
     return positions, values
 
 
-def accumulate_fading_chunk_topk_each(
-    outs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    scales: Sequence[float],
-    decays: Sequence[float],
-    chunkings: Sequence[Chunking],
-) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_fading_chunk_topk_each`."""
-    accumulate_fading_each(outs, residuals, gradients, scales, decays)
-    return chunk_topk_each(outs, chunkings)
+def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+    """See `reference.accumulate_chunk_topk`. Two passes: a chunk takes all the registers there are."""
+    accumulate(sums)
+    return chunk_topk(wide_each(sums.outs), chunkings)
 
 
-def chunk_put_each(
+def chunk_put(
     outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
 ) -> None:
-    """See `reference.chunk_put_each`. Vectors that are cut alike take one launch."""
+    """See `reference.chunk_put`: the same bits, also as on a CPU. Vectors that are cut alike take one launch."""
     for cut, some, starts in _alike(tuple(chunkings)):
         if _fits(values, cut):
             _put([outs[i] for i in some], positions, values, cut, starts, subtract=subtract)
             continue
-        change = reference.chunk_subtract if subtract else reference.chunk_write
         for i, start in zip(some, starts, strict=True):
-            where, what = (x[:, start : start + cut.count].reshape(-1) for x in (positions, values))
-            change(outs[i], where, what, cut)
-
-
-def chunk_write(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
-    """See `reference.chunk_write`: the same bits, also as on a CPU."""
-    chunk_put_each([out], *_rows(positions, values, chunking), [chunking], subtract=False)
-
-
-def chunk_subtract(out: Tensor, positions: Tensor, values: Tensor, chunking: Chunking) -> None:
-    """See `reference.chunk_subtract`: the same bits, also as on a CPU."""
-    chunk_put_each([out], *_rows(positions, values, chunking), [chunking], subtract=True)
-
-
-def _rows(positions: Tensor, values: Tensor, chunking: Chunking) -> tuple[Tensor, Tensor]:
-    shape = values.numel() // max(1, chunking.count), chunking.count
-    return positions.reshape(shape), values.reshape(shape)
+            where, what = (x[:, start : start + cut.count] for x in (positions, values))
+            reference.chunk_put([outs[i]], where, what, [cut], subtract)
 
 
 @lru_cache(maxsize=256)
 def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[Chunking, Sequence[int], Sequence[int]]]:
     """Return each way to cut that occurs, which vectors are cut so, and where the coefficients of each begin."""
     found: dict[Chunking, tuple[list[int], list[int]]] = {}
-    for i, (cut, start) in enumerate(zip(chunkings, accumulate((c.count for c in chunkings), initial=0), strict=False)):
+    for i, (cut, start) in enumerate(zip(chunkings, running((c.count for c in chunkings), initial=0), strict=False)):
         some, starts = found.setdefault(cut, ([], []))
         some.append(i)
         starts.append(start)

@@ -68,10 +68,10 @@ def declared(
     """Return signature and code of an intrinsic whose first argument is the array that it writes to."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kinds = zip(signature.args, values, strict=True)
-        code = Code(builder, signature.args[0].dtype, flags, lanes)
+        given = (None if k == types.none else v for k, v in zip(signature.args, values, strict=True))
+        kinds = zip(signature.args, given, strict=True)
         emit(
-            code,
+            Code(builder, signature.args[0].dtype, flags, lanes),
             *(context.make_array(k)(context, builder, v).data if isinstance(k, types.Array) else v for k, v in kinds),
         )
         return context.get_dummy_value()
@@ -124,12 +124,14 @@ def copy(typing, y, to, x, at):
 
 
 @intrinsic
-def fade(typing, y, at, x, g, scale, decay):
-    """Write decay · x[at:] + scale · g[at:] to y[at:]."""
+def add_up(typing, y, at, x, g, scale, decay):
+    """Write decay · x[at:] + scale · g[at:] to y[at:]; a decay of None is 1."""
 
     def emit(code: Code, y: Any, at: Any, x: Any, g: Any, scale: Any, decay: Any) -> None:
-        faded = code.builder.fmul(code.spread(decay), code.load(x, at), flags=_CONTRACT)
-        code.store(y, at, code.more(faded, scale, code.load(g, at)))
+        kept = code.load(x, at)
+        if decay is not None:
+            kept = code.builder.fmul(code.spread(decay), kept, flags=_CONTRACT)
+        code.store(y, at, code.more(kept, scale, code.load(g, at)))
 
     return declared(emit, (y, at, x, g, scale, decay), _CONTRACT)
 

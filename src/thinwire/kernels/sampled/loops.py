@@ -6,80 +6,39 @@
 
 import numpy as np
 
+from thinwire.kernels.accumulate.cpu import sum_at
 from thinwire.kernels.compiled import compiled
 from thinwire.kernels.select import loops
-from thinwire.kernels.several import vector
+from thinwire.kernels.several import element, vector, vector_if
 
 _LANES = 64  # bytes that `peaks` holds
 
 
 @compiled
-def sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, scales):
-    # out = residual + scale · gradient. The sample's sums come first, as the threshold must be there before the pass.
+def sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, scales, decays, m, ahead):
+    # The sample's sums come first, as the threshold must be there before the pass.
     sample, picks, bits = _scratch(lengths, drawn, found, first, last)
     peaks, numbers = np.zeros(_LANES // found.itemsize, found.dtype), sample.view(like.dtype)
     for at in range(first, last):
-        size, scale = lengths[at], scales[at]
+        size, scale, decay = lengths[at], scales[at], element(decays, at)
         out, residual = vector(table[at, 0], size, like), vector(table[at, 1], size, like)
-        gradient, count = vector(table[at, 2], size, like), 0
+        gradient = vector(table[at, 2], size, like)
+        moving = vector_if(m, table[at, -2], size, like)
+        velocity = vector_if(m, table[at, -1], size, like)
+        count, offset = 0, drawn[at, 0]
         if drawn[at, 1] == 1:  # without a stride, it vectorises
-            count = size - drawn[at, 0]
+            count = size - offset
             for i in range(count):
-                numbers[i] = residual[drawn[at, 0] + i] + scale * gradient[drawn[at, 0] + i]
-        else:
-            for i in range(drawn[at, 0], size, drawn[at, 1]):
-                numbers[count] = residual[i] + scale * gradient[i]
-                count += 1
-        bar, room = _threshold(sample[:count], sign, drawn[at, 2], like), _room(size, drawn[at])
-        each = out.view(found.dtype)
-        count = loops.accumulate_select(
-            each, sign, bar, 0, size, picks, bits, room, peaks, False, out, residual, gradient, scale
-        )
-        here, there = indices[starts[at] : starts[at + 1]], found[starts[at] : starts[at + 1]]
-        _keep(each, sign, picks, bits, count, room, here, there)
-
-
-@compiled
-def momentum_sums(table, lengths, drawn, starts, indices, found, like, sign, first, last, scales, m, nesterov):
-    # The same with momentum, m. `scales`: of the gradients, one for each tensor.
-    sample, picks, bits = _scratch(lengths, drawn, found, first, last)
-    peaks, numbers = np.zeros(_LANES // found.itemsize, found.dtype), sample.view(like.dtype)
-    for at in range(first, last):
-        size, scale = lengths[at], scales[at]
-        out, moving = vector(table[at, 0], size, like), vector(table[at, 1], size, like)
-        residual, velocity = vector(table[at, 2], size, like), vector(table[at, 3], size, like)
-        gradient, count = vector(table[at, 4], size, like), 0
-        if drawn[at, 1] == 1 and not nesterov:
-            count = size - drawn[at, 0]
-            for i in range(count):
-                new = m * velocity[drawn[at, 0] + i] + scale * gradient[drawn[at, 0] + i]
-                numbers[i] = residual[drawn[at, 0] + i] + new
-        for i in range(drawn[at, 0] + count, size, drawn[at, 1]):
-            new = m * velocity[i] + scale * gradient[i]
-            numbers[count] = (residual[i] + scale * gradient[i]) + m * new if nesterov else residual[i] + new
+                numbers[i] = sum_at(residual, gradient, offset + i, scale, decay, velocity, m, ahead)
+        for i in range(offset + count, size, drawn[at, 1]):
+            numbers[count] = sum_at(residual, gradient, i, scale, decay, velocity, m, ahead)
             count += 1
         bar, room = _threshold(sample[:count], sign, drawn[at, 2], like), _room(size, drawn[at])
         each = out.view(found.dtype)
-        count = loops.momentum_select(
-            each,
-            sign,
-            bar,
-            0,
-            size,
-            picks,
-            bits,
-            room,
-            peaks,
-            False,
-            out,
-            moving,
-            residual,
-            velocity,
-            gradient,
-            scale,
-            m,
-            nesterov,
-        )
+        count = loops.accumulate_select(
+            each, sign, bar, 0, size, picks, bits, room, peaks, False,
+            out, residual, gradient, scale, decay, moving, velocity, m, ahead,
+        )  # fmt: skip
         here, there = indices[starts[at] : starts[at + 1]], found[starts[at] : starts[at + 1]]
         _keep(each, sign, picks, bits, count, room, here, there)
 

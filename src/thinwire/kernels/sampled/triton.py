@@ -4,7 +4,7 @@ The k-th largest of a sample is found digit by digit, like that of a vector. So 
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate as running
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import accumulate_each, accumulate_momentum_each
+from thinwire.kernels.accumulate.triton import accumulate
 from thinwire.kernels.replay import fixed
-from thinwire.kernels.sampled.reference import Draw
+from thinwire.kernels.sampled.reference import Draw, one_by_one
 from thinwire.kernels.segments.triton import (
     BINS,
     COUNTERS,
@@ -28,45 +28,27 @@ from thinwire.kernels.segments.triton import (
     tiles_of_each,
     write_largest,
 )
+from thinwire.kernels.select.triton import accumulate_select, largest
+from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import TILE, launch, magnitudes
 
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 
 
-def accumulate_sampled_select(
-    outs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    scales: Sequence[float],
-    draws: Sequence[Draw],
-) -> tuple[Tensor, Tensor]:
+def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_sampled_select`."""
-    accumulate_each(outs, residuals, gradients, scales)
-    return sampled_select(outs, draws)
-
-
-def accumulate_momentum_sampled_select(
-    outs: Sequence[Tensor],
-    velocity_outs: Sequence[Tensor],
-    residuals: Sequence[Tensor],
-    velocities: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    scales: Sequence[float],
-    momentum: float,
-    nesterov: bool,
-    draws: Sequence[Draw],
-) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_momentum_sampled_select`."""
-    accumulate_momentum_each(outs, velocity_outs, residuals, velocities, gradients, scales, momentum, nesterov)
-    return sampled_select(outs, draws)
+    if sums.how == "rounded":  # the sample is taken before that
+        return one_by_one(sums, draws, accumulate_select, largest)
+    accumulate(sums)
+    return sampled_select(sums.outs, draws)
 
 
 def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Pick from each vector as its draw says. Returns indices and values as `accumulate_sampled_select` does."""
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     capacities = [draw.capacity for draw in fixed(draws)]
-    starts, where = list(accumulate(capacities[:-1], initial=0)), addresses(xs)
+    starts, where = list(running(capacities[:-1], initial=0)), addresses(xs)
 
     def columns() -> Sequence[Any]:
         now = list(draws)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
-from thinwire.kernels.parts import addresses, cut_at, sizes
+from thinwire.kernels.parts import REALS, addresses, cut_at, sizes
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
-from thinwire.kernels.select.cpu import REALS, STREAM_BYTES
+from thinwire.kernels.select.cpu import STREAM_BYTES
 from thinwire.kernels.several import vector
 
 _Array = np.ndarray[Any, Any]
@@ -23,10 +23,18 @@ _AHEAD = 16
 """How many elements ahead of the one being added a run is fetched."""
 
 
-def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
-    """See `reference.scatter_add`; one thread adds in order, so runs make no difference."""
-    real = REALS[out.dtype]
-    _scatter_add_loop(out.numpy(), indices.numpy(), values.to(out.dtype).numpy(), real(sign))
+def scatter_add(
+    outs: Sequence[Tensor],
+    offsets: Sequence[int],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    sign: float = 1.0,
+) -> None:
+    """See `reference.scatter_add`."""
+    dtype = outs[0].dtype
+    arrays = indices.numpy(), values.to(dtype).numpy()
+    _add_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
 
 
 def scatter(
@@ -43,30 +51,9 @@ def scatter(
         map_ranges(partial(write.merged, starts, stops) if ordered else write.grouped, length, align=_GROUP)
 
 
-def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
+def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
     """See `reference.mask`."""
-    _mask_loop(x.numpy(), indices.numpy(), values.to(x.dtype).numpy())
-
-
-def scatter_add_each(
-    outs: Sequence[Tensor],
-    offsets: Sequence[int],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    sign: float = 1.0,
-) -> None:
-    """See `reference.scatter_add_each`."""
-    dtype = outs[0].dtype
-    arrays = indices.numpy(), values.to(dtype).numpy()
-    _each_add_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
-
-
-def mask_each(
-    xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]
-) -> None:
-    """See `reference.mask_each`."""
-    _each_mask_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy())
+    _mask_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy())
 
 
 def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> tuple[_Array, ...]:
@@ -128,26 +115,22 @@ def _merge_two(keys_a: Tensor, rows_a: Tensor, keys_b: Tensor, rows_b: Tensor) -
 
 
 @compiled
-def _scatter_add_loop(out, indices, values, sign):
-    for i in range(indices.size):
-        out[indices[i]] += sign * values[i]
+def _add_loop(places, lengths, offsets, edges, indices, values, sign):
+    for at in range(lengths.size):
+        out, offset = vector(places[at, 0], lengths[at], values), offsets[at]
+        for run in range(at, edges.size - 1, lengths.size):
+            for i in range(edges[run], edges[run + 1]):
+                out[indices[i] - offset] += sign * values[i]
 
 
 @compiled
-def _each_add_loop(places, lengths, offsets, edges, indices, values, sign):
+def _mask_loop(places, lengths, offsets, edges, indices, values):
     for at in range(lengths.size):
-        out = vector(places[at, 0], lengths[at], values)
-        for i in range(edges[at], edges[at + 1]):
-            out[indices[i] - offsets[at]] += sign * values[i]
-
-
-@compiled
-def _each_mask_loop(places, lengths, offsets, edges, indices, values):
-    for at in range(lengths.size):
-        x = vector(places[at, 0], lengths[at], values)
-        for i in range(edges[at], edges[at + 1]):
-            if values[i] != 0:
-                x[indices[i] - offsets[at]] = 0
+        x, offset = vector(places[at, 0], lengths[at], values), offsets[at]
+        for run in range(at, edges.size - 1, lengths.size):
+            for i in range(edges[run], edges[run + 1]):
+                if values[i] != 0:
+                    x[indices[i] - offset] = 0
 
 
 @compiled
@@ -210,13 +193,6 @@ def _write(out, base, width, tile, stream):
             simd.copy(tile, out, near, base + near)
     for near in range(whole, width):
         out[base + near] = tile[near]
-
-
-@compiled
-def _mask_loop(x, indices, values):
-    for i in range(indices.size):
-        if values[i] != 0:
-            x[indices[i]] = 0
 
 
 @compiled

@@ -6,15 +6,23 @@ import torch
 from torch import Tensor
 
 
-def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
-    """Add sign · values to `out` at indices (int32), run after run; `runs` are their lengths.
+def scatter_add(
+    outs: Sequence[Tensor],
+    offsets: Sequence[int],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    sign: float = 1.0,
+) -> None:
+    """Add sign · values to n ≥ 1 vectors at indices (int32), run after run; `runs` are their lengths.
 
-    Within a run, only elements of value 0 may share an index. So the runs fix the order of summation, even on devices
-    that add atomically.
+    The runs belong to one vector after another, and after the last to the first again; indices count from minus the
+    vector's offset on. Within a run, only elements of value 0 may share an index. So the runs fix the order of
+    summation, even on devices that add atomically.
     """
-    values = values.to(out.dtype)
-    for index, value in zip(indices.split(list(runs)), values.split(list(runs)), strict=True):
-        out.index_add_(0, index, value, alpha=sign)
+    for i, (index, value) in enumerate(zip(indices.split(list(runs)), values.split(list(runs)), strict=True)):
+        at = i % len(outs)
+        outs[at].index_add_(0, index - offsets[at], value.to(outs[at].dtype), alpha=sign)
 
 
 def scatter(
@@ -23,34 +31,14 @@ def scatter(
     """Set the regions ((offset, length), …) of `out` to zero, then `scatter_add`. No index lies outside the regions."""
     for offset, length in regions:
         out[offset : offset + length].zero_()
-    scatter_add(out, indices, values, runs)
+    scatter_add([out], [0], indices, values, runs)
 
 
-def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Set `x` to zero at indices (int32) whose value is not 0."""
-    x.index_fill_(0, indices[values != 0].long(), 0)
-
-
-def scatter_add_each(
-    outs: Sequence[Tensor],
-    offsets: Sequence[int],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    sign: float = 1.0,
-) -> None:
-    """`scatter_add` to each of n ≥ 1 vectors, of a run each. Indices in run i count from −offsets[i] on."""
-    parts = zip(outs, offsets, indices.split(list(runs)), values.split(list(runs)), strict=True)
-    for out, offset, index, value in parts:
-        scatter_add(out, index - offset, value, (value.numel(),), sign)
-
-
-def mask_each(
-    xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]
-) -> None:
-    """`mask` each of n ≥ 1 vectors, with a run each. Indices in run i count from −offsets[i] on."""
-    for x, offset, index, value in zip(xs, offsets, indices.split(list(runs)), values.split(list(runs)), strict=True):
-        mask(x, index - offset, value)
+def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
+    """Set n ≥ 1 vectors to zero at indices (int32) whose value is not 0: see `scatter_add`."""
+    for i, (index, value) in enumerate(zip(indices.split(list(runs)), values.split(list(runs)), strict=True)):
+        at = i % len(xs)
+        xs[at].index_fill_(0, (index[value != 0] - offsets[at]).long(), 0)
 
 
 def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ If not, another kernel takes over: each of its programs owns a share of the outp
 elements that fall into its share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -29,14 +29,27 @@ _FEW = 4
 Regions = Sequence[tuple[int, int]]
 
 
-def scatter_add(out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float = 1.0) -> None:
+def scatter_add(
+    outs: Sequence[Tensor],
+    offsets: Sequence[int],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    sign: float = 1.0,
+) -> None:
     """See `reference.scatter_add`; elements with value 0 are skipped, so padding needs no order."""
-    values = values.to(out.dtype)
-    if len(runs) > _FEW:
-        _add_owned(out, indices, values, runs, sign, None)
+    values = values.to(outs[0].dtype)
+    if len(outs) == 1 and len(runs) > _FEW:
+        _add_owned(outs[0], _counted(indices, offsets[0]), values, runs, sign, None)
         return
-    for index, value in zip(indices.split(list(runs)), values.split(list(runs)), strict=True):
-        launch(_add, tiles_of(index.numel(), _CHUNK), out, index, value, index.numel(), sign, CHUNK=_CHUNK)
+    for index, value, part in _turns(len(outs), indices, values, runs):
+        if len(outs) > 1:
+            tiles = tiles_of_each(tuple(part), outs[0].device, _CHUNK)
+            args = (value, index, *_places(outs, offsets, part), sign, *tiles)
+            launch(_add_each, tiles.total, *args, CHUNK=_CHUNK)
+        else:
+            args = (outs[0], _counted(index, offsets[0]), value, index.numel(), sign)
+            launch(_add, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
 
 
 def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
@@ -64,32 +77,31 @@ def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs
         _add_owned(out, indices, values, runs, 1.0, disorder)
 
 
-def mask(x: Tensor, indices: Tensor, values: Tensor) -> None:
+def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
     """See `reference.mask`."""
-    launch(_mask, tiles_of(indices.numel(), _CHUNK), x, indices, values, indices.numel(), CHUNK=_CHUNK)
+    if len(xs) == 1:
+        args = (xs[0], _counted(indices, offsets[0]), values, indices.numel())
+        launch(_mask, tiles_of(indices.numel(), _CHUNK), *args, CHUNK=_CHUNK)
+        return
+    for index, value, part in _turns(len(xs), indices, values.to(xs[0].dtype), runs):
+        tiles = tiles_of_each(tuple(part), xs[0].device, _CHUNK)
+        launch(_mask_each, tiles.total, value, index, *_places(xs, offsets, part), *tiles, CHUNK=_CHUNK)
 
 
-def scatter_add_each(
-    outs: Sequence[Tensor],
-    offsets: Sequence[int],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    sign: float = 1.0,
-) -> None:
-    """See `reference.scatter_add_each`; elements with value 0 are skipped, so padding needs no order."""
-    args = (values.to(outs[0].dtype), indices, *_places(outs, offsets, runs))
-    tiles = tiles_of_each(tuple(runs), outs[0].device, _CHUNK)
-    launch(_add_each, tiles.total, *args, sign, *tiles, CHUNK=_CHUNK)
+def _turns(
+    vectors: int, indices: Tensor, values: Tensor, runs: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor, Sequence[int]]]:
+    """Yield indices, values and runs of one turn after another: a run of each vector."""
+    start = 0
+    for first in range(0, len(runs), vectors):
+        part = runs[first : first + vectors]
+        end = start + sum(part)
+        yield indices[start:end], values[start:end], part
+        start = end
 
 
-def mask_each(
-    xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]
-) -> None:
-    """See `reference.mask_each`."""
-    tiles = tiles_of_each(tuple(runs), xs[0].device, _CHUNK)
-    args = (values.to(xs[0].dtype), indices, *_places(xs, offsets, runs))
-    launch(_mask_each, tiles.total, *args, *tiles, CHUNK=_CHUNK)
+def _counted(indices: Tensor, offset: int) -> Tensor:
+    return indices - offset if offset else indices
 
 
 def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> Tensor:

@@ -2,22 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate as running
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.accumulate.cpu import accumulate_rounded
+from thinwire.kernels.accumulate.cpu import accumulate, arguments
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import addresses, sizes
+from thinwire.kernels.parts import Array, addresses, sizes
 from thinwire.kernels.ranges import map_groups, map_pieces, map_ranges
 from thinwire.kernels.select import loops
 from thinwire.kernels.select.reference import Picks
+from thinwire.kernels.sums import Sum
 
-Array = np.ndarray[Any, Any]
-REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SIGNS = {np.dtype(kind): kind(np.iinfo(kind).max) for kind in (np.int16, np.int32, np.int64)}
 STREAM_BYTES = 1 << 23
@@ -30,58 +30,14 @@ def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
     return _over_ranges(loops.select, x, threshold, capacity)
 
 
-def accumulate_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: Tensor, capacity: int
-) -> Picks:
+def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
     """See `reference.accumulate_select`."""
-    real = REALS[out.dtype]
-    arrays = [t.numpy() for t in (out, residual, gradient.to(out.dtype).contiguous())]
-    return _over_ranges(loops.accumulate_select, out, threshold, capacity, _streams(out), *arrays, real(scale))
-
-
-def accumulate_fading_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, threshold: Tensor, capacity: int
-) -> Picks:
-    """See `reference.accumulate_fading_select`."""
-    real = REALS[out.dtype]
-    arrays = [t.numpy() for t in (out, residual, gradient.to(out.dtype).contiguous())]
-    rest = (*arrays, real(scale), real(decay))
-    return _over_ranges(loops.fading_select, out, threshold, capacity, _streams(out), *rest)
-
-
-def accumulate_momentum_select(
-    out: Tensor,
-    velocity_out: Tensor,
-    residual: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    scale: float,
-    momentum: float,
-    nesterov: bool,
-    threshold: Tensor,
-    capacity: int,
-) -> Picks:
-    """See `reference.accumulate_momentum_select`."""
-    real = REALS[out.dtype]
-    gradient = gradient.to(out.dtype).contiguous()
-    arrays = [t.numpy() for t in (out, velocity_out, residual, velocity, gradient)]
-    rest = (*arrays, real(scale), real(momentum), nesterov)
-    return _over_ranges(loops.momentum_select, out, threshold, capacity, _streams(out, velocity_out), *rest)
-
-
-def accumulate_rounded_select(
-    out: Tensor,
-    residual: Tensor,
-    gradient: Tensor,
-    scale: float,
-    seed: int,
-    threshold: Tensor,
-    capacity: int,
-    decay: float = 1.0,
-) -> Picks:
-    """See `reference.accumulate_rounded_select`."""
-    accumulate_rounded(out, residual, gradient, scale, seed, decay)
-    return select(out, threshold, capacity)
+    out = sums.outs[0]
+    if sums.seeds is not None:
+        accumulate(sums)
+        return select(out, threshold, capacity)
+    stream = _streams(out, *(sums.moving or ()))
+    return _over_ranges(loops.accumulate_select, out, threshold, capacity, stream, *arguments(sums))
 
 
 def largest(x: Tensor, k: int) -> Tensor:
@@ -226,10 +182,8 @@ def largest_of_pieces(indices: Sequence[Array], bits: Sequence[Array], k: int) -
         return out
     bar, ties = _kth(bits, sign, k)
     above, equal = zip(*map_pieces(lambda piece: loops.tally(bits[piece], sign, bar), bits), strict=True)
-    allowed = [
-        max(0, min(here, ties - before)) for here, before in zip(equal, accumulate(equal, initial=0), strict=False)
-    ]
-    ends = list(accumulate((a + b for a, b in zip(above, allowed, strict=True)), initial=0))
+    allowed = [max(0, min(here, ties - before)) for here, before in zip(equal, running(equal, initial=0), strict=False)]
+    ends = list(running((a + b for a, b in zip(above, allowed, strict=True)), initial=0))
 
     def take(piece: int) -> None:
         place = out.numpy()[ends[piece] : ends[piece + 1]]

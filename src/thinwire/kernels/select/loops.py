@@ -8,6 +8,7 @@ more is written. `peaks` takes the largest magnitudes' bits. The functions that 
 import numpy as np
 
 from thinwire.kernels import simd
+from thinwire.kernels.accumulate.cpu import sum_at
 from thinwire.kernels.compiled import compiled
 from thinwire.kernels.several import vector
 
@@ -46,90 +47,34 @@ def _rest(bits, sign, threshold, lo, hi, indices, found, capacity, peaks):
 
 @compiled
 def accumulate_select(
-    bits, sign, threshold, lo, hi, indices, found, capacity, peaks, stream, out, residual, gradient, scale
-):
+    bits, sign, threshold, lo, hi, indices, found, capacity, peaks, stream,
+    out, residual, gradient, scale, decay, moving, velocity, m, ahead,
+):  # fmt: skip
     # Adding and picking in one pass over memory, which is what both wait for.
     count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
     for start in range(lo, rest, BLOCK):
         if stream:
-            hits = simd.accumulate_streaming(out, peaks, residual, gradient, start, threshold, scale)
+            hits = simd.add_streaming(
+                out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, m, ahead
+            )
         else:
-            hits = simd.accumulate(out, peaks, residual, gradient, start, threshold, scale)
-        while hits and count <= capacity:
-            at = start + np.int64(simd.lowest(hits))
-            # Computed again, because a streamed result is not in the cache.
-            indices[count], numbers[count] = at, residual[at] + scale * gradient[at]
-            count += 1
-            hits &= hits - np.uint64(1)
-    for i in range(rest, hi):
-        out[i] = residual[i] + scale * gradient[i]
-    return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
-
-
-@compiled
-def fading_select(
-    bits, sign, threshold, lo, hi, indices, found, capacity, peaks, stream, out, residual, gradient, scale, decay
-):
-    # The same of decay · residual + scale · gradient. Values of picks are read from `out` at the end.
-    count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
-    for start in range(lo, rest, BLOCK):
-        if stream:
-            hits = simd.fade_streaming(out, peaks, residual, gradient, start, threshold, scale, decay)
-        else:
-            hits = simd.fade(out, peaks, residual, gradient, start, threshold, scale, decay)
-        while hits and count <= capacity:
-            indices[count] = start + np.int64(simd.lowest(hits))
-            count += 1
-            hits &= hits - np.uint64(1)
-    for i in range(rest, hi):
-        out[i] = decay * residual[i] + scale * gradient[i]
-    for i in range(min(count, capacity + 1)):
-        numbers[i] = out[indices[i]]
-    return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
-
-
-@compiled
-def momentum_select(
-    bits,
-    sign,
-    threshold,
-    lo,
-    hi,
-    indices,
-    found,
-    capacity,
-    peaks,
-    stream,
-    out,
-    moving,
-    residual,
-    velocity,
-    gradient,
-    scale,
-    m,
-    nesterov,
-):
-    # The same of residual + `moving` = m · velocity + scale · gradient; Nesterov's looks ahead by m · `moving`.
-    count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
-    for start in range(lo, rest, BLOCK):
-        if nesterov and stream:
-            hits = simd.nesterov_streaming(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m)
-        elif nesterov:
-            hits = simd.nesterov(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m)
-        elif stream:
-            hits = simd.momentum_streaming(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m)
-        else:
-            hits = simd.momentum(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, m)
+            hits = simd.add(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, m, ahead)
         while hits and count <= capacity:
             at = start + np.int64(simd.lowest(hits))
             indices[count] = at
+            if decay is None and m is None:  # computed again, because a streamed result is not in the cache
+                numbers[count] = residual[at] + scale * gradient[at]
             count += 1
             hits &= hits - np.uint64(1)
     for i in range(rest, hi):
-        moving[i] = m * velocity[i] + scale * gradient[i]
-        out[i] = residual[i] + scale * gradient[i] + m * moving[i] if nesterov else residual[i] + moving[i]
-    for i in range(min(count, capacity + 1)):
-        numbers[i] = out[indices[i]]
+        if m is None:
+            out[i] = sum_at(residual, gradient, i, scale, decay, velocity, m, ahead)
+        else:
+            moving[i] = m * velocity[i] + scale * gradient[i]
+            out[i] = residual[i] + moving[i] if ahead is None else residual[i] + scale * gradient[i] + ahead * moving[i]
+    if decay is not None or m is not None:
+        for i in range(min(count, capacity + 1)):
+            numbers[i] = out[indices[i]]
     return count + _rest(bits, sign, threshold, rest, hi, indices[count:], found[count:], capacity - count, peaks)
 
 

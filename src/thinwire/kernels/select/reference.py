@@ -10,12 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.kernels.accumulate.reference import (
-    accumulate,
-    accumulate_fading,
-    accumulate_momentum,
-    accumulate_rounded,
-)
+from thinwire.kernels.accumulate.reference import accumulate
+from thinwire.kernels.sums import Sum
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -42,52 +38,10 @@ def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
     return Picks(indices, gather(x, indices), peak(x))
 
 
-def accumulate_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: Tensor, capacity: int
-) -> Picks:
-    """`accumulate`, then `select` on its result."""
-    accumulate(out, residual, gradient, scale)
-    return select(out, threshold, capacity)
-
-
-def accumulate_fading_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, threshold: Tensor, capacity: int
-) -> Picks:
-    """`accumulate_fading`, then `select` on its result."""
-    accumulate_fading(out, residual, gradient, scale, decay)
-    return select(out, threshold, capacity)
-
-
-def accumulate_momentum_select(
-    out: Tensor,
-    velocity_out: Tensor,
-    residual: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    scale: float,
-    momentum: float,
-    nesterov: bool,
-    threshold: Tensor,
-    capacity: int,
-) -> Picks:
-    """`accumulate_momentum`, then `select` on its result."""
-    accumulate_momentum(out, velocity_out, residual, velocity, gradient, scale, momentum, nesterov)
-    return select(out, threshold, capacity)
-
-
-def accumulate_rounded_select(
-    out: Tensor,
-    residual: Tensor,
-    gradient: Tensor,
-    scale: float,
-    seed: int,
-    threshold: Tensor,
-    capacity: int,
-    decay: float = 1.0,
-) -> Picks:
-    """`accumulate_rounded`, then `select` on its result."""
-    accumulate_rounded(out, residual, gradient, scale, seed, decay)
-    return select(out, threshold, capacity)
+def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
+    """`accumulate` a sum of one vector, then `select` from it."""
+    accumulate(sums)
+    return select(sums.outs[0], threshold, capacity)
 
 
 def largest(x: Tensor, k: int) -> Tensor:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import fading_arguments, rounded_arguments, total
+from thinwire.kernels.accumulate.triton import arguments, total
 from thinwire.kernels.segments.triton import (
     BINS,
     COUNTERS,
@@ -32,7 +32,8 @@ from thinwire.kernels.segments.triton import (
     write_largest,
 )
 from thinwire.kernels.select.reference import Picks, gather
-from thinwire.kernels.triton import PROGRAMS, TILE, factor, launch, magnitudes, tile_of, tiles_of, wide
+from thinwire.kernels.sums import Sum
+from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tile_of, tiles_of, wide
 
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
@@ -45,51 +46,9 @@ def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
     return _select_as("given", x, (None, None, None, None, None, None, 0, 0), threshold, capacity)
 
 
-def accumulate_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, threshold: Tensor, capacity: int
-) -> Picks:
+def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
     """See `reference.accumulate_select`, and `select`."""
-    rest = (None, residual, None, gradient, factor(out, scale), None, 0, 0)
-    return _select_as("sum", out, rest, threshold, capacity)
-
-
-def accumulate_fading_select(
-    out: Tensor, residual: Tensor, gradient: Tensor, scale: float, decay: float, threshold: Tensor, capacity: int
-) -> Picks:
-    """See `reference.accumulate_fading_select`, and `select`."""
-    return _select_as("fading", out, fading_arguments(out, residual, gradient, scale, decay), threshold, capacity)
-
-
-def accumulate_momentum_select(
-    out: Tensor,
-    velocity_out: Tensor,
-    residual: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    scale: float,
-    momentum: float,
-    nesterov: bool,
-    threshold: Tensor,
-    capacity: int,
-) -> Picks:
-    """See `reference.accumulate_momentum_select`, and `select`."""
-    rest = (velocity_out, residual, velocity, gradient, factor(out, scale), factor(out, momentum), 0, 0)
-    return _select_as("nesterov" if nesterov else "momentum", out, rest, threshold, capacity)
-
-
-def accumulate_rounded_select(
-    out: Tensor,
-    residual: Tensor,
-    gradient: Tensor,
-    scale: float,
-    seed: int,
-    threshold: Tensor,
-    capacity: int,
-    decay: float = 1.0,
-) -> Picks:
-    """See `reference.accumulate_rounded_select`, and `select`."""
-    rest = rounded_arguments(out, residual, gradient, scale, seed, decay)
-    return _select_as("rounded", out, rest, threshold, capacity)
+    return _select_as(sums.how, sums.outs[0], arguments(sums), threshold, capacity)
 
 
 def largest(x: Tensor, k: int) -> Tensor:

@@ -1,51 +1,62 @@
 """Kernels that add to what waits, and that pick large magnitudes: what they are tried on."""
 
-from collections.abc import Callable, Mapping
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch import Tensor
 
-from thinwire.kernels import Draw
+from thinwire.kernels import Draw, Sum
 from thinwire_lab.check.cases.case import DECAY, FLOATS, SCALE, SEED, WIDTH, Case, Trials, several
 from thinwire_lab.check.material import Kit, Near, Trial, framed
 
+Pieces = Callable[[Callable[[int, int], Tensor], int], list[Tensor]]
 _ALL_FLOATS = (*FLOATS, torch.bfloat16, torch.float16)
 
 
-def _accumulate(kit: Kit, n: int) -> Trials:
-    yield Trial((kit.room(n), kit.vector(n, 1), kit.vector(n), SCALE), (0,))
+def sums(kit: Kit, pieces: Pieces) -> Iterator[Sum]:
+    """Yield sums of every kind. `pieces` makes vectors with a seed, or room for them."""
+    scales = [SCALE] * len(pieces(kit.vector, 0))
+    decays = [DECAY, *scales[1:]]
 
+    def rooms() -> list[Tensor]:
+        return pieces(lambda n, _: kit.room(n), 0)
 
-def _accumulate_each(kit: Kit, n: int) -> Trials:
-    rooms, *inputs = (several(x) for x in (kit.room(n), kit.vector(n, 1), kit.vector(n)))
-    yield Trial((rooms, *inputs, [SCALE] * len(rooms)), (0,))
-
-
-def _fading(kit: Kit, n: int) -> Trials:
-    yield Trial((kit.room(n), kit.vector(n, 1), kit.vector(n), SCALE, DECAY), (0,))
-
-
-def _momentum(kit: Kit, n: int) -> Trials:
+    residuals, velocities, gradients = (pieces(kit.vector, seed) for seed in (1, 2, 0))
+    yield Sum(rooms(), residuals, gradients, scales)
+    yield Sum(rooms(), residuals, gradients, scales, decays)
     for nesterov in (False, True):
-        inputs = (kit.vector(n, 1), kit.vector(n, 2), kit.vector(n))
-        yield Trial((kit.room(n), kit.room(n), *inputs, SCALE, DECAY, nesterov), (0, 1))
+        yield Sum(rooms(), residuals, gradients, scales, None, rooms(), velocities, DECAY, nesterov)
+    room, halves = ([framed(x.bfloat16()) for x in xs] for xs in (rooms(), residuals))
+    yield Sum(room, halves, gradients, scales, decays, seeds=[SEED + i for i in range(len(scales))])
 
 
-def _rounded(kit: Kit, n: int) -> Trials:
-    room = kit.room(n, dtype=torch.bfloat16)
-    yield Trial((room, framed(kit.vector(n, 1).bfloat16()), kit.vector(n), SCALE, SEED), (0,))
+def _of_one(numel: int) -> Pieces:
+    return lambda make, seed: [make(numel, seed)]
 
 
-def _selecting(make: Callable[[Kit, int], Trials], last: tuple[Any, ...] = ()) -> Callable[[Kit, int], Trials]:
+def _of_several(numel: int) -> Pieces:
+    return lambda make, seed: several(make(numel, seed))
+
+
+def _accumulate(kit: Kit, n: int) -> Trials:
+    for pieces in (_of_one(n), _of_several(n)):
+        for each in sums(kit, pieces):
+            yield Trial((each,), (0,))
+
+
+def _selecting(make: Callable[[Kit, int], Trials]) -> Callable[[Kit, int], Trials]:
     """Return the trials of a kernel that also selects: with enough capacity, and with too little."""
 
     def trials(kit: Kit, n: int) -> Trials:
         for trial in make(kit, n):
-            yield Trial((*trial.args, kit.number(2.5), n // 16 + 8, *last), trial.writes)
-            yield Trial((*trial.args, kit.number(0.5), n // 50, *last), trial.writes)
+            yield Trial((*trial.args, kit.number(2.5), n // 16 + 8), trial.writes)
+            yield Trial((*trial.args, kit.number(0.5), n // 50), trial.writes)
 
     return trials
+
+
+def _summed(kit: Kit, n: int) -> Trials:
+    return (Trial((each,), (0,)) for each in sums(kit, _of_one(n)))
 
 
 def _largest_of_each(kit: Kit, n: int) -> Trials:
@@ -60,13 +71,15 @@ def _draw(numel: int, capacity: int) -> Draw:
     return Draw(offset=2, stride=3, rank=numel // 60 + 1, capacity=min(numel, capacity))
 
 
-def _sampled(kit: Kit, n: int, momentum: tuple[float | bool, ...] = ()) -> Trials:
-    outs = 2 if momentum else 1
-    for capacity in (n // 16 + 8, n // 50):
-        rooms = [several(kit.room(n)) for _ in range(outs)]
-        inputs = [several(kit.vector(n, seed)) for seed in range(outs + 1)]
-        scales, draws = [SCALE] * len(rooms[0]), [_draw(x.numel(), capacity) for x in rooms[0]]
-        yield Trial((*rooms, *inputs, scales, *momentum, draws), tuple(range(outs)))
+def _sampled(kit: Kit, n: int) -> Trials:
+    """Yield sums of every kind with enough capacity, or with too little; rounded ones, which are taken one by one, few.
+
+    `accumulate_select` has more of those.
+    """
+    for i, each in enumerate(sums(kit, _of_several(n))):
+        if each.how != "rounded" or n < 100:
+            draws = [_draw(x.numel(), n // 50 if i % 2 else n // 16 + 8) for x in each.outs]
+            yield Trial((each, draws), (0,))
 
 
 def _largest_in_rows(kit: Kit, n: int) -> Trials:
@@ -79,18 +92,8 @@ _ADDING = Near(relative=1e-5, absolute=1e-6)
 
 CASES: Mapping[str, Case] = {
     "accumulate": Case(make=_accumulate),
-    "accumulate_each": Case(make=_accumulate_each),
-    "accumulate_fading": Case(make=_fading),
-    "accumulate_fading_select": Case(make=_selecting(_fading)),
-    "accumulate_momentum": Case(make=_momentum),
-    "accumulate_momentum_select": Case(make=_selecting(_momentum)),
-    "accumulate_momentum_sampled_select": Case(
-        make=lambda kit, n: chain(*(_sampled(kit, n, (DECAY, on)) for on in (False, True)))
-    ),
-    "accumulate_rounded": Case(make=_rounded),
-    "accumulate_rounded_select": Case(make=_selecting(_rounded)),
     "accumulate_sampled_select": Case(make=_sampled),
-    "accumulate_select": Case(make=_selecting(_accumulate)),
+    "accumulate_select": Case(make=_selecting(_summed)),
     "block_energies": Case(
         make=lambda kit, n: [Trial((kit.vector(n), width)) for width in (WIDTH, 3000)], near=_ADDING
     ),

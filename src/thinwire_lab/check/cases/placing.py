@@ -33,7 +33,8 @@ def _scatter(kit: Kit, n: int) -> Trials:
 
 def _scatter_add(kit: Kit, n: int) -> Trials:
     indices, values, runs = _runs(kit, n)
-    yield Trial((kit.vector(n, 1), indices, values, runs, -1.0), (0,))
+    yield Trial(([kit.vector(n, 1)], [0], indices, values, runs, -1.0), (0,))
+    yield Trial((*_in_pieces(kit, n), -1.0), (0,))
 
 
 def _subtract_rounded(kit: Kit, n: int) -> Trials:
@@ -62,8 +63,9 @@ def _peak_of_each(kit: Kit, n: int) -> Trials:
 
 
 def _mask(kit: Kit, n: int) -> Trials:
-    indices = kit.picks(n)
-    yield Trial((kit.vector(n, 1), indices, kit.vector(indices.numel())), (0,))
+    indices, values, runs = _runs(kit, n)
+    yield Trial(([kit.vector(n, 1)], [0], indices, values, runs), (0,))
+    yield Trial(_in_pieces(kit, n), (0,))
 
 
 def _merge(kit: Kit, n: int) -> Trials:
@@ -123,13 +125,11 @@ CASES: Mapping[str, Case] = {
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
     "index_of": Case(make=_index_of, dtypes=ONLY_32, contents=("normal",), nbytes=100),
     "mask": Case(make=_mask),
-    "mask_each": Case(make=lambda kit, n: [Trial(_in_pieces(kit, n), (0,))]),
     "merge": Case(make=_merge),
     "peak_of_each": Case(make=_peak_of_each),
     "row_sums": Case(make=lambda kit, n: [Trial((framed(torch.stack([kit.vector(n, rank) for rank in range(3)])),))]),
     "scatter": Case(make=_scatter),
     "scatter_add": Case(make=_scatter_add),
-    "scatter_add_each": Case(make=lambda kit, n: [Trial((*_in_pieces(kit, n), -1.0), (0,))]),
     # sums of whole numbers have no rounding
     "sketch_insert": Case(
         make=lambda kit, n: [Trial((framed(kit.vector(n).round()), 3, n // 30 + 1, SEED))], contents=FINITE, nbytes=150

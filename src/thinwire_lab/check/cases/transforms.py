@@ -9,7 +9,9 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Chunking
-from thinwire_lab.check.cases.case import DECAY, FINITE, SCALE, Case, Trials
+from thinwire.kernels.parts import wide
+from thinwire_lab.check.cases.case import FINITE, Case, Trials
+from thinwire_lab.check.cases.picking import sums
 from thinwire_lab.check.material import Kit, Near, Trial, difference, framed
 
 _LIBRARY = Near(relative=1e-4, absolute=1e-5)  # a GPU's own libraries choose their order of additions
@@ -44,17 +46,6 @@ def _cut(n: int) -> Chunking:
     return Chunking.of(shape, 16, "dct", lambda size: max(1, size // 40))
 
 
-def _chunk_topk(kit: Kit, n: int) -> Trials:
-    cut = _cut(n)
-    yield Trial((framed(kit.vector(n)[: cut.numel]), cut))
-
-
-def _fading_chunk_topk(kit: Kit, n: int) -> Trials:
-    cut = _cut(n)
-    before, new = (framed(kit.vector(n, seed)[: cut.numel]) for seed in (1, 2))
-    yield Trial((kit.room(cut.numel), before, new, SCALE, DECAY, cut), (0,))
-
-
 def _cuts(n: int) -> list[Chunking]:
     """Return how three vectors of about n elements in all are cut: two alike, and one in another way."""
     return [_cut(n // 4), _cut(n // 4), _cut(n // 2)]
@@ -65,26 +56,39 @@ def _pieces(kit: Kit, n: int, seed: int = 0) -> list[Tensor]:
     return [framed(kit.vector(cut.numel, seed + 10 * i)) for i, cut in enumerate(cuts)]
 
 
-def _fading_chunk_topk_each(kit: Kit, n: int) -> Trials:
-    rooms, factors = [kit.room(cut.numel) for cut in _cuts(n)], ([SCALE] * 3, [DECAY, DECAY, DECAY / 2])
-    yield Trial((rooms, _pieces(kit, n, 1), _pieces(kit, n, 2), *factors, _cuts(n)), (0,))
+def _summed(kit: Kit, n: int) -> Trials:
+    """Yield sums that fade and that are rounded: in one pass on a CPU, and in two."""
+    cuts = _cuts(n)
+    for each in sums(kit, lambda make, seed: [framed(make(cut.numel, seed + 10 * i)) for i, cut in enumerate(cuts)]):
+        if each.how in ("fading", "rounded"):
+            yield Trial((each, cuts), (0,))
 
 
-def _same_coefficients_of_each(trial: Trial, found: list[Any], expected: list[Any]) -> str:
-    """Do `_same_coefficients` of each vector."""
+def _same_coefficients(trial: Trial, found: list[Any], expected: list[Any]) -> str:
+    """Compare what was written, each coefficient with the transform at its place, and magnitudes with the reference's.
+
+    Places may differ, because sums in another order may swap the last of a chunk.
+    """
     cuts: list[Chunking] = trial.args[-1]
-    counts, written = [cut.count for cut in cuts], len(found) > 2
-    parts = [[x.split(counts) for x in each[-2:]] for each in (found, expected)]
-    for i, cut in enumerate(cuts):
-        args = ((trial.args[0][i], cut) if not written else (cut,),)
-        outs = [[each[i]] if written else [] for each in (found, expected)]
-        pairs = [[*out, *(part[i] for part in both)] for out, both in zip(outs, parts, strict=True)]
-        if wrong := _same_coefficients(Trial(*args), *pairs):
-            return wrong
-    return ""
+    xs = [wide(x) for x in (expected[: len(cuts)] if len(found) > 2 else trial.args[0])]
+    parts = [zip(*(x.split([cut.count for cut in cuts]) for x in each[-2:]), strict=True) for each in (found, expected)]
+    wrong = [difference(found[:-2], expected[:-2], Near())]
+    wrong += [_same_of_one(*each) for each in zip(xs, cuts, *parts, strict=True)]
+    return next(filter(None, wrong), "")
 
 
-def _putting_each(kit: Kit, n: int) -> Trials:
+def _same_of_one(x: Tensor, cut: Chunking, found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> str:
+    places, values = found
+    at = places.view(-1, cut.kept).long()
+    if not bool((at.diff(dim=1) > 0).all()) or not bool(((at >= 0) & (at < cut.size)).all()):
+        return "positions do not ascend within a chunk"
+    _, spectrum = kernels.chunk_topk.reference([x.to(values.device)], [replace(cut, kept=cut.size)])
+    there = spectrum.view(-1, cut.size).gather(1, at).view(-1)
+    mine, others = (each.abs().view(-1, cut.kept).sort().values for each in (values, expected[1].to(values.device)))
+    return difference([values], [there], _LIBRARY) or difference([mine], [others], _LIBRARY)
+
+
+def _putting(kit: Kit, n: int) -> Trials:
     cuts = _cuts(n)
     count = sum(cut.count for cut in cuts)
     one = [torch.arange(cut.kept, dtype=torch.int16, device=kit.device).repeat(cut.chunks) for cut in cuts]
@@ -93,50 +97,15 @@ def _putting_each(kit: Kit, n: int) -> Trials:
         yield Trial((_pieces(kit, n, 1), framed(positions), values, cuts, subtract), (0,))
 
 
-def _same_coefficients(trial: Trial, found: list[Any], expected: list[Any]) -> str:
-    """Compare what was written, each coefficient with the transform at its place, and magnitudes with the reference's.
-
-    Places may differ, because sums in another order may swap the last of a chunk.
-    """
-    *written, places, values = found
-    cut: Chunking = trial.args[-1]
-    at = places.view(-1, cut.kept).long()
-    if not bool((at.diff(dim=1) > 0).all()) or not bool(((at >= 0) & (at < cut.size)).all()):
-        return "positions do not ascend within a chunk"
-    x = (expected[0] if written else trial.args[0]).to(values.device)
-    _, spectrum = kernels.chunk_topk.reference(x, replace(cut, kept=cut.size))
-    there = spectrum.view(-1, cut.size).gather(1, at).view(-1)
-    mine, others = (each.abs().view(-1, cut.kept).sort().values for each in (values, expected[-1].to(values.device)))
-    return (
-        difference(written, expected[:-2], Near())
-        or difference([values], [there], _LIBRARY)
-        or difference([mine], [others], _LIBRARY)
-    )
-
-
-def _decoding_chunks(kit: Kit, n: int) -> Trials:
-    cut = _cut(n)
-    positions = torch.arange(cut.kept, dtype=torch.int16, device=kit.device).repeat(2 * cut.chunks)
-    yield Trial((kit.vector(cut.numel, 1), framed(positions), kit.vector(2 * cut.count), cut), (0,))
-
-
 CASES: Mapping[str, Case] = {
-    "accumulate_fading_chunk_topk": Case(
-        make=_fading_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100
-    ),
-    "accumulate_fading_chunk_topk_each": Case(
-        make=_fading_chunk_topk_each, contents=("normal",), alike=_same_coefficients_of_each, nbytes=100
-    ),
-    "chunk_put_each": Case(make=_putting_each, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
-    "chunk_subtract": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
-    "chunk_topk_each": Case(
+    "accumulate_chunk_topk": Case(make=_summed, contents=("normal",), alike=_same_coefficients, nbytes=100),
+    "chunk_put": Case(make=_putting, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
+    "chunk_topk": Case(
         make=lambda kit, n: [Trial((_pieces(kit, n), _cuts(n)))],
         contents=("normal",),
-        alike=_same_coefficients_of_each,
+        alike=_same_coefficients,
         nbytes=100,
     ),
-    "chunk_topk": Case(make=_chunk_topk, contents=("normal",), alike=_same_coefficients, nbytes=100),
-    "chunk_write": Case(make=_decoding_chunks, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "inverse_fourier": Case(make=_inverse_fourier, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "orthonormal": Case(make=_orthonormal, contents=("normal",), near_on_gpu=_LIBRARY, nbytes=150),
     "outer_sums": Case(make=_outer_sums, contents=FINITE, near_on_gpu=_LIBRARY),
