@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate import reference
 from thinwire.kernels.hashing.triton import hash32, signed_keys
+from thinwire.kernels.ranges import is_alone
 from thinwire.kernels.segments.triton import addresses, factor_at, factors, pointer, table, tiles_of_each
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import TILE, factor, launch, tiles_of, wide
@@ -17,8 +18,12 @@ _FEW = 1024
 
 
 def accumulate(sums: Sum) -> None:
-    """See `reference.accumulate`. Several take one launch, but where each draws from a seed of its own."""
-    if len(sums) > 1 and sums.how != "rounded":
+    """See `reference.accumulate`. Several take one launch, but where each draws from a seed of its own.
+
+    One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
+    """
+    alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_alone(sums.outs[0].numel()))
+    if not alone and sums.how != "rounded":
         _each(sums)
         return
     for one in map(sums.one, range(len(sums))):
