@@ -125,6 +125,7 @@ ADMITS: Mapping[str, str] = {
     "Saved": "x",  # or a path, or a reader
     "OptimizerName": "",  # sgd, adamw, muon
     "Secret": "None x",
+    "Given": "x None [] ('x',)",  # tickets
 }
 """Which of them an argument of this kind may have. Kinds that are not here, such as classes, may have none."""
 
@@ -145,7 +146,7 @@ FURTHER: Mapping[str, str] = {
     "sparsify.boundary": "None",  # wants a density then
     "through.points": "[]",
     "serve.address": "x",  # host:port
-    "connect.ticket": "x",  # there is no such file
+    "outer.store": "x",
     "serve.index": "1",  # of one server
     "serve.fetch_rows": "True",  # the model has none
     "candidate.name": "x",

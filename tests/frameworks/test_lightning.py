@@ -236,5 +236,5 @@ def test_arguments_are_checked_before_training(bad: dict[str, Any]) -> None:
 
 
 def test_the_handle_is_not_there_before_training() -> None:
-    with pytest.raises(RuntimeError, match="from on_train_start on"):
+    with pytest.raises(RuntimeError, match="before on_train_start"):
         _callback().handle  # noqa: B018 - it raises

@@ -19,7 +19,7 @@ from thinwire.trainer.fetched import Rows
 from thinwire.trainer.trainer import Trainer
 from thinwire.trainer.uplink import Draining, Uplink, drainable
 from thinwire.wire.environment import addresses
-from thinwire.wire.keys import Given, tickets
+from thinwire.wire.keys import Given, named, tickets
 from thinwire.wire.places import Places
 from thinwire.wire.rows import longest_answer
 from thinwire.wire.sockets import check_installed
@@ -90,6 +90,7 @@ def connect(
             "drain= sends the residual of error feedback; this recipe's memory keeps something else: leave out drain="
         )
     check_installed()
+    its_tickets = named(ticket)
     memories = [memory for memory in recipe.memories() if memory.stateful]
     _check_free(memories)
     terms = Terms.of(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
@@ -103,7 +104,7 @@ def connect(
     places = addresses(address, servers)
     uplinks, channels = list[Uplink](), list[Channel]()
     with ExitStack() as if_one_fails:
-        for index, (place, finder) in enumerate(zip(places, tickets(ticket, places), strict=True)):
+        for index, (place, finder) in enumerate(zip(places, tickets(its_tickets, places), strict=True)):
             layout = terms.layout(index)
             its = settings(
                 address=place,

@@ -87,16 +87,21 @@ def leave(address: str, ticket: Ticket) -> Callable[[], None]:
     return take
 
 
-def tickets(given: Given, places: Sequence[str]) -> list[Callable[[], Ticket]]:
+def named(given: Given) -> list[str | os.PathLike[str]]:
+    """Return the tickets that are given, or else those that the environment names. Raises TypeError."""
+    found: object = os.environ.get(VARIABLE, "").split(",") if given is None else given
+    each = [found] if isinstance(found, (str, os.PathLike)) or not isinstance(found, Sequence) else list(found)
+    if wrong := [one for one in each if not isinstance(one, (str, os.PathLike))]:
+        raise TypeError(f"ticket is of type {type(wrong[0]).__name__}; expected a str, a path, or one for each server")
+    return each
+
+
+def tickets(each: Sequence[str | os.PathLike[str]], places: Sequence[str]) -> list[Callable[[], Ticket]]:
     """Return for each server what finds its ticket, now or later: a server that starts again may leave another.
 
     Raises ValueError for what is no ticket, and if there is none to be had. What finds one raises GoneError.
     """
-    found = os.environ.get(VARIABLE, "").split(",") if given is None else given
-    if not isinstance(found, (str, os.PathLike, Sequence)):
-        raise TypeError(f"ticket is of type {type(found).__name__}; expected a str, a path, or one for each server")
-    each = [found] * len(places) if isinstance(found, (str, os.PathLike)) else list(found)
-    each = each * len(places) if len(each) == 1 else each
+    each = [*each] * len(places) if len(each) == 1 else each
     if len(each) != len(places):
         raise ValueError(f"{len(each)} tickets for {len(places)} servers; expected one, or one for each")
     return [_finder(said, place, i) for i, (said, place) in enumerate(zip(each, places, strict=True))]
