@@ -18,7 +18,7 @@ from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.trainer.uplink import Uplink
 from thinwire.wire.frames import LOSS, NONE, Flag, Frame, GoneError, Kind
-from thinwire.wire.keys import tickets
+from thinwire.wire.keys import named, tickets
 from thinwire.wire.layout import Layout, entries, pack
 from thinwire.wire.sockets import Bell, Link, open_sockets
 from thinwire.wire.terms import Terms
@@ -219,7 +219,7 @@ class Raw:
         self.recipe, self.who = recipe or thresholded(), who
         mine = entries(model or Vector())
         self._uplink, self._bell = Uplink(self.recipe, Layout(mine), who), Bell()
-        ticket = tickets(None, [address])[0]()
+        ticket = tickets(named(None), [address])[0]()
         limits = dict.fromkeys(Kind, 1 << 24)
         self.link = Link(address, ticket.server, ticket.mine, self._bell, timeout=20.0, limits=limits)
         _kept(self)

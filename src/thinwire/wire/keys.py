@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 from thinwire.checked import BODY
 from thinwire.wire import environment
@@ -89,8 +89,9 @@ def leave(address: str, ticket: Ticket) -> Callable[[], None]:
 
 def named(given: Given) -> list[str | os.PathLike[str]]:
     """Return the tickets that are given, or else those that the environment names. Raises TypeError."""
-    found: object = os.environ.get(VARIABLE, "").split(",") if given is None else given
-    each = [found] if isinstance(found, (str, os.PathLike)) or not isinstance(found, Sequence) else list(found)
+    found: Any = os.environ.get(VARIABLE, "").split(",") if given is None else given
+    several = isinstance(found, Sequence) and not isinstance(found, str)
+    each: list[Any] = list(found) if several else [found]
     if wrong := [one for one in each if not isinstance(one, (str, os.PathLike))]:
         raise TypeError(f"ticket is of type {type(wrong[0]).__name__}; expected a str, a path, or one for each server")
     return each
