@@ -15,7 +15,7 @@ CONTEXT = 32
 
 
 def build():
-    """Return a model of bytes, its loss on a random batch of Python's own source text, and SGD."""
+    """Return a byte-level model, its loss function on random batches of Python source, and SGD."""
     files = sorted(Path(json.__file__).parents[1].glob("*.py"))
     text = b"".join(path.read_bytes() for path in files)
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -46,7 +46,7 @@ def main():
     recipe = {"dense": thinwire.recipes.dense, "dgc": thinwire.recipes.dgc}[name]()
     handle = thinwire.attach(model, recipe, optimizer=optimizer)
     rows = []
-    torch.manual_seed(dist.get_rank())  # other batches on every rank
+    torch.manual_seed(dist.get_rank())  # different batches on each rank
     for step in range(int(sys.argv[2]) if len(sys.argv) > 2 else 300):
         loss = loss_of(model)
         optimizer.zero_grad()

@@ -38,10 +38,10 @@ from thinwire_lab.papers.shared.shelf import Shelf
 PAGE = Path("docs/how-to/choose-a-recipe.md")
 GAINS_HEAD = "| model | gradients | link | 2 workers | 4 | 8 |\n| --- | ---: | --- | ---: | ---: | ---: |\n"
 MODELS = {
-    "ResNet-20: much computing, few weights": CNN_STEPS,
+    "ResNet-20: much compute, few weights": CNN_STEPS,
     "byte-level transformer": TEXT_STEPS,
     "LSTM with an embedding": LM_STEPS,
-    "small VGG: dense layers hold its weights": FC_STEPS,
+    "small VGG: most weights in fully connected layers": FC_STEPS,
     "one linear layer of 12.7 M weights": XL_STEPS,
 }
 SPARSE = ("topk 0.001", "dgc 0.001", "dragonn 0.001", "gtopk 0.001")
