@@ -1,4 +1,4 @@
-"""What `attach`, `replicate`, `shard`, `outer` and `pipeline.sparsify` return has these verbs in common."""
+"""The methods common to all that `attach`, `replicate`, `shard`, `outer` and `pipeline.sparsify` return."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -62,7 +62,10 @@ class Handle(ABC):
         return not self.differing_parameters()
 
     def differing_parameters(self) -> list[str]:
-        """Return the names of what differs between ranks: nothing, where no two ranks hold the same. A collective."""
+        """Return the names of what differs between ranks. A collective.
+
+        Empty if no two ranks are meant to hold the same parameters.
+        """
         return []
 
     @abstractmethod

@@ -215,8 +215,8 @@ def test_several_servers_are_asked_for_what_they_hold() -> None:
 @pytest.mark.parametrize(
     ("rows", "kind", "told"),
     [
-        ({NAME: torch.tensor([3, 50])}, ValueError, "reach from 3 to 50; expected 0 to 49: pass the ids"),
-        ({NAME: torch.tensor([-1])}, ValueError, "reach from -1 to -1; expected 0 to 49"),
+        ({NAME: torch.tensor([3, 50])}, ValueError, "range from 3 to 50; expected 0 to 49: pass the ids"),
+        ({NAME: torch.tensor([-1])}, ValueError, "range from -1 to -1; expected 0 to 49"),
         ({NAME: torch.tensor([2**40])}, ValueError, "expected 0 to 49"),
         ({NAME: torch.tensor([1.0])}, TypeError, "ids of rows.weight are torch.float32; expected int64 or int32: call"),
         ({NAME: torch.tensor([True])}, TypeError, "torch.bool"),

@@ -68,7 +68,7 @@ def test_on_one_host_this_users_trainers_find_a_ticket_that_others_cannot_read(h
     assert home.stat().st_mode & 0o777 == 0o700
     assert joined(server).step()
     left.chmod(0o644)
-    with pytest.raises(ValueError, match="is not this user's alone"):
+    with pytest.raises(ValueError, match="can be read by other users"):
         joined(server, ticket=None)
     left.chmod(0o600)
     server.close()
@@ -88,7 +88,7 @@ def test_a_key_is_made_beside_the_checkpoint_and_kept(home: Path, tmp_path: Path
         assert theirs == server.ticket
         assert own[:64] not in theirs  # a trainer cannot be taken for the server
     files[0].chmod(0o640)
-    with pytest.raises(ValueError, match="is not this user's alone"):
+    with pytest.raises(ValueError, match="can be read by other users"):
         started(checkpoint=tmp_path / "server.pt")
 
 
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"parameter large is \(200,\) torch.float64 in the checkpoint and \(201,\)"):
         started(Vector(numel=201), checkpoint=path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(StateError, match="is no checkpoint of a server"):
+    with pytest.raises(StateError, match="is not a server's checkpoint"):
         started(checkpoint=path)
 
 

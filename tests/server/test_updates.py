@@ -445,7 +445,7 @@ def test_what_no_server_has_is_not_trained_without_a_word() -> None:
     with started(central) as server, joined(server, model=model) as trainer:
         model.small.requires_grad_(True)
         model.give(gradients(1)[0])
-        with pytest.raises(StateError, match="small has a gradient, and no server has it"):
+        with pytest.raises(StateError, match="small has a gradient, but no server has that parameter"):
             trainer.step()
         model.small.requires_grad_(False)
         assert trainer.step()

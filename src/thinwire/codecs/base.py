@@ -30,7 +30,7 @@ class Codec(ABC):
 
     @property
     def scratch(self) -> Scratch:
-        """What encoding takes, the payload included. By default more than most codecs need."""
+        """Memory that encoding needs, payload included. The default is more than most codecs need."""
         return Scratch(longest=8, value=64)
 
     @property

@@ -34,8 +34,8 @@ class HashedSlots(BucketCodec):
 
     Args:
         density: Slots over elements.
-        surplus: A threshold picks about surplus · m elements. n picks fill m·(1 − (1 − 1/m)ⁿ) slots: 63 % at 1, 86 % at
-            2.
+        surplus: A threshold picks about surplus · m elements. n picks fill m·(1 − (1 − 1/m)ⁿ) slots on average: 63 % of
+            them with surplus 1, 86 % with surplus 2.
     """
 
     density: Density

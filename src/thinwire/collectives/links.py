@@ -62,7 +62,7 @@ class Link:
             while True:
                 magic, words, body = _HEAD.unpack(self._read(_HEAD.size))
                 if magic != _MAGIC or words > _MOST_WORDS or body > self._owner.limit():
-                    raise ValueError(f"{magic!r} with {words} and {body} bytes is no frame that may come")
+                    raise ValueError(f"{magic!r} with {words} and {body} bytes is not a valid frame")
                 self._owner.take(self, json.loads(self._read(words)), self._read(body))
         except TimeoutError:
             silent = True

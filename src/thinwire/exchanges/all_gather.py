@@ -57,7 +57,8 @@ class AllGather(Exchange):
 def received(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload:
     """Return the sum of the ranks' buffers, laid out like `mine`. Raises PayloadError when malformed.
 
-    With a verdict that is only noted where the host would wait for a GPU, and the sum is zero then.
+    If the host would have to wait for a GPU and there is a verdict, the fault is noted there instead of raised, and the
+    sum is zero.
     """
     if verdict is None:
         return mine.from_buffers(buffers)

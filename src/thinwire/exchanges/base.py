@@ -46,7 +46,7 @@ class Hops:
     """Messages in a row, from rank i to i + `stride`, for every i that `every` divides.
 
     Args:
-        count, nbytes: How many messages, each of so many bytes.
+        count, nbytes: The number of messages, and the bytes of each.
         swap: They go to i XOR `stride` instead, and `stride` is a power of two.
     """
 
@@ -110,11 +110,11 @@ class Exchange(ABC):
 
     @property
     def scratch(self) -> Scratch:
-        """What the rounds take, beside what the payload does. By default nothing."""
+        """Memory that the rounds need, besides the payload's. By default nothing."""
         return Scratch()
 
     def arriving(self, values: int, world_size: int) -> float:
-        """Return how many numbers a rank holds at once of what ranks have sent, if each sends so many."""
+        """Return how many received numbers a rank holds at once if each rank sends `values`."""
         return values * world_size
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing

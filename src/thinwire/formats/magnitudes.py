@@ -24,9 +24,9 @@ class Magnitudes(Format):
     counts as plus. A group of zeros stays zero, because its scale is 0.
 
     Args:
-        levels: By default those of least error for what is left of a Laplace distribution above a threshold: for the
-            largest of many values, as Top-k chooses them. For all values of a normal distribution they are (0.57, 1.89)
-            and, with 3 bits, (0.31, 0.95, 1.68, 2.70) (Max 1960).
+        levels: By default, those of least error for the tail of a Laplace distribution above a threshold, which is what
+            Top-k selects. For all values of a normal distribution they are (0.57, 1.89) and, with 3 bits, (0.31, 0.95,
+            1.68, 2.70) (Max 1960).
         group_size: Values that share a scale.
 
     Raises:

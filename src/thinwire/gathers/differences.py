@@ -20,7 +20,7 @@ class Differences:
     """Send the difference between parameters and a copy of them that all ranks keep, in a few bits (SDP4Bit, 2024).
 
     Each rank adds what it receives to its copy, and computes with that. What rounding left out is part of the next
-    difference. Until parameters change nothing is sent, so backward, accumulation and evaluation gather for nothing.
+    difference. Until parameters change, gathers send nothing: those of backward, accumulation and evaluation are free.
     The copy takes 2 bytes a parameter of the whole model on every rank if bfloat16 is gathered, and 4 for float32.
 
     Args:

@@ -32,11 +32,11 @@ class AppliedMomentum(Memory):
         """Return where momentum is held."""
 
     def adopt(self, decays: Mapping[str, float]) -> None:
-        """Use these decays, by parameter, where there is no own one."""
+        """Use these decays, by parameter, where the memory has none of its own."""
         self._adopted = dict(decays)
 
     def receive(self, name: str, momentum: Tensor) -> None:
-        """Add an optimizer's momentum (flat). In a step that has begun, it fades as what was there has."""
+        """Add an optimizer's momentum (flat). If a step has begun, it decays as the momentum already there did."""
         continues = self.begun(name)
         committed, staged = self.momenta().open(name, momentum)
         committed.add_(momentum)

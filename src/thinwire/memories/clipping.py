@@ -12,7 +12,7 @@ from thinwire.waits import on_host
 
 @final
 class LocalClipping:
-    """Limits each rank's ‖g‖, per tensor and in units of the mean gradient, to limit/√world_size. None: no limit."""
+    """Clips each rank's gradient, per tensor, to a norm of limit/√world_size times the loss scale. None: no limit."""
 
     def __init__(self, limit: float | None) -> None:
         self._limit, self._loss_scale = limit, 1.0

@@ -32,9 +32,9 @@ class FadingMomentum(AppliedMomentum):
         decay: β; None takes each parameter's from the optimizer.
         dtype: torch.bfloat16 halves the memory for M: 4 bytes per element instead of 8, counting both copies. Sums are
             then rounded stochastically, which keeps the mean.
-        clip_norm: Per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
-            it is added (local gradient clipping, Lin et al. 2018). Clipping what arrived is too late: a large gradient
-            is in M by then, and outweighs those that follow until it has faded.
+        clip_norm: Clips each rank's gradient, per tensor and without its loss scale, to a norm of clip_norm/√world_size
+            before it is added (local gradient clipping, Lin et al. 2018). Clipping what arrived is too late: a large
+            gradient is in M by then, and outweighs those that follow until it has faded.
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum"})

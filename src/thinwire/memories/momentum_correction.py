@@ -34,8 +34,8 @@ class MomentumCorrection(Memory):
         momentum: m; None takes the optimizer's.
         nesterov: Whether g + m·u is added to v instead of u.
         masking: Whether u is set to 0 where v was sent, unless all of v was.
-        clip_norm: Per tensor and in units of the mean gradient, limits each rank's ‖g‖ to clip_norm/√world_size before
-            it is added (local gradient clipping).
+        clip_norm: Clips each rank's gradient, per tensor and without its loss scale, to a norm of clip_norm/√world_size
+            before it is added (local gradient clipping).
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"residual", "velocity"})

@@ -32,8 +32,8 @@ class OrthogonalMomentum(AppliedMomentum):
     outweighs the others, however small its gradient and however its loss is weighted. A large gradient still decides
     where m points, until it has faded. A rank whose gradient of the step is all zeros, such as one out of data within
     Join, adds no O. The invariant of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more
-    dimensions is taken for a matrix of its first, and a vector for one of a single row. O takes the loss scale, if
-    there is one, as gradients do.
+    dimensions is treated as a matrix with its first dimension as rows; a vector, as a matrix of one row. O takes the
+    loss scale, if there is one, as gradients do.
 
     The result has lost the gradient's length, so use an optimizer that does not need it, such as AdamW. The residual
     cannot be added to an uncompressed gradient: if the recipe is removed, E is dropped, and so is m if the optimizer
@@ -153,8 +153,8 @@ def orthogonal(x: Tensor) -> Tensor:
     """Return U·Vᵀ of x = U·S·Vᵀ, roughly: a polynomial, five times over, brings singular values close to 1.
 
     x: (rows, columns), or several such matrices; float32 or float64. The sign of every singular value is kept, and
-    zeros stay. This is Newton–Schulz's iteration with the coefficients of Muon, and as there it runs in bfloat16 on a
-    GPU, whose products are some ten times as fast then.
+    zeros stay. This is Newton–Schulz's iteration with the coefficients of Muon, and, as in Muon, it runs in bfloat16 on
+    a GPU, where matrix products are then about ten times as fast.
     """
     if x.dim() == 2 and not on_host(x):
         return orthogonal(x[None])[0]  # as it goes with others of its shape

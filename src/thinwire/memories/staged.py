@@ -1,4 +1,4 @@
-"""Two versions of what waits, committed and staged: a bucket's tensors lie in one flat tensor each."""
+"""Two versions of the residual, committed and staged: a bucket's tensors lie in one flat tensor each."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import final
@@ -54,7 +54,7 @@ class Staged:
         return name in self._staged
 
     def close(self, name: str) -> Tensor:
-        """Return what waits for `name`; `commit` will drop it."""
+        """Return the residual of `name`; `commit` will drop it."""
         self._closing.add(name)
         pair = self._at[name]
         return pair.staged(name) if name in self._staged else pair.committed(name)

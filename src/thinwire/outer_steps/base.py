@@ -33,16 +33,17 @@ class OuterSteps:
         make_optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By
             default it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
         rate: The outer optimizer's learning rate, by outer step, from 0. None leaves it as it is made.
-        fragments: Into how many parts the parameters are cut, in the model's order and of about equal size; or which
-            they are, each a tuple of names of modules or parameters. Fragments take their outer steps one after
-            another, spread over the H inner steps.
+        fragments: The number of parts, of about equal size and in the model's order; or the parts themselves, each a
+            tuple of module or parameter names. Fragments take their outer steps one after another, spread over the H
+            inner steps.
         delay: τ, the inner steps that go on while the exchange of a fragment is under way. With 0, workers wait for it.
         mixing: α, what a worker then keeps of its own parameters: own ← α · own + (1 − α) · global.
         leave_out: Whether a worker whose Δ is not finite is left out of the mean. Otherwise all workers skip that outer
             step.
 
     Raises:
-        ValueError: Unless delay is below `every`, for a time of 0, or one with fragments or a delay.
+        ValueError: If delay is not below `every`; if `every` is a time of 0, or a time together with fragments or a
+            delay.
         TypeError: For anything but a recipe.
     """
 
@@ -82,7 +83,8 @@ class OuterSteps:
 
     @property
     def period(self) -> int:
-        """How many ticks it is from one outer step to the next: one for each inner step, or each time that is over."""
+        """Ticks from one outer step to the next. A tick is an inner step or, if `every` is a time, one such
+        interval."""
         return 1 if isinstance(self.every, timedelta) else self.every
 
     def due(self, part: int, tick: int) -> bool:

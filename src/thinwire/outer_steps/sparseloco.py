@@ -30,15 +30,15 @@ def sparseloco(
 ) -> OuterSteps:
     """Send 64 of each 64 × 64 elements, in 2 bits: e ← decay · e + Δ; q = Q(Top-k(e)); e ← e − q (SparseLoCo).
 
-    Sarfi et al. 2025, arXiv 2508.15706. These are the settings of a training in production. The outer optimizer is SGD
+    Sarfi et al. 2025, arXiv 2508.15706. These are the settings of one production run. The outer optimizer is SGD
     without momentum: global ← global − rate · mean of q.
 
     Args:
         every: Inner steps from one outer step to the next; the abstract has 15 to 250.
         density: The share of elements to send, or a schedule of it by outer step; the abstract has 1 to 3 %.
-        decay: The residual's.
-        rate: The outer learning rate, or a schedule of it by outer step. In production it fell from 1.0 to 0.4 in
-            steps, as `schedules.Stages(values=(1.0, 0.8, 0.6), steps_each=2000, final=0.4)` does.
+        decay: Decay of the residual.
+        rate: The outer learning rate, or a schedule of it by outer step. In that run it fell from 1.0 to 0.4 in steps,
+            as `schedules.Stages(values=(1.0, 0.8, 0.6), steps_each=2000, final=0.4)` does.
         values: How values travel.
         minimum_size: Tensors with fewer elements go uncompressed.
     """

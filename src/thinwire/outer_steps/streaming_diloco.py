@@ -31,14 +31,11 @@ def streaming_diloco(
     here confirms them, so look them up before you compare with the paper.
 
     Args:
-        every: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do that,
-            name them.
-        fragments: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do
-            that, name them.
-        delay: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do that,
-            name them.
-        mixing: See `OuterSteps`. The paper cuts a model into fragments of 3 layers, each of every so many: to do that,
-            name them.
+        every: See `OuterSteps`.
+        fragments: See `OuterSteps`. The paper's fragments have 3 layers each, spaced evenly through the model; to get
+            those, name them.
+        delay: See `OuterSteps`.
+        mixing: See `OuterSteps`.
         memory: Keeps what 4 bits lose, such as `memories.ErrorFeedback()`. The paper keeps nothing.
     """
     return OuterSteps(

@@ -125,7 +125,9 @@ class Blocks(Keyed):
         wire.check_coding(head.coding, _CODINGS)
         width, space = _shape_of(buffer)
         if not head.count <= space <= indices.LARGEST_SPACE or not width:
-            raise PayloadError(f"{head.count} of {space} blocks of {width}; expected at most all, of at most 2³¹ - 1")
+            raise PayloadError(
+                f"{head.count} of {space} blocks of {width}; expected count ≤ blocks ≤ 2³¹ - 1, width > 0"
+            )
         size = wire.padded(head.count * width * dtype.itemsize)
         named = indices.nbytes(head.coding, head.count, space)
         wire.check_length(buffer, wire.HEADER_BYTES + _SHAPE.size + size + named)

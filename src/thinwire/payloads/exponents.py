@@ -105,7 +105,7 @@ def prefix_codes(lengths: Sequence[int]) -> list[int]:
 def table_of(lengths: Sequence[int]) -> Tensor:
     """Return, for every `LONGEST` bits, the exponent whose code they begin with, and its length from bit 8 on."""
     if max(lengths) > LONGEST or sum(1 << LONGEST - length for length in lengths if length) != 1 << LONGEST:
-        raise PayloadError(f"the lengths of exponents' codes make no prefix code: {[n for n in lengths if n]}")
+        raise PayloadError(f"the code lengths of the exponents do not form a prefix code: {[n for n in lengths if n]}")
     table = torch.zeros(1 << LONGEST, dtype=torch.int16)
     for symbol, (code, length) in enumerate(zip(prefix_codes(lengths), lengths, strict=True)):
         if length:

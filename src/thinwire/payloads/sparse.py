@@ -136,7 +136,7 @@ class Sparse(Keyed):
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES :]
         wire.check_coding(head.coding, CODINGS)
         if not head.count <= head.numel <= indices.LARGEST_SPACE:
-            raise PayloadError(f"{head.count} of {head.numel} elements; expected at most all, of at most 2³¹ - 1")
+            raise PayloadError(f"{head.count} of {head.numel} elements; expected count ≤ elements ≤ 2³¹ - 1")
         layout = Layout(((0, head.numel),), (head.count,), head.numel, head.coding)
         size = wire.padded(head.count * dtype.itemsize)
         wire.check_length(buffer, wire.HEADER_BYTES + size + layout.nbytes)

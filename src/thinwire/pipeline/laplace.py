@@ -29,8 +29,8 @@ class LaplaceBoundary(Boundary):
 
     Args:
         density: The share of elements beyond τ under that distribution.
-        bound: Of a batch's d elements always ⌈bound · density · d⌉ travel, the largest and padding; at density 1 all
-            do.
+        bound: ⌈bound · density · d⌉ of a batch's d elements always travel: the largest, then padding. At density 1 all
+            d do.
         values: As in `Boundary`, a format with a zero.
         start_dim: As in `Boundary`.
     """
@@ -40,7 +40,9 @@ class LaplaceBoundary(Boundary):
     def __init__(self, density: Share, *, bound: Multiple = 2.0, values: Narrow = None, start_dim: Whole = -1) -> None:
         super().__init__(density, values, start_dim)
         if isinstance(values, Format) and bool(Coded.of(torch.tensor([0.0, 1.0]), values).values(torch.float32)[0]):
-            raise ValueError(f"{values} has no zero, which fills what is sent up to the bound; use another format")
+            raise ValueError(
+                f"{values} cannot represent zero, which pads each message up to the bound; use another format"
+            )
         self.bound = bound
         self.register_buffer("recent", torch.full((_RECENT,), math.nan))
 

@@ -125,11 +125,11 @@ def sparsify(
         density: As in `TopKBoundary`.
         values: As in `TopKBoundary`.
         start_dim: As in `TopKBoundary`.
-        boundary: Returns another one, in place of a density.
+        boundary: A function that returns the boundary to use; give it instead of `density`.
 
     Raises:
-        ValueError: For stages of neither kind, that have a boundary or know their shapes; unless given either a density
-            or `boundary`.
+        ValueError: If stages are of neither kind, already have a boundary, or know their shapes; or unless exactly one
+            of `density` and `boundary` is given.
         TypeError: Where `boundary()` returns no Boundary.
 
     Example:

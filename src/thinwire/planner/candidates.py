@@ -41,7 +41,7 @@ class Candidate:
         return self.memory.stateful
 
     def reducer(self, *memories: Memory) -> Compressed:
-        """Return a reducer of this method, with that of `memories` which is of its kind, or else with a new memory."""
+        """Return a reducer of this method, with the memory of its kind in `memories`, or else a new one."""
         same = (memory for memory in memories if memory.fields == self.memory.fields)
         return Compressed(memory=next(same, self.memory.blank()), codec=self.codec, exchange=self.exchange)
 
@@ -129,8 +129,8 @@ class Budget:
     def switchable(self) -> Self:
         """Return the budget without methods that cannot be switched on and off during training, as "auto" does.
 
-        `orthogonal` delivers updates of another length than gradients. A second moment gathered from one would make the
-        optimizer's steps with the other far too large, or too small.
+        `orthogonal` delivers updates of a different norm than gradients. A second moment built up from one would make
+        the optimizer's steps with the other far too large or too small.
         """
         names = tuple(name for name in self.names if PLANNED[name.partition(":")[0]].large().memory.keeps_length)
         return self if len(names) == len(self.names) else replace(self, names=names)

@@ -21,7 +21,8 @@ class Measured(NamedTuple):
     """The final loss of `methods`, which deliver the same sums, at a density, and of `dense` in the same measurement.
 
     In docs/measurements/convergence.md `dense` is at the best settings found for it, elsewhere at the bench's, as are
-    the methods: ratios of the one and the other do not tell which method is ahead by a few percent.
+    the methods: so a difference of a few percent between a ratio from there and one from elsewhere does not rank two
+    methods.
     """
 
     methods: tuple[str, ...]

@@ -99,7 +99,7 @@ class Curve:
         points: (size, value), from the smallest size on.
 
     Raises:
-        ValueError: Unless sizes ascend and values, from 0 on, never fall.
+        ValueError: Unless sizes ascend, and values are non-negative and non-decreasing.
     """
 
     points: tuple[tuple[Number, Number], ...]
@@ -112,7 +112,9 @@ class Curve:
             or list(values) != sorted(values)
             or not 0 <= values[0] <= values[-1] < math.inf
         ):
-            raise ValueError(f"points are {self.points}; expected ascending sizes with values from 0 on, never falling")
+            raise ValueError(
+                f"points are {self.points}; expected ascending sizes with non-negative, non-decreasing values"
+            )
 
     @classmethod
     @checked
@@ -163,8 +165,8 @@ class Profile:
     Args:
         links: Per transport, fitted to measured times.
         busy: Per transport, fitted to the processor seconds of one rank.
-        unseen: Of a transport whose bandwidth could not be told from its latency, the largest message that was sent, in
-            bytes. Its link then has the least bandwidth that fits.
+        unseen: For each transport whose bandwidth could not be separated from its latency: the largest message sent, in
+            bytes. Its link gets the lowest bandwidth that fits.
         costs: By candidate.
         slowdown: Seconds by which a processor second of communication delays computing that overlaps it; 0 where
             nothing competes for cores, as on a GPU.

@@ -20,7 +20,8 @@ def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> s
     name = choice[gradient.name]
     if name != DENSE.name:
         less = work(name, [gradient], profile)
-        return f"its exchange takes {ms(less.exchange)} instead of {ms(full.exchange)}; computing it {_own(less)}"
+        took = f"its exchange takes {ms(less.exchange)} instead of {ms(full.exchange)}"
+        return f"{took}; encoding and decoding take {_own(less)}"
     best = min((work(other, [gradient], profile) for other in profile.costs), key=_total, default=None)
     if profile.world_size == 1:
         return "only one worker: nothing to exchange"

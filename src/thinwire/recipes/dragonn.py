@@ -19,9 +19,8 @@ def dragonn(
 ) -> Reducer:
     """Hash large elements of each momentum-corrected tensor into slots, and send these (DRAGONN, Wang et al. 2022).
 
-    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. Equations, where each part
-    is,
-    and claims: papers/dragonn/README.md.
+    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. The equations, where the
+    code for each is, and the paper's claims: papers/dragonn/README.md.
 
     Args:
         density: Slots over elements. Twice as many elements are hashed.

@@ -33,7 +33,7 @@ def fading(
 
     Args:
         density: The share of a chunk's coefficients to send.
-        decay: The momentum's; None takes the optimizer's.
+        decay: Decay of the momentum; None uses the optimizer's.
         chunk: Chunks of a matrix have `chunk` × `chunk` elements (see `codecs.ChunkTopK`).
         transform: What spreads the momentum over a chunk before it is chosen.
         values: How coefficients travel.
@@ -84,8 +84,8 @@ def orthogonal(
 ) -> Reducer:
     """Orthogonalise momentum on each rank, as Muon does (Jordan et al. 2024), and send it as `fading` does.
 
-    For AdamW with betas (0.9, 0.9): attach with `optimizer=`. A rank's momentum is multiplied with itself 15 times a
-    step and takes four float32 an element. All ranks count equally: a weight on a rank's loss has no effect, unless it
+    For AdamW with betas (0.9, 0.9): attach with `optimizer=`. Each step takes 15 matrix products of a rank's momentum,
+    and memory for four float32 per element. All ranks count equally: a weight on a rank's loss has no effect, unless it
     is 0. Other arguments are those of `fading`.
 
     Args:

@@ -20,9 +20,8 @@ def gtopk(
 ) -> Reducer:
     """Send each worker's largest elements up a tree that keeps the largest sums (gTop-k, Shi et al. 2019).
 
-    All ranks get the same k elements. The paper takes k over the whole model; here each tensor has its own k.
-    Equations, where
-    each part is, and claims: papers/gtopk/README.md.
+    All ranks get the same k elements. The paper takes k over the whole model; here each tensor has its own k. The
+    equations, where the code for each is, and the paper's claims: papers/gtopk/README.md.
 
     Args:
         density: k over elements. The paper warms it up: `schedules.gtopk_warmup`.

@@ -17,10 +17,10 @@ RecipeFactory = Callable[..., Reducer]
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to exchange gradients, by the name it has everywhere.
+    """A way to exchange gradients, under the one name used everywhere.
 
     Args:
-        name: The name it has everywhere.
+        name: The one name used everywhere.
         recipe: Returns a new reducer.
         summary: What it is, in a line.
         sends: What travels each step.

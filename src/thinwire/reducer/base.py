@@ -184,11 +184,11 @@ class Reducer(ABC):
 
     @property
     def by_library(self) -> bool:
-        """Whether a GPU computes means by a library's sums, whose bits hang on its model: all ranks need the same."""
+        """Whether a GPU sums means by a library, whose bits depend on the GPU's model: all ranks need the same."""
         return False
 
     def route(self, segment: Segment, step: float = math.inf) -> "Reducer":
-        """Return what takes a segment's gradient at `step`, by default in the long run: this recipe, or one within."""
+        """Return the reducer of a segment's gradient at `step`, by default in the long run: this one, or one inside."""
         return self
 
     def rebuilt(self, change: "Callable[[Reducer], Reducer]") -> "Reducer":
@@ -199,7 +199,7 @@ class Reducer(ABC):
         """Set up what `reduce` needs, and compile its kernels for flat tensors such as `samples`. A collective."""
 
     def begin(self, at: Round) -> None:  # noqa: B027 - most have nothing to decide
-        """Decide how the reduction goes that now begins: `memory_of` holds until the next. Maybe with collectives."""
+        """Decide how this reduction is done; `memory_of` stays the same until the next one. May use collectives."""
 
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":

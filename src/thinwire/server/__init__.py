@@ -1,6 +1,6 @@
 """Asynchronous training on parameter servers: `serve` keeps the parameters, trainers `connect` and send updates.
 
-`hub` and `session` hear and answer, `downlink` encodes the answers; `central` applies updates, when `rules` says so,
+`hub` and `session` receive and reply, `downlink` encodes the replies; `central` applies updates, when `rules` says so,
 and `saving` keeps it. Trainers are in `thinwire.trainer`, what both share is in `thinwire.wire`.
 """
 

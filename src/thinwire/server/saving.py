@@ -79,7 +79,8 @@ class Durable:
             _read(beside)
         except UnpicklingError as error:
             raise OSError(
-                f"the optimizer's or scheduler's state cannot be read back ({error}): keep numbers and tensors in it"
+                f"the optimizer's or scheduler's state cannot be read back ({error}): keep only numbers and "
+                "tensors in it"
             ) from error
         self._tried = True
 
@@ -117,7 +118,7 @@ class Durable:
         except Exception as error:
             others = f"{self._previous}, which is the one before it," if self._previous.exists() else "a copy of it"
             raise StateError(
-                f"{self._path} is no checkpoint of a server, or damaged ({error}): put {others} in its place, or "
+                f"{self._path} is not a server's checkpoint, or is damaged ({error}): put {others} in its place, or "
                 "move it away to start anew"
             ) from error
         return True

@@ -39,15 +39,15 @@ class Server:
         return self._ticket
 
     def status(self) -> ServerStatus:
-        """Return how far it is now."""
+        """Return its status now."""
         with self._shared.lock:
             return self._shared.status()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until as many trainers as expected have joined, and all have left, and return whether that is so.
 
-        One that left without a BYE has `timeout` seconds to come back, and if nothing has been trained, all the time it
-        needs; after a restart from a checkpoint, all have `timeout` seconds.
+        A trainer that vanished without calling `close` has `timeout` seconds to come back (no limit before the first
+        update). After a restart from a checkpoint, all trainers have `timeout` seconds.
 
         Raises:
             ServerError: If an optimizer or scheduler has raised: nothing is applied or saved any more.

@@ -69,17 +69,17 @@ def serve(
             host find the ticket, and so do those of a torchrun job; others are given it.
         servers: How many servers share the parameters.
         index: Which of them this is; by default the rank.
-        trainers: How many must have joined before the first update is applied. One that was killed and came back is
-            one.
-        staleness: By how many updates a trainer may be ahead of the slowest; at 0 one update of each makes one step, of
-            their mean; None sets no bound.
+        trainers: How many must have joined before the first update is applied. A trainer that was killed and came back
+            counts once.
+        staleness: By how many updates a trainer may be ahead of the slowest; at 0 the server waits for one update from
+            every trainer, and takes one step with their mean; None sets no bound.
         damped: Whether to multiply an update of staleness τ by 1/(1 + τ).
         down: How the server compresses what has changed; None sends all parameters in full.
         fetch_rows: Whether rows of sparse embeddings are left out of answers; trainers ask for those that they need.
         checkpoint: A file to save to, and to resume from if it is there; each server has its own.
         every: Seconds between saves.
-        timeout: Seconds of silence after which a trainer counts as gone, and of waiting after which the log says for
-            whom.
+        timeout: Seconds of silence after which a trainer counts as gone. Also the seconds of waiting after which the
+            log names who is waited for.
 
     Raises:
         ImportError: Without pyzmq.

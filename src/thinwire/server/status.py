@@ -33,7 +33,7 @@ class TrainerStatus:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class ServerStatus:
-    """How far a server is.
+    """A server's progress.
 
     Args:
         version: Steps of its optimizer.

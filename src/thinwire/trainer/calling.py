@@ -66,7 +66,9 @@ def _welcome(link: Link, settings: Settings, closed: threading.Event) -> Frame:
             f"{settings.address} does not know this trainer's ticket: pass server.ticket as ticket=, or set {VARIABLE}"
         ) from error
     except FrameError as error:
-        raise ServerError(f"{settings.address} cannot be understood ({error}): is it of the same version?") from error
+        raise ServerError(
+            f"cannot understand {settings.address} ({error}): does it run the same version of thinwire?"
+        ) from error
     said = bytes(frame.body).decode(errors="replace")
     if frame.kind is Kind.REFUSED:
         raise FingerprintError(f"{settings.address}: {said}")

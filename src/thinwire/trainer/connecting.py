@@ -61,11 +61,11 @@ def connect(
             them. It keeps 8 bytes a row to know how old each is.
         in_flight: How many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that
             come later are taken over within the next `step`.
-        drain: Steps, on average, between two random ones in which the whole residual is sent, uncompressed.
+        drain: At random steps, this many apart on average, send the whole residual uncompressed.
         seed: Draws those steps.
         reconnect: Seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept
             and sent again; each is applied once.
-        log_bytes: Room for them, for each server.
+        log_bytes: How many bytes of unsaved updates to keep, per server.
         timeout: Seconds of silence after which a server counts as gone.
 
     Raises:
@@ -74,7 +74,7 @@ def connect(
             none, or for an address on another host without a ticket.
         ServerError: If a server is not there or has another key.
         ImportError: Without pyzmq.
-        TypeError: To drain a memory that cannot be.
+        TypeError: If `drain` is given and the memory cannot be drained.
 
     Example:
         >>> sgd = partial(torch.optim.SGD, lr=0.1)

@@ -31,7 +31,7 @@ def _ids(entry: Entry, ids: Tensor) -> Tensor:
     found = ids.detach().reshape(-1).cpu().long().unique()
     if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < entry.shape[0]:
         raise ValueError(
-            f"ids of {entry.name} reach from {int(found[0])} to {int(found[-1])}; expected 0 to {entry.shape[0] - 1}: "
+            f"ids of {entry.name} range from {int(found[0])} to {int(found[-1])}; expected 0 to {entry.shape[0] - 1}: "
             "pass the ids that its embedding looks up, offsets included"
         )
     return found

@@ -36,7 +36,7 @@ class Traffic:
 
     Args:
         updates: How many it sent.
-        saved: The number of the latest that all servers have on disk; without a checkpoint, have applied.
+        saved: The number of the latest update that all servers have on disk (or, without a checkpoint, have applied).
         skipped: Steps whose gradients were not finite, of which nothing was sent.
         dropped: Updates that a server found not to be finite.
         drained: Updates that were uncompressed and left nothing waiting.
@@ -96,8 +96,8 @@ class Trainer:
         Raises:
             ServerError: If a server is gone or has failed.
             FloatingPointError: After 20 steps in a row whose gradients were not finite.
-            StateError: If parameters have moved since `connect` or gradients are of others than those that servers
-                have.
+            StateError: If parameters have moved since `connect`, or a gradient belongs to a parameter that no server
+                has.
             ValueError: For gradients of rows that were to be fetched and never were; as always, nothing is sent then.
         """
         module = self.model if module is None else module
@@ -124,8 +124,9 @@ class Trainer:
         found = {name: p for name, p in named(module).items() if p.grad is not None}
         if strange := [name for name, p in found.items() if p.requires_grad and name not in known]:
             raise StateError(
-                f"{strange[0]} has a gradient, and no server has it, so it would not be trained ({len(strange)} such "
-                "parameters). Unfreeze and add layers before serve and connect, or freeze them again"
+                f"{strange[0]} has a gradient, but no server has that parameter, so it would not be trained "
+                f"({len(strange)} such parameters). Unfreeze and add layers before serve and connect, or freeze "
+                "them again"
             )
         return {name: p.grad for name, p in found.items() if p.grad is not None}
 
@@ -141,15 +142,15 @@ class Trainer:
         if skipped >= _BEARABLE:
             raise FloatingPointError(
                 f"gradients have not been finite for {skipped} steps, so training has diverged, or this trainer's data "
-                "are at fault. If it is all trainers, start the server again from its checkpoint or from the .previous "
-                "one, with a lower learning rate"
+                "are at fault. If all trainers raise this, restart the server from its checkpoint or from the "
+                ".previous one, with a lower learning rate"
             )
 
     @checked
     def fetch(self, rows: Mapping[str, Tensor] | None = None) -> None:
-        """Wait until rows of sparse embeddings hold the servers' values of now, in the model and in all its replicas.
+        """Wait until rows of sparse embeddings hold the servers' current values, in the model and in all its replicas.
 
-        "Now" is after all updates that were sent before. Several threads may fetch and step at once.
+        "Current" is after all updates that were sent before. Several threads may fetch and step at once.
 
         Args:
             rows: By a parameter's name, such as "embedding.weight", the ids (int64 or int32, of any shape, repeats

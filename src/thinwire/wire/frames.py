@@ -102,7 +102,7 @@ def parse(message: Bytes, limits: Mapping[Kind, int]) -> Head:
     if kind not in limits or flags > sum(Flag):
         raise FrameError(f"got kind {kind} with flags {flags}; expected one of {[int(each) for each in limits]}")
     if length > limits[Kind(kind)]:
-        raise FrameError(f"a {Kind(kind).name} of {length} bytes; at most {limits[Kind(kind)]} may come")
+        raise FrameError(f"a {Kind(kind).name} of {length} bytes; at most {limits[Kind(kind)]} bytes are allowed")
     return Head(Kind(kind), Flag(flags), number, version, length)
 
 

@@ -151,7 +151,7 @@ def _private(path: Path) -> str:
     try:
         found = path.stat()
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise ValueError(f"{path} is not this user's alone: chmod 600, or delete it")
+            raise ValueError(f"{path} can be read by other users: chmod 600, or delete it")
         return path.read_text()
     except OSError as error:
         raise GoneError(f"no ticket for it: pass ticket=, or set {VARIABLE}; {error}") from error

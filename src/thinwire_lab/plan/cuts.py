@@ -177,7 +177,8 @@ def _reason(cut: Cut, name: str, pays: bool) -> str:
     if cut.nbytes >= cut.dense_bytes:
         return f"{name} takes no fewer bytes"
     if pays:
-        return f"there and back takes {ms(cut.sparse)} instead of {ms(cut.full)}; computing it {ms(cut.codec)}"
+        took = f"there and back takes {ms(cut.sparse)} instead of {ms(cut.full)}"
+        return f"{took}; encoding and decoding take {ms(cut.codec)}"
     return f"there and back takes {ms(cut.full)}; {name} takes {ms(cut.sparse)}, and {ms(cut.codec)} to compute"
 
 

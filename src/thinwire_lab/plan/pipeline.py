@@ -27,12 +27,12 @@ _COLUMNS: tuple[Column[BoundaryRow], ...] = (
     Column(heading="cut", text=lambda row: f"stage {row.cut.stage} to {row.cut.stage + 1}", left=True),
     Column(heading="size", text=lambda row: human_bytes(row.cut.dense_bytes)),
     Column(heading="choice", text=lambda row: row.choice, left=True),
-    Column(heading="as words", text=lambda row: human_bytes(row.cut.nbytes)),
+    Column(heading="sparsified", text=lambda row: human_bytes(row.cut.nbytes)),
     Column(heading="saves ms", text=lambda row: f"{1e3 * row.saves:.2f}" if row.pays else UNKNOWN),
 )
 _NOTE = (
-    "size, as words: of a micro-batch one way, as it is and sparsified. saves: milliseconds of a step, activations and "
-    "gradients of all micro-batches, where nothing else hides their way; a pipeline hides some of it."
+    "size, sparsified: of a micro-batch one way, as it is and sparsified. saves: milliseconds of a step, activations "
+    "and gradients of all micro-batches, where nothing else hides their way; a pipeline hides some of it."
 )
 _OWN = "Each stage's step is predicted by itself: waiting for its neighbours is not in it."
 

@@ -538,7 +538,7 @@ def _optimizer_alone(forget: bool) -> str:
 
 
 def test_an_optimizer_whose_momentum_was_elsewhere_asks_for_it(ranks: Ranks) -> None:
-    assert "load that attachment's state too" in ranks.run(1, told, _optimizer_alone, False)[0]
+    assert "load the handle's state too" in ranks.run(1, told, _optimizer_alone, False)[0]
     assert ranks.run(2, _optimizer_alone, True) == ["trained"] * 2
 
 
@@ -633,7 +633,7 @@ def test_two_models_may_share_a_group(ranks: Ranks, restart: bool) -> None:
     for one, two in zip(ranks.run(2, _two_models, 1, restart), ranks.run(2, _two_models, 2, False), strict=True):
         assert all(map(torch.equal, one[0], two[0]))
         assert one[1], "the order of parameters, by which a state is loaded"
-        assert all("load that attachment's state" in each for each in one[2])
+        assert all("load the handle's state" in each for each in one[2])
         assert len(one[2]) == restart
 
 

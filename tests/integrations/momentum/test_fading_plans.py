@@ -252,7 +252,7 @@ def _from_before() -> list[int]:
     run = Run().attach(({},))
     state = run.attachment.state_dict()
     run.attachment.load_state_dict(state | {"fields": state["fields"][:1], "memories": state["memories"][:1]})
-    with pytest.raises(ValueError, match="other memories"):
+    with pytest.raises(ValueError, match="a different kind of memory"):
         run.attachment.load_state_dict(state | {"fields": state["fields"][1:], "memories": state["memories"][1:]})
     return [len(each["memories"]) for each in (state, run.attachment.state_dict())]
 

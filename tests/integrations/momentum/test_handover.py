@@ -319,7 +319,7 @@ def test_only_a_step_that_is_sgds_counts_as_sgds(ranks: Ranks, recipe: str) -> N
     assert max(ranks.run(2, _with_own_step, recipe, _SGDW)) < 1e-12
     for said in ranks.run(2, told, _with_own_step, recipe, _Sign):
         assert said.startswith("MomentumError: ")
-        assert "_Sign has another step" in said
+        assert "_Sign has a different step" in said
         assert "whose step calls super().step()" in said
 
 
@@ -491,7 +491,7 @@ def _optimizer_alone(forget: bool, late: bool = False) -> str:
 
 def test_an_optimizer_whose_momentum_was_elsewhere_asks_for_it(ranks: Ranks) -> None:
     for late in (False, True):
-        assert "load that attachment's state too" in ranks.run(1, told, _optimizer_alone, False, late)[0]
+        assert "load the handle's state too" in ranks.run(1, told, _optimizer_alone, False, late)[0]
     assert ranks.run(2, _optimizer_alone, True) == ["trained"] * 2
 
 

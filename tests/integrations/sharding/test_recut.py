@@ -184,7 +184,7 @@ def test_shards_of_different_steps_or_shapes_are_refused() -> None:
         recut(saved, 2, Cuts({k: v for k, v in SHAPES.items() if k != "bias"}, CUTS.dims), Piece(0, 1))
     with pytest.raises(StateError, match=r"cut along other dimensions than the first: \{'columns': 1\}, and now \{\}"):
         recut(saved, 2, Cuts(SHAPES), Piece(0, 1))
-    with pytest.raises(StateError, match="cut in 2 dimensions of the mesh"):
+    with pytest.raises(StateError, match="split over 2 mesh dimensions"):
         Piece.at([[0, 2], [1, 2]])
 
 

@@ -1325,7 +1325,7 @@ def _state_of_another(wrong: str) -> str:
         ("shape", r"has shape \(3, 3\).*expected \(40, 24\).*another model"),
         ("missing", "lacks '2.bias'"),
         ("fragments", "of 2 fragments, and here are 1"),
-        ("attachment", "no state of outer steps"),
+        ("attachment", "not a state of outer steps"),
         ("optimizer", "of another outer optimizer.*SGD.*it was saved with"),
         ("own", "lacks 'own'"),
     ],

@@ -46,7 +46,7 @@ def test_by_hand_where_it_pays() -> None:
     # two ways of 96 ms less, but for 2 ms of computing, four times a step
     assert row.saves == pytest.approx(4 * (2 * 0.096 - 0.002))
     assert row.break_even == pytest.approx(2 * 96_000 / 0.002)
-    assert row.reason == "there and back takes 10 ms instead of 202 ms; computing it 2.00 ms"
+    assert row.reason == "there and back takes 10 ms instead of 202 ms; encoding and decoding take 2.00 ms"
     assert boundary_reason(row).endswith("; pays below 768 Mbit/s here")
 
 

@@ -190,7 +190,7 @@ def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> N
     _check_not_shared(recipe, parameters, earlier)
     if earlier is not None and earlier.waits and not earlier.membership.keeps_like(recipe, parameters):
         raise RuntimeError(
-            "an earlier attachment to this model has residuals, and this recipe has other memories: call remove() on "
+            "an earlier attachment to this model has residuals that this recipe's memory cannot hold: call remove() on "
             "the earlier one and train a step, or attach the same kind of recipe"
         )
 

@@ -107,7 +107,7 @@ class Attachment(Handle):
 
     @property
     def samples(self) -> int | None:
-        """How many samples this rank's gradient stands for, where means count by them; see `attach`. Settable."""
+        """How many samples this rank's gradient stands for, if means are weighted by them; see `attach`. Can be set."""
         return self.membership.samples
 
     @samples.setter
@@ -359,9 +359,9 @@ class Attachment(Handle):
         """Detach: from now on gradients are averaged uncompressed. A collective; call it between steps.
 
         If the recipe applies momentum, the optimizer gets it back. With momentum correction, the residual is applied at
-        once; with other recipes, what the optimizer does not get back is sent with the next gradients. What they cannot
-        carry is dropped, with a warning: with `recipes.orthogonal`, the residual of updates. DDP cannot drop a hook, so
-        the hook stays and sums gradients as DDP would; the logger "thinwire" says so.
+        once. With other recipes, whatever the optimizer does not take back is sent with the next gradients.
+        `recipes.orthogonal`'s residual cannot be sent that way: it is dropped, with a warning. DDP cannot drop a hook,
+        so the hook stays and sums gradients as DDP would; the logger "thinwire" says so.
 
         Raises:
             RuntimeError: If the recipe corrects momentum and no optimizer can take it back.

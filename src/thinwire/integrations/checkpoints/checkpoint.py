@@ -40,8 +40,8 @@ T = TypeVar("T")
 class Checkpoint:
     """Lets torch.distributed.checkpoint save and load a handle, even with another number of ranks or shards.
 
-    To save, make it of the handle, on every rank. To load, give it the path too. It holds copies, so training may go on
-    during `dcp.async_save`. Do not save the handle itself: of the plain tensors in its `state_dict`,
+    To save, construct it from the handle, on every rank. To load, give it the path too. It holds copies, so training
+    may go on during `dcp.async_save`. Do not save the handle itself: of the plain tensors in its `state_dict`,
     torch.distributed.checkpoint would keep one rank's.
 
     All that thinwire has saved is read and checked before anything is loaded. If the number of ranks has changed, the

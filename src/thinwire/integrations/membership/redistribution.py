@@ -30,8 +30,9 @@ def redistribute(
     The residual of saved rank i, momentum included, goes to rank i mod world_size; ranks beyond that start with none.
     So sums over ranks stay the same: exactly where each rank takes over from one, else rounded once, from float64 to
     the dtype in which the memory holds them. Notes, such as thresholds and PowerSGD's Q, cannot be added: each rank
-    takes those of saved rank `rank` mod R, times R / world_size, as each gradient's share of the mean changes so. With
-    an unchanged number of ranks each gets back what it saved, to the last bit.
+    takes those of saved rank `rank` mod R, where R is the number of saved ranks. It multiplies them by R / world_size,
+    because each gradient's weight in the mean changes by that factor. With an unchanged number of ranks each gets back
+    what it saved, to the last bit.
 
     Args:
         states: What `state_dict` returned, of every rank that saved.

@@ -187,7 +187,7 @@ def _check_place(state: Mapping[str, Any], place: Place) -> None:
         raise ValueError(
             f"attachment state is from {state['world_size']} ranks, and this job has {place.world_size}: reshard it "
             "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories, and call "
-            "attachment.forget() if the optimizer asks for them"
+            "handle.forget() if the optimizer asks for them"
         )
     if state["rank"] != place.rank:
         raise ValueError(
@@ -200,7 +200,9 @@ def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mappi
     memories, saved = recipe.memories(), state["memories"]
     known = kinds(memories)[: len(saved) or None if recipe.changes else None]  # version 0.1 had fewer in "auto"
     if (len(state["momentum"]), state["fields"], len(saved)) != (len(corrections(memories)), known, len(known)):
-        raise ValueError("attachment state is of a recipe with other memories; attach the recipe it was saved with")
+        raise ValueError(
+            "attachment state is of a recipe with a different kind of memory; attach the recipe it was saved with"
+        )
     for memory, by_name in zip(memories, saved, strict=False):
         for name, values in by_name.items():
             _check_fields(name, values, memory, recipe, parameters)

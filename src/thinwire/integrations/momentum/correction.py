@@ -178,8 +178,8 @@ class Correction(Handover):
             )
         if self._moved and not momentum:
             raise MomentumError(
-                f"the optimizer's momentum has become 0, and was {self._moved}: set it again in its param_groups; a "
-                "state that an earlier version of thinwire saved has it in the attachment's state: load that last"
+                f"the optimizer's momentum is 0 now and was {self._moved}: set it in its param_groups again. If an "
+                "earlier version of thinwire saved this state, load the handle's state last: it has the momentum"
             )
         self._moved = momentum
         for memory in self._memories:
@@ -252,9 +252,9 @@ def _check_kind(optimizer: torch.optim.Optimizer, group: Settings) -> None:
     own = getattr(optimizer, "optim", optimizer)  # that of a ZeroRedundancyOptimizer
     if "dampening" not in group or from_elsewhere(own):
         raise MomentumError(
-            f"momentum correction takes the place of torch.optim.SGD's momentum, and {type(own).__name__} has another "
-            "step: use SGD, or a class derived from it whose step calls super().step(), or a recipe without momentum "
-            "correction such as recipes.topk"
+            f"momentum correction takes the place of torch.optim.SGD's momentum, and {type(own).__name__} has a "
+            "different step: use SGD, or a class derived from it whose step calls super().step(), or a recipe without "
+            "momentum correction such as recipes.topk"
         )
     if group["dampening"]:
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")

@@ -89,7 +89,7 @@ def check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -
         base = next((kind.__name__ for kind in type(optimizer).__mro__ if kind in _KINDS), None)
         why = f", as its step does not call {base}'s by super().step()" if base else ""
         raise MomentumError(
-            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory{why}: set its momentum, or "
-            f"all of its betas but the second, to 0 and give the recipe's memory a {own}; or use AdamW, Adam, RAdam, "
-            "Adamax, Muon or SGD, or a step that calls theirs"
+            f"{type(optimizer).__name__} has momentum that cannot be moved into the memory{why}. Either set it to 0 "
+            f"(momentum, or every beta but the second) and give the recipe's memory a {own}; or use AdamW, Adam, "
+            "RAdam, Adamax, Muon, SGD or a subclass whose step calls theirs"
         )

@@ -141,8 +141,8 @@ class Holdings:
         marks = [each for optimizer in self._optimizers for each in _marks[optimizer].items()]
         if any(mark != self._token and p in self._names for p, mark in marks):
             raise MomentumError(
-                "when this optimizer's state was saved, its momentum was in the memory of an attachment: load that "
-                "attachment's state too, with load_state_dict, or go on without what it held: attachment.forget()"
+                "when this optimizer's state was saved, its momentum was in the memory of an attachment: load the "
+                "handle's state too, with load_state_dict, or drop it: handle.forget()"
             )
 
     @property

@@ -70,8 +70,8 @@ def attach(
             of SGD; `fading`, `demo` and `orthogonal` out of Adam, AdamW, RAdam, Adamax, Muon or SGD. "auto" needs them
             to choose, because a method's cost in loss depends on the optimizer.
         scaler: The GradScaler you use, if any. Residuals then follow its loss scale.
-        rebroadcast: Steps after which rank 0's parameters are sent to all ranks again (Wang et al. 2020, §4, take 10).
-            The replicas are bit-identical without it; it repairs drift that something else has caused.
+        rebroadcast: Broadcast rank 0's parameters to all ranks every this many steps; the paper uses 10 (Wang et al.
+            2020, §4). The replicas are bit-identical without it; it repairs drift that something else has caused.
         samples: How many samples this rank's gradients come from, if ranks differ: means are then weighted by it. Give
             it on every rank. Before the backward of a batch of another size, set the handle's `samples`.
 

@@ -1,4 +1,4 @@
-"""What FSDP2 has made of a model: which ranks share it, and how it reduces gradients.
+"""What FSDP2 has made of a model: over which ranks it is sharded, and how it reduces gradients.
 
 `fully_shard` has setters and no getters, so `_groups` reads names that are private in torch.
 """
@@ -191,7 +191,7 @@ def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group]) -> Group
             f"{mesh} has {len(found)} dimensions over which the model is replicated: pass the group of one"
         )
     raise ValueError(
-        f"FSDP shares the parameters with every rank of {mesh}, which leaves no replicas: make a mesh of two "
+        f"FSDP shards the parameters over every rank of {mesh}, which leaves no replicas: make a mesh of two "
         'dimensions, init_device_mesh(device, (replicas, shards), mesh_dim_names=("replicate", "shard")), and call '
         'fully_shard(module, mesh=mesh["shard"]) and shard(model, recipe, mesh=mesh); or call thinwire.scatter'
     )

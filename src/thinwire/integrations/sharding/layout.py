@@ -35,8 +35,8 @@ class Piece(NamedTuple):
         """Return the one that a state or a layout calls by its place. Raises StateError for several dimensions."""
         if len(place) > 1:
             raise StateError(
-                f"the shard is {place}, cut in {len(place)} dimensions of the mesh, and only those of one can be "
-                "resharded: go on with the same mesh"
+                f"the shard {place} is split over {len(place)} mesh dimensions, and only shards over one dimension can "
+                "be resharded: resume with the same mesh"
             )
         return cls(*place[0]) if place else cls(0, 1)
 

@@ -120,9 +120,9 @@ def scatter(
 
     Each rank encodes what it adds to each other rank's shards, and sends that to the rank that holds them, which sums.
     The residual stays with the sender, and takes 8 bytes for every element of the whole model. With replicas, `shard`
-    leaves FSDP's all-gathers of parameters out of the slow network; here `gathers` compresses them. Gradients become
-    their mean over the ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on
-    every rank.
+    keeps FSDP's all-gathers of parameters off the slow network; here `gathers` compresses them. Gradients become their
+    mean over the ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every
+    rank.
 
     Args:
         model: One that `fully_shard` has sharded.
@@ -136,8 +136,8 @@ def scatter(
             `thinwire.gathers.Lossless()`.
 
     Raises:
-        TypeError: For another recipe, for a model that is not sharded by FSDP2 as a whole, by rows and not in float16,
-            and where FSDP reduces in other dtypes than float32 and bfloat16.
+        TypeError: For a recipe of another kind; unless FSDP2 shards the whole model, by rows; for float16; and if FSDP
+            reduces in a dtype other than float32 or bfloat16.
         ValueError: For a mesh of several dimensions.
         FingerprintError: Where ranks disagree.
         RuntimeError: As `thinwire.attach` does.
@@ -189,11 +189,11 @@ def _looked_at(
 
 
 def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:
-    """Raise ValueError unless FSDP shares the parameters with all ranks of the only group."""
+    """Raise ValueError unless FSDP shards the parameters over all ranks of the only group."""
     sharing = [dist.get_process_group_ranks(group) for group in sharers]
     meant = [dist.get_process_group_ranks(group) for group in groups]
     if len(meant) != 1 or sharing not in ([], meant) or (not sharing and len(meant[0]) > 1):
         raise ValueError(
-            f"FSDP shares the parameters among {sharing}, and the mesh is of {meant}: scatter takes the one dimension "
+            f"FSDP shards the parameters over {sharing}, and the mesh is of {meant}: scatter takes the one dimension "
             "that fully_shard was called with. Where there are replicas, call thinwire.shard"
         )

@@ -116,7 +116,7 @@ def shard(
         model: One that `fully_shard` has sharded.
         recipe: As in `thinwire.attach`.
         mesh: The whole mesh; `fully_shard` gets the dimension that shards. It has one dimension over which FSDP does
-            not share the parameters. You may also pass that dimension alone, or its group.
+            not shard the parameters. You may also pass that dimension alone, or its group.
         optimizer: As in `thinwire.attach`.
         scaler: As in `thinwire.attach`.
         ignored_params: Plain parameters that you reduce yourself.

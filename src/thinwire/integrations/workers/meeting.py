@@ -61,7 +61,8 @@ class Meeting:
         """How much each worker's share counts, once all have arrived. Raises RuntimeError if workers differ in step."""
         ticks, weights = self._words.wait().T.tolist()
         if len(set(ticks)) > 1:
-            raise RuntimeError(f"workers meet after {[int(tick) for tick in ticks]} ticks: load the same step on all")
+            each = [int(tick) for tick in ticks]
+            raise RuntimeError(f"workers are at different ticks ({each}): load the state of the same step on all")
         found: Sequence[float] = weights
         return found
 

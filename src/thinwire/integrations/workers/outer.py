@@ -1,4 +1,4 @@
-"""Outer steps: workers train on their own, and every so many steps exchange how far they have moved.
+"""Outer steps: workers train on their own, and every H steps exchange how far they have moved.
 
 The outer step is `replicate` over another model, the global parameters: Δ takes the place of the gradient, and passes
 through the same recipes, memories and exchanges.
@@ -71,7 +71,7 @@ def outer(
 
     Global parameters, Δ and residuals are float32 or wider, also where own parameters have 16 bits. Running means and
     variances of batch normalisation are averaged uncompressed with the first fragment; other buffers stay each worker's
-    own. What is raised is raised on every worker.
+    own. Errors are raised on every worker.
 
     Args:
         model: Any module, which may be wrapped within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
@@ -86,8 +86,8 @@ def outer(
         store: The address of a TCPStore, as in `tcp://10.0.0.1:29400`, by which workers find each other, come and go.
             They need no process group then.
         workers: With a store, how many of them to wait for before the training begins.
-        quorum: Of the workers that are expected, the share without which there is no outer step.
-        grace: Seconds for which a quorum waits for the others. What is late waits at its worker, and goes out later.
+        quorum: The share of the expected workers that an outer step needs.
+        grace: Seconds for which a quorum waits for the others. A late worker keeps its Δ and sends it with the next.
 
     Raises:
         ValueError: Unless the optimizers hold exactly the parameters to train, and the fragments cover them.
@@ -109,8 +109,8 @@ def outer(
     alone = whole is model and not any(isinstance(p, DTensor) for p in model.parameters())
     if store is not None and (elastic or not alone):
         raise ValueError(
-            "store is given, and the model is served within an island, or elastic=True: with a store each worker is "
-            "one process with the whole model, and workers come and go without elastic"
+            "store= cannot be combined with elastic=True, or with a model wrapped in DDP, FSDP2 or thinwire.shard: "
+            "with a store each worker is one process with the whole model, and workers may come and go anyway"
         )
     optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps, alone=alone))
     own = {name: p for part in parts for name, p in part.items()}
@@ -198,7 +198,8 @@ def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) 
     if held != {id(p) for p in parameters.values()}:
         raise ValueError(
             f"the outer optimizer {type(made).__name__} holds {len(held)} parameters; expected the {len(parameters)} "
-            "that it is given: make it of its argument, as in make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
+            "that it is given: build it from its argument, as in "
+            "make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
         )
     return made
 
@@ -210,8 +211,8 @@ def _checked(
     check_free(steps.recipe)
     if isinstance(steps.every, timedelta) and not alone:
         raise ValueError(
-            f"every is {steps.every!r}, and the model is served within an island, whose ranks would not meet at the "
-            "same inner step: give `every` as a number of inner steps"
+            f"every is {steps.every!r}, a time, and the model is wrapped within an island, whose ranks would not reach "
+            "the outer step at the same inner step: give `every` as a number of inner steps"
         )
     optimizers = listed(optimizer)
     if not optimizers:
@@ -235,7 +236,8 @@ def _check_owned(parameters: Mapping[str, nn.Parameter], optimizers: Iterable[to
     if free := [name for name, p in parameters.items() if id(p) not in held]:
         raise ValueError(
             f"the optimizer does not hold {free[0]!r} and {len(free) - 1} more of the model's {len(parameters)} "
-            "parameters: pass the one that trains the model (all, if there are several), or freeze what none trains"
+            "parameters: pass the one that trains the model (all, if there are several), or freeze those that "
+            "no optimizer trains"
         )
     known = {id(p) for p in parameters.values()}
     if strangers := sum(p.requires_grad and key not in known for key, p in held.items()):

@@ -92,12 +92,12 @@ class Outer(Handle):
 
     @property
     def waited_for(self) -> dict[str, float]:
-        """Seconds for which this worker has waited for each other one's share, by name; of `workers`."""
+        """Seconds this worker has waited for each other worker's share, by worker name (only with `store=`)."""
         return {} if self._swarm is None else dict(self._swarm.waited_for)
 
     @property
     def name(self) -> str:
-        """This worker's, of `workers`."""
+        """This worker's name in `workers`."""
         return "" if self._swarm is None else self._swarm.id
 
     @property
@@ -231,7 +231,8 @@ class Outer(Handle):
         """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters.
 
         Args:
-            goodbye: Without it, others that found this worker by a store find out by themselves, as if it had died.
+            goodbye: Whether to tell the others, with `store=`. Otherwise they notice only as they would notice its
+                death.
         """
         for hook in self._hooks:
             hook.remove()
@@ -410,8 +411,8 @@ class Outer(Handle):
         trained = [p for each in self._optimizers for group in each.param_groups for p in group["params"]]
         if new := sum(p.requires_grad and local(p).numel() > 0 and id(p) not in self._known for p in trained):
             raise RuntimeError(
-                f"the optimizer trains {new} parameters that it did not when outer steps began, and in these workers "
-                "would drift apart: remove() this handle on every worker, and make another"
+                f"the optimizer trains {new} parameters that it did not train when outer steps began; workers would "
+                "drift apart in them: remove() this handle on every worker, and make another"
             )
 
     def _confirm(self) -> None:

@@ -38,7 +38,9 @@ def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
 def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
     """Return where `saved` stands. Raises ValueError unless `dump` made it for such fragments."""
     if not isinstance(saved, Mapping) or not isinstance(saved.get("outer"), list) or not saved.get("memories"):
-        raise ValueError("this is no state of outer steps; expected what the state_dict() of thinwire.outer returned")
+        raise ValueError(
+            "this is not a state of outer steps; expected what the state_dict() of thinwire.outer returned"
+        )
     if len(saved["outer"]) != len(fragments):
         raise ValueError(
             f"the state is of {len(saved['outer'])} fragments, and here are {len(fragments)}: cut the model as it was"

@@ -116,7 +116,7 @@ class Swarm:
                 there = 1 + len(self._links)
             waited = time.monotonic() - began
             if heard and waited > _LOST:
-                raise StateError("the workers of this training are gone: start its store anew to begin another")
+                raise StateError("all workers of this run are gone: restart its store to begin a new run")
             with suppress(StoreError):
                 enough = there >= self._first and (self._first > 1 or waited > _FOUNDING)
                 if enough and self._may_found(late=waited > _LOST):
@@ -337,7 +337,7 @@ class Swarm:
         link.close()
 
     def _unknown(self, link: Link, words: Words, body: bytes) -> None:
-        raise ValueError(f"{words['kind']!r:.40} is nothing that may come")
+        raise ValueError(f"{words['kind']!r:.40} is not a known message kind")
 
     # --- what is decided ---
 

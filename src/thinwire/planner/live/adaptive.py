@@ -26,7 +26,7 @@ _log = logging.getLogger("thinwire")
 
 
 class Decision(NamedTuple):
-    """From `step` on, tensors go by `choice`; those left out go uncompressed. `reason` says why, in words."""
+    """From `step` on, tensors are sent as `choice` says; others go uncompressed. `reason` says why, in words."""
 
     step: int
     choice: Choice
@@ -90,7 +90,7 @@ class Adaptive(Reducer):
             return Why("uncompressed: there is only one rank, or no gradient to plan for", {})
         if self._profile is None:
             raise RuntimeError(
-                "nothing is decided yet, as the first steps are only observed: call why() some 12 steps later"
+                "nothing is decided yet, as the first steps are only observed: call why() about 12 steps later"
             )
         best = chosen(self._profile, self.budget, TOLERANCE)
         now = {name: self.history[-1].choice.get(name, DENSE.name) for name in best}
