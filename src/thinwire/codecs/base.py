@@ -53,7 +53,7 @@ class Codec(ABC):
 
         Args:
             x: The tensor.
-            seed: Of random choices. With `shared_seed` all ranks need the same.
+            seed: Seed of random choices. With `shared_seed` all ranks need the same.
 
         Returns:
             A payload of the flat tensor, on its device and of its dtype.

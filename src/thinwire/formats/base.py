@@ -29,7 +29,7 @@ class Format(ABC):
     scale is NaN, and all of the group decodes to NaN.
 
     Args:
-        bits: Of a code.
+        bits: Bits of a code.
         group_size: Consecutive numbers that share a scale; with None a whole vector does.
     """
 

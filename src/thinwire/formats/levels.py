@@ -25,7 +25,7 @@ class Levels(Format):
     finite.
 
     Args:
-        bits: Of each value, sign included.
+        bits: Bits of each value, sign included.
         norm: What the scale is: the group's ℓ2 norm, or its largest magnitude.
         group_size: Values that share a norm.
         rounding: "nearest" halves the largest error, and is biased: keep the error, and send it later.

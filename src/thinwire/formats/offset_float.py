@@ -23,7 +23,7 @@ class OffsetFloat(Format):
     Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. Values beyond max and min saturate.
 
     Args:
-        bits: Of a code.
+        bits: Bits of a code.
         mantissa: Bits of it. eps, max and min are themselves cut to the grid.
         min: By default -max.
         rounding: Below eps, "truncate" gives zero; "nearest" gives eps from eps/2 on (ties go away from zero);

@@ -57,7 +57,8 @@ def load(handle: Attachment | Replicas | Shards, directory: str | Path, *, parti
 
     Args:
         handle: What `thinwire.attach` or `thinwire.shard` returned.
-        directory: Of the merged checkpoint: `with ray.train.get_checkpoint().as_directory() as directory`.
+        directory: The directory of the merged checkpoint:
+            `with ray.train.get_checkpoint().as_directory() as directory`.
         partial: Whether to go on without workers that have not reported theirs.
 
     Raises:

@@ -20,11 +20,11 @@ class Differences:
     """Send the difference between parameters and a copy of them that all ranks keep, in a few bits (SDP4Bit, 2024).
 
     Each rank adds what it receives to its copy, and computes with that. What rounding left out is part of the next
-    difference. Until parameters change, gathers send nothing: those of backward, accumulation and evaluation are free.
+    difference. Until parameters change nothing is sent: gathers in backward, accumulation and evaluation cost no bytes.
     The copy takes 2 bytes a parameter of the whole model on every rank if bfloat16 is gathered, and 4 for float32.
 
     Args:
-        bits: Of a value, sign included. With 16, bfloat16 and float16 parameters travel exactly, and for others
+        bits: Bits of a value, sign included. With 16, bfloat16 and float16 parameters travel exactly, and for others
             differences in bfloat16.
         group_size: Values that share a scale, their largest magnitude.
         host: Keep the copy in main memory, pinned, rather than on the GPU.

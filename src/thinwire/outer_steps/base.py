@@ -83,8 +83,7 @@ class OuterSteps:
 
     @property
     def period(self) -> int:
-        """Ticks from one outer step to the next. A tick is an inner step or, if `every` is a time, one such
-        interval."""
+        """Ticks from one outer step to the next. A tick is an inner step or, if `every` is a time, that time."""
         return 1 if isinstance(self.every, timedelta) else self.every
 
     def due(self, part: int, tick: int) -> bool:

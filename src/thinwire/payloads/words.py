@@ -34,8 +34,8 @@ class Words:
 
     Args:
         named: How many elements travel; None is all.
-        numel: Of how many.
-        dtype: Of the elements.
+        numel: The number of elements.
+        dtype: Their dtype.
         values: What they are narrowed to.
     """
 

@@ -21,7 +21,7 @@ class Row:
 
     Args:
         choice: Its candidate.
-        nbytes: Of its payload.
+        nbytes: Bytes of its payload.
         saves: Seconds that the choice saves in a step.
         reason: Why it was chosen.
     """
@@ -63,7 +63,7 @@ class Plan:
     """What to send for each tensor, and the predicted step time.
 
     Args:
-        dense_seconds, seconds: Of a step, uncompressed and as planned.
+        dense_seconds, seconds: Duration of a step, uncompressed and as planned.
         break_even: The bandwidth in bytes per second above which compression stops paying; infinite where it always
             pays, 0 where it never does.
         advice: What else would help.

@@ -120,7 +120,7 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
     """Predict the seconds of a step.
 
     Args:
-        profile: Of the model, the device and the network.
+        profile: The profile of the model, the device and the network.
         choice: A candidate's name per parameter, "dense" if missing, or one for all.
     """
     state = State()

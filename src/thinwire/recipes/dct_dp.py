@@ -19,7 +19,7 @@ def dct_dp(
 ) -> Reducer:
     """Send what reaches each tensor's threshold (Dynamic Communication Thresholding, Gupta et al. 2021, Alg. 1).
 
-    Its equations, where each part of it is, and its claims: papers/dct/README.md.
+    The equations, where the code for each is, and the paper's claims: papers/dct/README.md.
 
     Args:
         density: The share of elements that the threshold aims at.

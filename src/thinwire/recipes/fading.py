@@ -91,7 +91,7 @@ def orthogonal(
     Args:
         density: As in `fading`.
         decay: The residual's: what is not sent decays.
-        momentum: Of the memory; None takes the optimizer's β₁.
+        momentum: The memory's momentum; None uses the optimizer's β₁.
         chunk: As in `fading`.
         transform: As in `fading`.
         values: As in `fading`.

@@ -88,7 +88,7 @@ class Trainer:
 
         Args:
             module: The model, or a replica of it whose gradients to send; by default the model.
-            loss: Of this step, shown by `thinwire watch`. Nothing is computed with it.
+            loss: The loss of this step, shown by `thinwire watch`. Nothing is computed with it.
 
         Returns:
             Whether they were sent: gradients that are not finite are not, and the residual stays as it was.
@@ -178,7 +178,7 @@ class Trainer:
 
     @checked
     def run(self, work: Work, *, threads: Count) -> None:
-        """Call `work` in so many threads at once, each with a replica of the model (Hogwild, Recht et al. 2011).
+        """Call `work` in `threads` threads at once, each with a replica of the model (Hogwild, Recht et al. 2011).
 
         Replicas share the parameters; gradients and buffers are their own. Each calls `step(replica)`. All threads
         share one memory. What the first of them raises is raised when all have ended.
@@ -222,7 +222,7 @@ class Trainer:
         return [base.version for base in self._bases()]
 
     def settle(self, seconds: float) -> bool:
-        """Wait until servers have saved all that was sent, at most so long. Return whether they have."""
+        """Wait at most `seconds` until servers have saved all that was sent. Return whether they have."""
         with self._open():
             return all(channel.settle(seconds) for channel in self._channels)
 

@@ -65,7 +65,7 @@ LOSS = struct.Struct("<d")
 
 
 class FrameError(ValueError):
-    """These bytes are no frame that may come now. The connection ends; nothing else happens."""
+    """These bytes are not a frame that is allowed now. The connection ends; nothing else happens."""
 
 
 class GoneError(ConnectionError):

@@ -263,8 +263,8 @@ class Link:
 _WORDS = {
     "CLOSED": "nobody listens there",
     "DISCONNECTED": "the connection was closed",
-    "HANDSHAKE_FAILED_NO_DETAIL": "it is no server of thinwire, or has another key",
-    "HANDSHAKE_FAILED_PROTOCOL": "it is no server of thinwire",
+    "HANDSHAKE_FAILED_NO_DETAIL": "it is not a thinwire server, or has another key",
+    "HANDSHAKE_FAILED_PROTOCOL": "it is not a thinwire server",
 }
 
 

@@ -858,7 +858,7 @@ OTHERS: dict[str, tuple[Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer
     "rmsprop without": (lambda ps: torch.optim.RMSprop(ps), 0.9, ""),
     "adafactor": (lambda ps: torch.optim.Adafactor(ps), 0.9, ""),
     "beta": (lambda ps: Signum(ps, beta=0.9), 0.9, "Signum has momentum that cannot be moved"),
-    "mu": (lambda ps: Signum(ps, mu=0.9), 0.9, "all of its betas but the second, to 0"),
+    "mu": (lambda ps: Signum(ps, mu=0.9), 0.9, "every beta but the second"),
     "third beta": (lambda ps: Signum(ps, betas=(0, 0.9, 0.99)), 0.9, "Signum has momentum that cannot be moved"),
     "adamw's subclass": (lambda ps: SignAdamW(ps), 0.9, "does not call AdamW's by super().step()"),
     "adamw's subclass that goes on": (lambda ps: ClippingAdamW(ps), None, ""),

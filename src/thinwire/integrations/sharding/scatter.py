@@ -127,7 +127,7 @@ def scatter(
     Args:
         model: One that `fully_shard` has sharded.
         recipe: Encodes and gathers, with error feedback or nothing in its memories.
-        mesh: Of one dimension, as `fully_shard` got it.
+        mesh: The mesh of one dimension that `fully_shard` got.
         optimizer: As in `shard`.
         scaler: As in `shard`.
         ignored_params: As in `shard`.
