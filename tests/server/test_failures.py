@@ -284,7 +284,7 @@ def test_memory_is_counted_once_with_several_servers() -> None:
 @pytest.mark.parametrize("saved", [torch.ones(3), {"format": 1}, [1]])
 def test_a_checkpoint_of_something_else_is_named(saved: Any, tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "checkpoint")
-    with pytest.raises(StateError, match="no checkpoint of a server"):
+    with pytest.raises(StateError, match="not a server's checkpoint"):
         started(checkpoint=tmp_path / "checkpoint")
 
 

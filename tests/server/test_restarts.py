@@ -207,7 +207,7 @@ def test_a_state_that_cannot_be_read_back_is_never_taken_for_saved(tmp_path: Pat
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(b"garbage" * 100)
-    with pytest.raises(StateError, match="no checkpoint of a server"):
+    with pytest.raises(StateError, match="not a server's checkpoint"):
         started(checkpoint=path)
 
 

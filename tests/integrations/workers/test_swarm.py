@@ -206,7 +206,7 @@ def _refused() -> list[str]:
 
 
 def test_what_does_not_go_with_a_store_is_refused(ranks: Ranks) -> None:
-    words = ["leave one of them out", "without elastic", "takes several rounds", "fewer fragments"]
+    words = ["leave one of them out", "come and go anyway", "takes several rounds", "fewer fragments"]
     for said, word in zip(*ranks.run(1, _refused), words, strict=True):
         assert said.startswith("ValueError")
         assert word in said
