@@ -130,6 +130,7 @@ def test_the_log_says_who_is_waited_for(staleness: int | None, waits: bool, capl
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
+    pipes = socket.socketpair()  # as multiprocessing has them: not the server's business
     server = started()
     joined(server)
     assert connections(server.address, listening=True) == 2
@@ -138,6 +139,8 @@ def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
         os._exit(connections(server.address, listening=True))
     assert os.waitpid(child, 0)[1] == 0
     assert joined(server).step()
+    for each in pipes:
+        each.close()
 
 
 class Third(torch.optim.lr_scheduler.LambdaLR):

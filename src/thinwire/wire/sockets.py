@@ -269,11 +269,14 @@ _WORDS = {
 
 
 def open_sockets() -> list[int]:
-    """Return the descriptors of this process's sockets."""
+    """Return the descriptors of this process's sockets that lead to a network; pipes of other libraries do not."""
     found = []
     for each in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # it was that of the folder
-            found += [int(each.name)] * str(each.readlink()).startswith("socket:")
+            if str(each.readlink()).startswith("socket:"):
+                with socket.fromfd(int(each.name), socket.AF_INET, socket.SOCK_STREAM) as copy:
+                    domain = copy.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+                found += [int(each.name)] * (domain in (socket.AF_INET, socket.AF_INET6))
     return found
 
 
