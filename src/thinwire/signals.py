@@ -322,7 +322,7 @@ class SummedEach(Signals):
 
     def _taken(self, some: slice) -> Sum:
         self._take(some)
-        return self._sums if some.stop - some.start == len(self._done) else self._sums[some]
+        return self._sums[some]
 
 
 def _place(column: Sequence[Any]) -> Hashable:
