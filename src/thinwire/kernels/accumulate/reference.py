@@ -14,7 +14,8 @@ def accumulate(sums: Sum) -> None:
     ):
         decay = None if sums.decays is None else sums.decays[i]
         if sums.seeds is not None:
-            total = residual.float().mul_(1.0 if decay is None else decay).add_(gradient.float(), alpha=scale)
+            # Not alpha=, with which torch may round the product and the sum as one.
+            total = residual.float().mul_(1.0 if decay is None else decay).add_(gradient.float() * scale)
             places = torch.arange(total.numel(), dtype=torch.int32, device=total.device)
             out.copy_(_rounded(total, places, sums.seeds[i]))
             continue
