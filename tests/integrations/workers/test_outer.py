@@ -25,11 +25,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire.collectives import Group
 from thinwire.integrations.training import drift
 from thinwire.integrations.workers.fragments import cut
-from thinwire.integrations.workers.meeting import meeting
-from thinwire.integrations.workers.regrouping import Part, verdicts
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
 H = 3
@@ -389,6 +386,12 @@ def test_global_parameters_once_saved_in_16_bits_load(ranks: Ranks) -> None:
 
 
 # --- what is not finite ---
+
+
+def _waiting(worker: Worker) -> dict[str, Tensor]:
+    """Return what waits on this worker, and is committed."""
+    memories = [m for each in worker.handle.fragments for m in each.attachment.recipe.memories()]
+    return {n: f["residual"].clone() for memory in memories for n, f in memory.state().items() if "residual" in f}
 
 
 def _called_off(leave_out: bool) -> dict[str, Any]:
@@ -782,177 +785,6 @@ def test_a_model_that_is_loaded_alone_in_mid_training_is_a_warning(ranks: Ranks,
     assert ranks.run(2, _reloaded, order) == [[warned, warned]] * 2
 
 
-def _loaded_by_who_joins() -> str:
-    world, alone = dist.group.WORLD, [dist.new_group([r], use_local_synchronization=True) for r in [dist.get_rank()]]
-    assert world is not None
-    old = dist.new_group([0, 1])
-    worker = Worker(METHODS["diloco"](), group=alone[0] if dist.get_rank() == 2 else old)
-    if dist.get_rank() < 2:
-        worker.train(range(H + 1))
-    worker.handle.regroup(world, joining=dist.get_rank() == 2)
-    if dist.get_rank() == 2:
-        worker.model.load_state_dict({name: x + 1 for name, x in worker.own().items()})
-    said = told(worker.train, range(H + 1, H + 2))
-    if dist.get_rank() == 2:
-        worker.handle.go_back()
-    worker.train(range(H + 1, 2 * H))
-    return said if worker.handle.verify_replicas() else "apart"
-
-
-def test_who_joins_does_not_load_anew(ranks: Ranks) -> None:
-    for said in ranks.run(3, _loaded_by_who_joins):
-        assert re.search(r"RuntimeError.*workers \[2\] of 3.*after they had joined", said, re.DOTALL), said
-
-
-# --- workers that come and go ---
-
-
-def _waiting(worker: Worker) -> dict[str, Tensor]:
-    """Return what waits on this worker, and is committed."""
-    memories = [m for each in worker.handle.fragments for m in each.attachment.recipe.memories()]
-    return {n: f["residual"].clone() for memory in memories for n, f in memory.state().items() if "residual" in f}
-
-
-def _one_goes_and_another_comes(method: str) -> dict[str, bool]:
-    """Of four workers the last goes, the others train on, and a new one comes in its place."""
-    rank, world, three = dist.get_rank(), dist.group.WORLD, dist.new_group([0, 1, 2])
-    assert world is not None
-    worker, found = Worker(METHODS[method]()).train(range(9)), dict[str, bool]()
-    worker.handle.state_dict()  # what is under way lands
-    before = worker.common(), _waiting(worker)
-    if rank < 3:
-        worker.handle.regroup(three)
-        found["kept"] = _same(before[1], _waiting(worker))
-        worker.train(range(9, 17))
-        found["alike"] = worker.handle.verify_replicas()
-    else:
-        alone = [dist.new_group([3], use_local_synchronization=True)]
-        worker = Worker(METHODS[method](), group=alone[0])
-    common = worker.common()
-    worker.handle.regroup(world, joining=rank == 3)
-    found["taken over"] = worker.handle.verify_replicas() and worker.handle.ticks == 17
-    found["nothing waits"] = rank < 3 or not any(bool(x.any()) for x in _waiting(worker).values())
-    found["from global"] = rank < 3 or _same(worker.own(), worker.common())
-    worker.train(range(17, 25))
-    found["goes on"] = worker.handle.verify_replicas() and not _same(common, worker.common())
-    return found
-
-
-@pytest.mark.parametrize("method", ["diloco", "streaming, error feedback", "sparseloco", "low rank"])
-def test_one_goes_and_another_comes(ranks: Ranks, method: str) -> None:
-    for found in ranks.run(4, _one_goes_and_another_comes, method):
-        assert set(found.values()) == {True}, found
-
-
-def _dies(where: str) -> dict[str, Any]:
-    """The last of four workers dies in the second outer step: before its exchange, or after it. The others go on."""
-    rank, world = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=6))
-    three = dist.new_group([0, 1, 2])
-    assert world is not None
-    steps = tw.OuterSteps(every=H, recipe=_small("topk"), make_optimizer=partial(SGD, lr=1.0))
-    worker = Worker(steps, group=world, elastic=True).train(range(2 * H - 1))
-    before = worker.common(), _waiting(worker)
-    confirm = worker.handle._confirm
-    if (where, rank) in (("in doubt", 3), ("one has heard", 0)):
-        worker.handle._confirm = lambda: None  # type: ignore[method-assign]  # it never takes part
-    if where == "exchange" and rank == 3:
-        dist.barrier()
-        return {}
-    said = told(worker.train, range(2 * H - 1, 2 * H))
-    worker.handle._confirm = confirm  # type: ignore[method-assign]  # as it was
-    found: dict[str, Any] = {"failed": said.startswith("RuntimeError")}
-    if said != "nothing":
-        found["unchanged"] = _same(before[0], worker.common()) and _same(before[1], _waiting(worker))
-    dist.barrier()
-    if rank == 3:
-        return {}
-    own = worker.own()
-    worker.handle.regroup(three)
-    found["stepped"] = not _same(before[0], worker.common()) and not _same(before[1], _waiting(worker))
-    found["conserved"] = where != "exchange" or _lost(before, own, worker, three) < 1e-12
-    found["alike"] = worker.handle.verify_replicas()
-    worker.train(range(2 * H, 4 * H))
-    return found | {"goes on": worker.handle.verify_replicas(), "ticks": worker.handle.ticks == 4 * H}
-
-
-def _lost(
-    before: tuple[dict[str, Tensor], dict[str, Tensor]], own: dict[str, Tensor], worker: Worker, group: Group
-) -> float:
-    """Return the most of Σ (what waited + Δ / K) that was neither applied, at a rate of 1, nor waits now."""
-    waited, common, waits = before[1], worker.common(), _waiting(worker)
-    parts = [(common[name] - own[name]).view(-1) / group.size() for name in common]
-    for part, name in zip(parts, common, strict=True):
-        if name in waits:
-            part += (waited[name] - waits[name]).view(-1)
-    lost = torch.cat(parts)
-    dist.all_reduce(lost, group=group)
-    return float(lost.abs().max())
-
-
-@pytest.mark.parametrize("where", ["exchange", "in doubt", "one has heard"])
-def test_a_worker_dies_within_an_outer_step(ranks: Ranks, where: str) -> None:
-    *survivors, _ = ranks.run(4, _dies, where)
-    for rank, found in enumerate(survivors):
-        assert found.pop("failed") == (where != "one has heard" or rank > 0)
-        assert set(found.values()) == {True}, (rank, found)
-
-
-def _taken_back() -> dict[str, bool]:
-    """One of two workers that are alike takes a mean back that has landed, and exchanges anew."""
-    steps = tw.OuterSteps(every=H, recipe=_small("topk"), make_optimizer=NESTEROV)
-    one, other = (Worker(steps).train(range(2 * H - 1)) for _ in range(2))
-    (fragment,) = one.handle.fragments
-    fragment.measure()
-    with meeting(one.handle.group, 2 * H, 1.0) as (found_there, _):
-        fragment.start(found_there)
-    found_there.begin(one.handle.group)
-    fragment.land_if_possible()
-    found = {"landed": fragment.landed}
-    fragment.take_back()
-    found["waits as before"] = _same(_waiting(one), _waiting(other))
-    for worker in (one, other):
-        worker.train(range(2 * H - 1, 2 * H))
-    return found | {"same": _same(one.common(), other.common()) and _same(_waiting(one), _waiting(other))}
-
-
-def test_a_mean_that_is_taken_back_was_never_sent(ranks: Ranks) -> None:
-    for found in ranks.run(2, _taken_back):
-        assert set(found.values()) == {True}, found
-
-
-def test_what_all_decide_about_an_exchange() -> None:
-    done, ahead = Part(2, 1, landed=True), Part(2, 2, landed=False)
-    lost, before = Part(2, 1, landed=False), Part(1, 1, landed=False)
-    assert done.verdict([done, done]) == "keep"
-    assert done.verdict([done, ahead]) == "keep"
-    assert ahead.verdict([done, ahead]) == "nothing"
-    assert done.verdict([done, lost]) == lost.verdict([done, lost]) == "repeat"
-    assert done.verdict([done, before]) == "repeat"
-    assert before.verdict([done, before]) == "nothing"
-
-
-def _joins_too_early() -> str:
-    """Rank 0 must repeat an exchange, and rank 1 joins."""
-    world = dist.group.WORLD
-    assert world is not None
-    return told(verdicts, [Part(2, 1, landed=False)] if dist.get_rank() == 0 else None, world)
-
-
-def test_who_joins_takes_no_part_in_what_is_repeated(ranks: Ranks) -> None:
-    for said in ranks.run(2, _joins_too_early):
-        assert "regroup with the remaining workers first" in said
-
-
-def _all_join() -> str:
-    world = dist.group.WORLD
-    assert world is not None
-    return told(partial(Worker(METHODS["diloco"]()).handle.regroup, world, joining=True))
-
-
-def test_somebody_must_go_on(ranks: Ranks) -> None:
-    assert all("expected at least one that is not" in said for said in ranks.run(2, _all_join))
-
-
 # --- workers of unequal speed ---
 
 
@@ -1054,46 +886,6 @@ def _statistics_after(leave_out: bool, nan_on: tuple[int, ...]) -> tuple[bool, b
 @pytest.mark.parametrize("leave_out", [False, True])
 def test_running_statistics_recover_from_a_nan(ranks: Ranks, leave_out: bool, nan_on: tuple[int, ...]) -> None:
     assert ranks.run(2, _statistics_after, leave_out, nan_on) == [(True, True)] * 2
-
-
-def _joins_with_statistics() -> bool:
-    """Whether a worker that joins takes over the running statistics of one that has trained on its own."""
-    rank, world = dist.get_rank(), dist.group.WORLD
-    assert world is not None
-    alone = [dist.new_group([each]) for each in range(2)][rank]
-    normalised = nn.BatchNorm1d(16)
-    model = nn.Sequential(nn.Linear(24, 16), normalised)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    handle = tw.outer(model, optimizer, tw.outer_steps.diloco(every=H), group=alone)
-    found = normalised.running_mean
-    assert found is not None
-    for step in range(H + 1 if rank == 0 else 0):
-        model(torch.randn(8, 24, generator=torch.Generator().manual_seed(step))).square().mean().backward()
-        optimizer.step()
-    before = found.clone()
-    handle.regroup(world, joining=rank == 1)
-    return torch.equal(before, found) == (rank == 0) and not drift.differing({"mean": found}, world)
-
-
-def test_who_joins_takes_over_running_statistics(ranks: Ranks) -> None:
-    assert ranks.run(2, _joins_with_statistics) == [True] * 2
-
-
-def _joins_with_frozen_parameters() -> bool:
-    """Whether all is the same on a worker that joins, of which a part is frozen and was made from another seed."""
-    rank, world = dist.get_rank(), dist.group.WORLD
-    assert world is not None
-    alone = [dist.new_group([each]) for each in range(2)][rank]
-    torch.manual_seed(rank)
-    model = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 2))
-    model[0].requires_grad_(False)
-    handle = tw.outer(model, SGD(model[1].parameters(), lr=0.1), tw.outer_steps.diloco(every=H), group=alone)
-    handle.regroup(world, joining=rank == 1)
-    return not drift.differing(dict(model.named_parameters()), world)
-
-
-def test_who_joins_takes_over_what_is_frozen(ranks: Ranks) -> None:
-    assert ranks.run(2, _joins_with_frozen_parameters) == [True] * 2
 
 
 def _one_bad_shard(leave_out: bool) -> tuple[bool, bool]:

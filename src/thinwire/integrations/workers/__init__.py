@@ -1,7 +1,7 @@
 """Workers that train on their own between outer steps: `outer`, and the handle it returns.
 
 `fragments` hold the global parameters and exchange how far workers have moved, `meeting` is one exchange, `weights`
-says whose share is how large, `starting` compares what they start from, `running` averages batch normalisation, and
-`regrouping` decides what becomes of an exchange in which a worker died. Without process groups, `swarm` has workers
-find each other and agree on whose shares count, with what `directory` asks a store.
+says whose share is how large, `starting` compares what they start from, and `running` averages batch normalisation.
+Without process groups, `swarm` has workers find each other and agree on whose shares count, with what `directory` asks
+a store.
 """

@@ -1,7 +1,7 @@
 """Fragments: parts of a model's parameters, each with its global ones, the exchange of Δ and the outer optimizer."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import final
 
@@ -24,7 +24,7 @@ class Fragment:
 
     The latter are float32 or wider: small means would vanish in 16 bits. `attachment` reduces Δ = global − own to its
     mean, and `optimizer` takes that as the gradient of the global ones. `arrived`: whether a mean is here and not
-    applied yet; `landed`: if it is not known yet whether all have it. `finished`: exchanges that are over.
+    applied yet. `finished`: exchanges that are over.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Fragment:
         self._flying: list[torch.futures.Future[Tensor]] = []
         sharded = next((p for p in self._own.values() if isinstance(p, DTensor)), None)
         self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
-        self.arrived = self.landed = False
+        self.arrived = self._landed = False
         self.meeting: Meeting | None = None
         self.finished = 0
         self.waited = 0.0
@@ -94,12 +94,11 @@ class Fragment:
                 bucket.flat.zero_()
         self._flying = [self.attachment.reduce(each.flat, each.parameters) for each in self._buckets]
 
-    def arrive(self, confirm: Callable[[], None] = lambda: None) -> None:
-        """Wait for the mean, which stays `landed` unless `confirm` says that all have it; keep what was not sent."""
+    def arrive(self) -> None:
+        """Wait for the mean, and keep what was not sent."""
         self._land()
-        if self.landed:
-            confirm()
-            self.landed, self.finished = False, self.finished + 1
+        if self._landed:
+            self._landed, self.finished = False, self.finished + 1
             self.arrived = self._weigh() and self.finite()
             sent = self.meeting is None or self.meeting.taken is not False
             self.attachment.steps.settle_all(keep=self.arrived and sent)
@@ -122,20 +121,15 @@ class Fragment:
         with suppress(RuntimeError):
             self._land()
 
-    def take_back(self) -> None:
-        """Drop what has landed: nothing has been sent."""
-        self.landed = False
-        self.attachment.steps.take_back()
-
     def _land(self) -> None:
         if not self._flying:
             return
         began, flying, self._flying = time.perf_counter(), self._flying, []
         try:
             futures.wait_all(flying)
-            self.landed = True
+            self._landed = True
         except BaseException:
-            self.take_back()
+            self.attachment.steps.take_back()
             raise
         finally:
             self.waited += time.perf_counter() - began
@@ -194,7 +188,7 @@ class Fragment:
     @torch.no_grad()
     def take_means(self, means: Mapping[str, Tensor]) -> None:
         """Go on from means that `means` returned, or from none."""
-        self._flying, self.landed, self.arrived = [], False, bool(means)
+        self._flying, self._landed, self.arrived = [], False, bool(means)
         for name, view in self._views.items() if means else ():
             view.copy_(means[name])
 

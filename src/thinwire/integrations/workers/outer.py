@@ -51,7 +51,6 @@ def outer(
     *,
     group: Group | None = None,
     samples: Count | None = None,
-    elastic: bool = False,
     offload: bool = False,
     store: str | None = None,
     workers: Count = 1,
@@ -79,8 +78,6 @@ def outer(
         steps: When workers meet, and how.
         group: The workers, by default all ranks. It has one rank of every island: those that hold the same parameters.
         samples: How many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
-        elastic: Whether workers may die and others come, see `Outer.regroup`. Each outer step then waits until all
-            workers have the mean, which costs another exchange.
         offload: Whether global parameters, outer optimizers and residuals are in host memory, and worked on there. The
             group must carry tensors of the host, as Gloo does.
         store: The address of a TCPStore, as in `tcp://10.0.0.1:29400`, by which workers find each other, come and go.
@@ -107,16 +104,14 @@ def outer(
     group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
     alone = whole is model and not any(isinstance(p, DTensor) for p in model.parameters())
-    if store is not None and (elastic or not alone):
+    if store is not None and not alone:
         raise ValueError(
-            "store= cannot be combined with elastic=True, or with a model wrapped in DDP, FSDP2 or thinwire.shard: "
-            "with a store each worker is one process with the whole model, and workers may come and go anyway"
+            "store= cannot be combined with a model wrapped in DDP, FSDP2 or thinwire.shard: with a store each worker "
+            "is one process with the whole model"
         )
     optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps, alone=alone))
     own = {name: p for part in parts for name, p in part.items()}
-    settings = (
-        f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}, elastic {elastic}"
-    )
+    settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
     check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
     start_alike(whole, group)
     weights = Weights(group, steps, samples)
@@ -128,7 +123,7 @@ def outer(
         shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in own.items()}
         swarm = Swarm(store, f"{terms} {shapes}", steps.following, workers=workers, quorum=quorum, grace=grace)
     running = RunningStatistics(whole)
-    handle = Outer(steps, fragments, optimizers, running, frozen, weights, elastic=elastic, swarm=swarm)
+    handle = Outer(steps, fragments, optimizers, running, frozen, weights, swarm)
     handle.watch(whole)
     return handle
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
 
 from thinwire import trace
-from thinwire.collectives import Group, all_gather_plain, broadcast_state, packed, unpacked
+from thinwire.collectives import Group, all_gather_plain, packed, unpacked
 from thinwire.handle import Handle, MemoryUse
-from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing, digest
@@ -25,7 +24,6 @@ from thinwire.integrations.training.whole import Hook
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.meeting import Meeting, meeting
-from thinwire.integrations.workers.regrouping import Verdict, confirm, standing, verdicts
 from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.starting import Start
 from thinwire.integrations.workers.swarm import Swarm
@@ -53,14 +51,12 @@ class Outer(Handle):
         running: RunningStatistics,
         frozen: Mapping[str, Tensor],
         weights: Weights,
-        *,
-        elastic: bool = False,
         swarm: Swarm | None = None,
     ) -> None:
         self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
         self._running, self._frozen = running, dict(frozen)
         self._weights, self._clock = weights, Clock(steps.every)
-        self._elastic, self._swarm = elastic, swarm
+        self._swarm = swarm
         self._began, self.waited_for_others = time.monotonic(), 0.0
         self.inner_steps = self.ticks = 0
         self._meter, self._sick = Meter(), Sick()
@@ -156,43 +152,6 @@ class Outer(Handle):
                     del optimizer.state[p]
         self._begin.went_back()
 
-    def regroup(self, group: Group, *, joining: bool = False) -> None:
-        """Go on among the workers of another group; a collective of it.
-
-        A worker that joins has made its handle of the same model, optimizers and steps, in a group of its own. It takes
-        over the global parameters, the outer optimizers' state and the running statistics from the first worker that
-        goes on, and starts without a residual. The other workers keep theirs, and the residual of a worker that leaves
-        goes with it. An exchange that failed, because a worker died within it, is repeated among those who are left.
-
-        Args:
-            group: The workers from now on.
-            joining: Whether this worker joins.
-
-        Raises:
-            FingerprintError: Where workers disagree.
-            RuntimeError: If all are joining, or if some are while an exchange must be repeated: regroup with those who
-                are left first.
-        """
-        self._refuse_store("regroup", "workers form groups by themselves")
-        recipe = self.fragments[0].attachment.recipe
-        check_fingerprint(recipe, self.parameters, group, f"outer steps {self.steps.settings()}")
-        mine = None if joining else standing(self.fragments, self.steps, self.ticks)
-        found, first = verdicts(mine, group)
-        for part, verdict in enumerate(found):
-            self._settle(part, verdict)
-        self._weights.group = group
-        self._sick = Sick()
-        for fragment in self.fragments:
-            fragment.attachment.membership.regroup(group, self._weights.divide)
-        self._admit(first, joining=joining)
-        for part, verdict in enumerate(found):
-            if verdict == "repeat":
-                self._start([part])
-                if self.steps.done(part, self.ticks - self.steps.delay) > self.fragments[part].finished:
-                    self._finish([part])
-        self._clock.restart()
-        self._begin.regroups(joining=joining)
-
     def forget(self) -> None:
         """Drop all residuals. Call it on every worker."""
         for fragment in self.fragments:
@@ -201,13 +160,12 @@ class Outer(Handle):
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's memories and step, and the global parameters with their optimizers' state.
 
-        Waits for what is under way. Save it on every worker, and each worker's own model and optimizer beside it. Of
-        elastic workers this is a collective.
+        Waits for what is under way. Save it on every worker, and each worker's own model and optimizer beside it.
         """
         for fragment in self.fragments:
             if self._swarm and fragment.meeting and fragment.meeting.taken is None:
                 self._decided(self._swarm, fragment.meeting)
-            fragment.arrive(self._confirm)
+            fragment.arrive()
         return self._state()
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
@@ -220,7 +178,11 @@ class Outer(Handle):
         It leaves the model as it is: load that and the inner optimizer from what this worker saved, or call `go_back`.
         If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
         """
-        self._refuse_store("load_state_dict", "load the model before outer()")
+        if self._swarm is not None:
+            raise RuntimeError(
+                "load_state_dict() is for workers in a process group, and these find each other by a store: load the "
+                "model before outer()"
+            )
         agree(self.group, lambda: self.check_state_dict(saved))
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
@@ -318,7 +280,7 @@ class Outer(Handle):
 
     def _take(self, part: int) -> None:
         fragment = self.fragments[part]
-        fragment.arrive(self._confirm)
+        fragment.arrive()
         sick = fragment.left_out
         if fragment.arrived:
             self._sick.leave_out(sick, self.group)
@@ -352,7 +314,7 @@ class Outer(Handle):
         else:
             self._take_over(swarm)
             self.go_back()
-            self._begin.regroups(joining=True)
+            self._begin.joins()
 
     def _decided(self, swarm: Swarm, found: Meeting) -> bool:
         """Wait until it is decided whose shares count, and take them; or else a later state, and return False."""
@@ -397,12 +359,6 @@ class Outer(Handle):
             state = without_residuals(self._state()) | {"step": swarm.at}
             swarm.give(packed([state, self._running.tensors, self._frozen]))
 
-    def _refuse_store(self, what: str, instead: str) -> None:
-        if self._swarm is not None:
-            raise RuntimeError(
-                f"{what}() is for workers in a process group, and these find each other by a store: {instead}"
-            )
-
     def _digest(self) -> int:
         return zlib.crc32(json.dumps([digest(p).tolist() for p in self.parameters.values()]).encode())
 
@@ -414,30 +370,6 @@ class Outer(Handle):
                 f"the optimizer trains {new} parameters that it did not train when outer steps began; workers would "
                 "drift apart in them: remove() this handle on every worker, and make another"
             )
-
-    def _confirm(self) -> None:
-        if self._elastic:
-            confirm(self.group, self.fragments[0].device)
-
-    def _settle(self, part: int, verdict: Verdict) -> None:
-        """Do with the latest exchange of a fragment what all have decided."""
-        fragment = self.fragments[part]
-        if verdict == "keep":
-            fragment.arrive()
-            if self.steps.done(part, self.ticks - self.steps.delay) == fragment.finished:
-                self._apply(part)
-        elif fragment.landed:
-            fragment.take_back()
-
-    def _admit(self, first: int, *, joining: bool) -> None:
-        """Give those who join what they need, from the worker of this rank in the group. A collective."""
-        told: Any = None
-        if self.group.rank() == first:
-            told = without_residuals(self._state()), self._running.tensors, self._frozen
-        saved, running, frozen = broadcast_state(told, self.group, first)
-        if joining:
-            self._load_common(saved, running, frozen)
-            self.go_back()
 
     def _load_common(self, saved: Mapping[str, Any], running: Sequence[Tensor], frozen: Mapping[str, Tensor]) -> None:
         """Take over what all workers have alike."""

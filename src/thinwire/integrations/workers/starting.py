@@ -46,9 +46,9 @@ class Start:
             self._rule = self._anything
         self.pending, self._loaded = True, False
 
-    def regroups(self, *, joining: bool) -> None:
-        """Note that the group is another one. Who joins has the global parameters."""
-        self._rule, self.pending = self._changed if joining else self._rule, True
+    def joins(self) -> None:
+        """Note that this worker has joined, and has the global parameters."""
+        self._rule = self._changed
 
     def check(self, group: Group) -> bool:
         """Return whether all workers have loaded the same, else RuntimeError on all; a collective, also of islands."""
@@ -91,7 +91,7 @@ _LATE = (
     "start from other weights, load them before outer(), or the same on every worker. handle.go_back() undoes this"
 )
 _CHANGED = (
-    "their models were changed after they had joined: load before regroup(joining=True), or call handle.go_back() on "
+    "their models were changed after they had joined: load before outer(), or call handle.go_back() on "
     "them, as what was loaded would count as training"
 )
 _UNLOADED = (
