@@ -18,7 +18,7 @@ from thinwire.codecs import ChunkTopK
 from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, Sum, dispatch
 from thinwire.kernels.dispatch import backend_of, triton_is_there
-from thinwire.kernels.exponents import CODED
+from thinwire.kernels.exponents.reference import CODED
 from thinwire.kernels.sums import How
 from thinwire.payloads import Chunks, Narrow, exponents, indices
 from thinwire_lab.check.cases import CASES
@@ -759,8 +759,11 @@ def test_exponents(numel: int) -> None:
         assert place or bool(due)
 
 
-def test_merge_is_the_references() -> None:
-    assert kernels.merge.gpu is kernels.merge.reference
+def test_where_plain_torch_is_as_good() -> None:
+    every = {name: kernel for name, kernel in vars(kernels).items() if isinstance(kernel, Kernel)}
+    assert {name for name, kernel in every.items() if kernel.cpu is kernel.reference} == {"gather_each"}
+    plain = {"exponents_count", "merge", "ones", "row_sums", "sign_encode", "slot_codes", "slot_indices"}
+    assert {name for name, kernel in every.items() if kernel.gpu is kernel.reference} == plain
 
 
 @pytest.mark.slow
@@ -818,9 +821,7 @@ def test_a_gpu_without_triton_gets_plain_torch_and_is_told_once(monkeypatch: pyt
     monkeypatch.delitem(sys.modules, "thinwire.kernels.triton", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     triton_is_there.cache_clear()
-    fresh = [
-        Kernel(kernel.reference, kernel.cpu, by="x") for kernel in (kernels.largest_in_rows, kernels.block_energies)
-    ]
+    fresh = [Kernel(kernel.reference, by="x") for kernel in (kernels.largest_in_rows, kernels.block_energies)]
     with pytest.warns(UserWarning, match="plain torch") as told:
         assert [kernel.gpu for kernel in fresh] == [kernel.reference for kernel in fresh]
     assert len(told) == 1

@@ -1,128 +1,100 @@
 """Operations on every element of a vector: in Numba on the CPU, in Triton on a GPU, otherwise in plain torch.
 
 `kernels.select(x, threshold, capacity)` runs the implementation that suits its tensors; all of them compute the same
-thing. `kernels.select.reference` is a particular one (see `thinwire.kernels.dispatch.Kernel`). Each folder holds one
-operation: `reference.py` says what it computes, `cpu.py` is for Numba, `triton.py` for the GPU, and `__init__.py`
-declares the kernels. Vectors are flat tensors throughout.
+thing. `kernels.select.reference` is a particular one (see `thinwire.kernels.dispatch.Kernel`). Each folder holds some
+operations: `reference.py` says what each computes, `cpu.py` has functions of the same names for Numba, and `triton.py`
+for the GPU. Vectors are flat tensors throughout.
 """
 
-from thinwire.kernels.accumulate import accumulate, subtract_rounded
-from thinwire.kernels.bits import (
-    EliasFano,
-    elias_fano_decode,
-    elias_fano_decode_rows,
-    elias_fano_encode,
-    ones,
-    pack_bits,
-    unpack_bits,
-)
-from thinwire.kernels.blocks import block_energies, group_norms, largest_blocks, largest_in_rows
-from thinwire.kernels.chunks import Chunking, Transform, accumulate_chunk_topk, chunk_put, chunk_topk
-from thinwire.kernels.codes import (
-    OffsetGrid,
-    Rounding,
-    levels_encode,
-    offset_encode,
-    sign_encode,
-    table_decode,
-    ternary_encode,
-)
-from thinwire.kernels.dispatch import Kernel
-from thinwire.kernels.exponents import exponents_count, exponents_decode, exponents_encode
-from thinwire.kernels.fourier import inverse_fourier
-from thinwire.kernels.gathered import gather_each, peak_of_each
-from thinwire.kernels.groups import Groups
-from thinwire.kernels.hashing import (
-    hashed_slots,
-    hashed_slots_of_each,
-    index_of,
-    keys,
-    mix,
-    slot_codes,
-    slot_indices,
-    slot_of,
-)
-from thinwire.kernels.matrices import orthonormal, outer_sums, row_sums
-from thinwire.kernels.sampled import Draw, accumulate_sampled_select, limited
-from thinwire.kernels.scatter import mask, merge, scatter, scatter_add
-from thinwire.kernels.select import (
-    Picks,
-    accumulate_select,
-    gather,
-    largest,
-    largest_of_each,
-    select,
-)
-from thinwire.kernels.sketch import sketch_insert, sketch_query
-from thinwire.kernels.slotted import Slotted, slots_decode, slots_encode
-from thinwire.kernels.subsets import Numbering, subsets_decode, subsets_encode
-from thinwire.kernels.sums import Sum
+from thinwire.kernels.accumulate import reference as _accumulate
+from thinwire.kernels.bits import reference as _bits
+from thinwire.kernels.bits.reference import EliasFano as EliasFano
+from thinwire.kernels.blocks import reference as _blocks
+from thinwire.kernels.chunks import reference as _chunks
+from thinwire.kernels.chunks.chunking import Chunking as Chunking
+from thinwire.kernels.chunks.chunking import Transform as Transform
+from thinwire.kernels.codes import reference as _codes
+from thinwire.kernels.codes.reference import OffsetGrid as OffsetGrid
+from thinwire.kernels.codes.reference import Rounding as Rounding
+from thinwire.kernels.dispatch import Kernel as Kernel
+from thinwire.kernels.exponents import reference as _exponents
+from thinwire.kernels.fourier import reference as _fourier
+from thinwire.kernels.gathered import reference as _gathered
+from thinwire.kernels.groups import Groups as Groups
+from thinwire.kernels.hashing import reference as _hashing
+from thinwire.kernels.hashing.reference import keys as keys
+from thinwire.kernels.hashing.reference import mix as mix
+from thinwire.kernels.matrices import reference as _matrices
+from thinwire.kernels.sampled import reference as _sampled
+from thinwire.kernels.sampled.reference import Draw as Draw
+from thinwire.kernels.sampled.reference import limited as limited
+from thinwire.kernels.scatter import reference as _scatter
+from thinwire.kernels.select import reference as _select
+from thinwire.kernels.select.reference import Picks as Picks
+from thinwire.kernels.select.reference import gather as gather
+from thinwire.kernels.sketch import reference as _sketch
+from thinwire.kernels.slotted import reference as _slotted
+from thinwire.kernels.slotted.reference import Slotted as Slotted
+from thinwire.kernels.subsets import reference as _subsets
+from thinwire.kernels.subsets.numbering import Numbering as Numbering
+from thinwire.kernels.sums import Sum as Sum
 
-__all__ = [
-    "Chunking",
-    "Draw",
-    "EliasFano",
-    "Groups",
-    "Kernel",
-    "Numbering",
-    "OffsetGrid",
-    "Picks",
-    "Rounding",
-    "Slotted",
-    "Sum",
-    "Transform",
-    "accumulate",
-    "accumulate_chunk_topk",
-    "accumulate_sampled_select",
-    "accumulate_select",
-    "block_energies",
-    "chunk_put",
-    "chunk_topk",
-    "elias_fano_decode",
-    "elias_fano_decode_rows",
-    "elias_fano_encode",
-    "exponents_count",
-    "exponents_decode",
-    "exponents_encode",
-    "gather",
-    "gather_each",
-    "group_norms",
-    "hashed_slots",
-    "hashed_slots_of_each",
-    "index_of",
-    "inverse_fourier",
-    "keys",
-    "largest",
-    "largest_blocks",
-    "largest_in_rows",
-    "largest_of_each",
-    "levels_encode",
-    "limited",
-    "mask",
-    "merge",
-    "mix",
-    "offset_encode",
-    "ones",
-    "orthonormal",
-    "outer_sums",
-    "pack_bits",
-    "peak_of_each",
-    "row_sums",
-    "scatter",
-    "scatter_add",
-    "select",
-    "sign_encode",
-    "sketch_insert",
-    "sketch_query",
-    "slot_codes",
-    "slot_indices",
-    "slot_of",
-    "slots_decode",
-    "slots_encode",
-    "subsets_decode",
-    "subsets_encode",
-    "subtract_rounded",
-    "table_decode",
-    "ternary_encode",
-    "unpack_bits",
-]
+accumulate = Kernel(_accumulate.accumulate, by="sums")
+subtract_rounded = Kernel(_accumulate.subtract_rounded, by="x indices", any_dtype=True)
+
+select = Kernel(_select.select, by="x")
+largest = Kernel(_select.largest, by="x")
+largest_of_each = Kernel(_select.largest_of_each, by="*xs")
+accumulate_select = Kernel(_select.accumulate_select, by="sums")
+accumulate_sampled_select = Kernel(_sampled.accumulate_sampled_select, by="sums")
+peak_of_each = Kernel(_gathered.peak_of_each, by="*xs")
+
+chunk_topk = Kernel(_chunks.chunk_topk, by="*xs")
+accumulate_chunk_topk = Kernel(_chunks.accumulate_chunk_topk, by="sums")
+chunk_put = Kernel(_chunks.chunk_put, by="*outs values")
+
+block_energies = Kernel(_blocks.block_energies, by="x")
+largest_blocks = Kernel(_blocks.largest_blocks, by="x")
+largest_in_rows = Kernel(_blocks.largest_in_rows, by="x")
+group_norms = Kernel(_blocks.group_norms, by="x")
+
+gather_each = Kernel(_gathered.gather_each, by="*xs")
+scatter = Kernel(_scatter.scatter, by="out")
+scatter_add = Kernel(_scatter.scatter_add, by="*outs")
+mask = Kernel(_scatter.mask, by="*xs")
+merge = Kernel(_scatter.merge, by="*rows")
+
+hashed_slots = Kernel(_hashing.hashed_slots, by="indices priorities", any_dtype=True)
+hashed_slots_of_each = Kernel(_hashing.hashed_slots_of_each, by="*xs")
+slot_of = Kernel(_hashing.slot_of, by="indices", any_dtype=True)
+index_of = Kernel(_hashing.index_of, by="slot quotient", any_dtype=True)
+slot_codes = Kernel(_hashing.slot_codes, by="indices", any_dtype=True)
+slot_indices = Kernel(_hashing.slot_indices, by="codes", any_dtype=True)
+slots_encode = Kernel(_slotted.slots_encode, by="indices", any_dtype=True)
+slots_decode = Kernel(_slotted.slots_decode, by="*rows", any_dtype=True)
+
+sketch_insert = Kernel(_sketch.sketch_insert, by="x")
+sketch_query = Kernel(_sketch.sketch_query, by="table")
+
+offset_encode = Kernel(_codes.offset_encode, by="x scales")
+levels_encode = Kernel(_codes.levels_encode, by="x scales")
+ternary_encode = Kernel(_codes.ternary_encode, by="x scales")
+sign_encode = Kernel(_codes.sign_encode, by="x")
+table_decode = Kernel(_codes.table_decode, by="out codes scales", any_dtype=True)
+
+pack_bits = Kernel(_bits.pack_bits, by="codes", any_dtype=True)
+unpack_bits = Kernel(_bits.unpack_bits, by="buffer", any_dtype=True)
+ones = Kernel(_bits.ones, by="bits", any_dtype=True)
+elias_fano_encode = Kernel(_bits.elias_fano_encode, by="indices", any_dtype=True)
+elias_fano_decode = Kernel(_bits.elias_fano_decode, by="buffer", any_dtype=True)
+elias_fano_decode_rows = Kernel(_bits.elias_fano_decode_rows, by="*rows", any_dtype=True)
+subsets_encode = Kernel(_subsets.subsets_encode, by="positions", any_dtype=True)
+subsets_decode = Kernel(_subsets.subsets_decode, by="rows", any_dtype=True)
+exponents_count = Kernel(_exponents.exponents_count, by="x", any_dtype=True)
+exponents_encode = Kernel(_exponents.exponents_encode, by="x codes", any_dtype=True)
+exponents_decode = Kernel(_exponents.exponents_decode, by="out rest sizes stream table", any_dtype=True)
+
+row_sums = Kernel(_matrices.row_sums, by="rows")
+outer_sums = Kernel(_matrices.outer_sums, _matrices.outer_sums_on_gpu, by="out a b")
+orthonormal = Kernel(_matrices.orthonormal, _matrices.orthonormal_on_gpu, by="x")
+inverse_fourier = Kernel(_fourier.inverse_fourier, _fourier.inverse_on_gpu, by="pairs")

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property, update_wrapper
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from operator import attrgetter
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, final
@@ -37,20 +38,15 @@ class Kernel(Generic[P, R]):
     `reference`, `cpu` and `gpu` are the implementations, for callers that want a particular one. `by` names the
     arguments whose device, layout and dtype decide; a star marks a sequence of tensors, and a `Sum` says which of its
     own do. Kernels on codes and bytes, and sums that are rounded, take any dtype; the others run in Numba only if all
-    tensors are float32 or all are float64. Without `cpu`, the CPU runs the reference. Without `gpu`, the function of
-    the same name in the folder's `triton.py` runs on a GPU.
+    tensors are float32 or all are float64. The functions of the same name in the folder's `cpu.py` and `triton.py` are
+    the other implementations, or `gpu` on a GPU; where there is none, plain torch is as good, and the reference runs.
     """
 
     def __init__(
-        self,
-        reference: Callable[P, R],
-        cpu: Callable[P, R] | None = None,
-        gpu: Callable[P, R] | None = None,
-        *,
-        by: str,
-        any_dtype: bool = False,
+        self, reference: Callable[P, R], gpu: Callable[P, R] | None = None, *, by: str, any_dtype: bool = False
     ) -> None:
-        self.reference, self.cpu, self._gpu, self._any_dtype = reference, cpu or reference, gpu, any_dtype
+        self.reference, self._gpu, self._any_dtype = reference, gpu, any_dtype
+        self.cpu = self._named("cpu")
         places = list(signature(reference).parameters)
         names = [(name.removeprefix("*"), name.startswith("*")) for name in by.split()]
         self._deciding = [(places.index(name), name, several) for name, several in names]
@@ -84,13 +80,16 @@ class Kernel(Generic[P, R]):
     @cached_property
     def gpu(self) -> Callable[P, R]:
         """The implementation on a GPU; the reference where there is no Triton."""
-        if not triton_is_there():
-            return self.reference
-        if self._gpu:
-            return self._gpu
-        module = import_module(self.reference.__module__.removesuffix("reference") + "triton")
-        found: Callable[P, R] = getattr(module, self.reference.__name__)
-        return found
+        return (self._gpu or self._named("triton")) if triton_is_there() else self.reference
+
+    def _named(self, file: str) -> Callable[P, R]:
+        """The function of the same name in another file of the folder, or else the reference."""
+        module = self.reference.__module__.removesuffix("reference") + file
+        return (
+            getattr(import_module(module), self.reference.__name__, self.reference)
+            if find_spec(module)
+            else self.reference
+        )
 
 
 def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend:

@@ -62,7 +62,7 @@ def _backend(device: torch.device) -> tuple[bool | None, str]:
     expected = "numba" if device.type == "cpu" else "triton"
     if os.environ.get("THINWIRE_BACKEND"):
         return None, f"{ran}, as THINWIRE_BACKEND={os.environ['THINWIRE_BACKEND']} says"
-    every = [found for name in kernels.__all__ if isinstance(found := getattr(kernels, name), Kernel)]
+    every = [found for found in vars(kernels).values() if isinstance(found, Kernel)]
     own = sum(each.on(kernels.select.backend(x, x[0], 8)) is not each.reference for each in every)
     return ran == expected, f"{ran}; {own} of {len(every)} kernels have an implementation of their own"
 

@@ -18,7 +18,7 @@ from thinwire_lab.check.findings import Finding, first_line
 from thinwire_lab.check.material import Kit, Near, Trial, difference
 
 KERNELS: Mapping[str, Kernel[..., Any]] = MappingProxyType(
-    {name: found for name in kernels.__all__ if isinstance(found := getattr(kernels, name), Kernel)}
+    {name: found for name, found in vars(kernels).items() if isinstance(found, Kernel)}
 )
 """Every kernel, by name."""
 _SMALL = 10_000  # up to which every content is tried, and the CPU asked as well

@@ -17,7 +17,6 @@ from thinwire.kernels.sums import Sum
 
 
 def accumulate(sums: Sum) -> None:
-    """See `reference.accumulate`."""
     if sums.seeds is not None:
         for i, seed in enumerate(sums.seeds):
             _round(sums, i, seed)
@@ -92,7 +91,6 @@ def _each_loop(places, lengths, scales, decays, like, first, last):
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
-    """See `reference.subtract_rounded`."""
     high, low = (np.uint32(key) for key in keys(seed))
     _subtract_rounded_loop(x.view(torch.uint16).numpy(), indices.numpy(), values.to(torch.float32).numpy(), high, low)
 

@@ -58,7 +58,6 @@ def _each(sums: Sum) -> None:
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
-    """See `reference.subtract_rounded`."""
     args = (x, indices, values, indices.numel(), *signed_keys(seed))
     launch(_subtract_rounded, tiles_of(indices.numel(), _FEW), *args, FEW=_FEW)
 

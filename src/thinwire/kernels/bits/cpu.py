@@ -48,14 +48,12 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
 
 
 def ones(bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """See `reference.ones`."""
     places = bits.nonzero().view(-1).to(torch.int32)
     missing = max(0, count - places.numel())
     return torch.nn.functional.pad(places[:count], (0, missing), value=-1), torch.tensor(places.numel())
 
 
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
-    """See `reference.elias_fano_encode`."""
     layout = EliasFano.of(indices.numel(), space)
     words = np.zeros(layout.nbytes // 8, _WORD)
     _elias_fano_encode_loop(indices.numpy(), layout.low_bits, words, words[layout.low_nbytes // 8 :])
@@ -63,7 +61,6 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
 
 
 def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
-    """See `reference.elias_fano_decode`."""
     return elias_fano_decode_rows(buffer[None], count, space)[0]
 
 

@@ -14,7 +14,6 @@ _BITS = 4096
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """See `reference.pack_bits`."""
     out = torch.empty(-(-codes.numel() * bits // 8), dtype=torch.uint8, device=codes.device)
     args = (codes, out, codes.numel(), out.numel())
     launch(_pack, tiles_of(out.numel(), _BLOCK), *args, BITS=bits, BLOCK=_BLOCK)
@@ -22,7 +21,6 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torch.int16) -> Tensor:
-    """See `reference.unpack_bits`."""
     codes = torch.empty(count, dtype=dtype, device=buffer.device)
     launch(_unpack, tiles_of(count, _BLOCK), buffer, codes, count, buffer.numel(), BITS=bits, BLOCK=_BLOCK)
     return codes
@@ -39,7 +37,6 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
 
 
 def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
-    """See `reference.elias_fano_decode`."""
     return elias_fano_decode_rows(buffer[None], count, space)[0]
 
 

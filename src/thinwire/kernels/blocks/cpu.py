@@ -55,7 +55,6 @@ def _reaching(x: Tensor, width: int, threshold: Tensor, capacity: int) -> tuple[
 
 
 def largest_in_rows(x: Tensor, width: int, k: int) -> Tensor:
-    """See `reference.largest_in_rows`."""
     bits, sign = as_integers(x)
     out = empty(x.numel() // width * k, torch.int32, x.device)
     places = out.numpy()

@@ -19,7 +19,6 @@ _COLUMNS, _WIDEST = 1024, 1 << 15
 
 
 def block_energies(x: Tensor, width: int) -> Tensor:
-    """See `reference.block_energies`."""
     energies = x.new_empty(tiles_of(x.numel(), width))
     columns = min(_COLUMNS, triton.next_power_of_2(width))
     rows = TILE // columns
@@ -28,7 +27,6 @@ def block_energies(x: Tensor, width: int) -> Tensor:
 
 
 def largest_blocks(x: Tensor, width: int, k: int) -> Tensor:
-    """See `reference.largest_blocks`."""
     return largest(block_energies(x, width), k)
 
 

@@ -19,12 +19,10 @@ from thinwire.kernels.sums import Sum
 
 
 def chunk_topk(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """See `reference.chunk_topk`."""
     return _topk((xs,), (None, None), chunkings)
 
 
 def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_chunk_topk`."""
     if sums.how not in ("sum", "fading"):
         accumulate(sums)
         return chunk_topk(wide_each(sums.outs), chunkings)
@@ -55,7 +53,6 @@ def _topk(
 def chunk_put(
     outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
 ) -> None:
-    """See `reference.chunk_put`: the same bits."""
     places, chosen = addresses(outs), (positions.contiguous().numpy(), values.contiguous().numpy())
 
     def run(some: slice, cut: Chunking, start: int, first: int, last: int) -> None:

@@ -32,7 +32,6 @@ def offset_encode(
     rounding: Rounding,
     seeds: Sequence[int],
 ) -> None:
-    """See `reference.offset_encode`."""
     counts = tuple(np.int32(each) for each in grid)
     smallest = np.int32(grid.base << grid.shift).view(np.float32)
     if rounding == "stochastic":
@@ -53,23 +52,19 @@ def levels_encode(
     seeds: Sequence[int],
     nearest: bool = False,
 ) -> None:
-    """See `reference.levels_encode`."""
     _encode(_levels_loop, codes, x, scales, groups, _keys(seeds), np.float32(levels), nearest)
 
 
 def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
-    """See `reference.ternary_encode`."""
     _encode(_ternary_loop, codes, x, scales, groups, _keys(seeds))
 
 
 def sign_encode(codes: Tensor, x: Tensor) -> None:
-    """See `reference.sign_encode`."""
     out, given = codes.numpy(), x.numpy()
     map_ranges(lambda lo, hi: _sign_loop(out[lo:hi], given[lo:hi]), x.numel(), align=_ALIGN)
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
-    """See `reference.table_decode`."""
     wide = out if out.dtype in (torch.float32, torch.float64) else empty(out.numel(), torch.float32, out.device)
     _over_pieces(_decode_loop, groups, wide.numpy(), codes.numpy(), scales.numpy(), table.numpy())
     if wide is not out:

@@ -28,7 +28,6 @@ def offset_encode(
     rounding: Rounding,
     seeds: Sequence[int],
 ) -> None:
-    """See `reference.offset_encode`."""
     limits = {"BASE": grid.base, "POSITIVES": grid.positives, "NEGATIVES": grid.negatives, "SHIFT": grid.shift}
     _run(_offset, (codes, x, scales), groups, seeds, ROUNDING=rounding, **limits)
 
@@ -42,17 +41,14 @@ def levels_encode(
     seeds: Sequence[int],
     nearest: bool = False,
 ) -> None:
-    """See `reference.levels_encode`."""
     _run(_levels, (codes, x, scales), groups, seeds, LEVELS=levels, NEAREST=nearest)
 
 
 def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
-    """See `reference.ternary_encode`."""
     _run(_ternary, (codes, x, scales), groups, seeds)
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
-    """See `reference.table_decode`."""
     _run(_decode, (out, codes, table, scales), groups, [0] * len(groups.runs), LAST=table.numel() - 1)
 
 

@@ -15,14 +15,12 @@ _MASK = (1 << LONGEST) - 1
 
 
 def exponents_count(x: Tensor) -> Tensor:
-    """See `reference.exponents_count`."""
     numbers = x.numpy()
     parts = map_ranges(lambda lo, hi: _count_loop(numbers[lo:hi]), x.numel())
     return torch.from_numpy(np.sum(parts, axis=0))
 
 
 def exponents_encode(x: Tensor, codes: Tensor, nbytes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference.exponents_encode`."""
     numbers, table, blocks = x.numpy(), codes.numpy(), -(-x.numel() // CODED)
     rest, sizes = empty(x.numel(), torch.uint8, x.device), np.zeros(blocks, np.int16)
     stream = torch.zeros(nbytes, dtype=torch.uint8)
@@ -34,7 +32,6 @@ def exponents_encode(x: Tensor, codes: Tensor, nbytes: int) -> tuple[Tensor, Ten
 
 
 def exponents_decode(out: Tensor, rest: Tensor, sizes: Tensor, stream: Tensor, table: Tensor) -> Tensor:
-    """See `reference.exponents_decode`."""
     numbers, low, bits, data, entries = (t.numpy() for t in (out, rest, sizes, stream, table))
     starts = _starts(np.maximum(bits, 0))
     good = map_ranges(

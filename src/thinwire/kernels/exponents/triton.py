@@ -12,7 +12,6 @@ _LANES = 64
 
 
 def exponents_encode(x: Tensor, codes: Tensor, nbytes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference.exponents_encode`."""
     blocks = tiles_of(x.numel(), CODED)
     rest = torch.empty(x.numel(), dtype=torch.uint8, device=x.device)
     sizes = torch.empty(blocks, dtype=torch.int32, device=x.device)

@@ -20,7 +20,6 @@ _VECTOR = 32
 
 
 def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
-    """See `reference.inverse_fourier`: the same bits."""
     out, lanes = empty(numel, pairs.dtype, pairs.device), _VECTOR // pairs.element_size()
     cos, sin = (part.numpy() for part in turns(width, pairs.dtype))
     dtype = cos.dtype.type

@@ -16,7 +16,6 @@ _BLOCK = 1024
 
 
 def gather_each(xs: Sequence[Tensor], indices: Tensor, runs: Sequence[int]) -> Tensor:
-    """See `reference.gather_each`."""
     values = xs[0].new_empty(indices.numel())
     columns = table(values.device, addresses(xs), runs, list(accumulate(runs, initial=0))[:-1])
     tiles = tiles_of_each(tuple(runs), values.device, _BLOCK)

@@ -19,21 +19,18 @@ _TILE = 512
 
 
 def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
-    """See `reference.slot_of`."""
     slot, quotient = np.empty(indices.numel(), np.int64), np.empty(indices.numel(), np.int64)
     _slots_of(indices.numpy(), *_table(slots, numel, seed), slot, quotient)
     return torch.from_numpy(slot), torch.from_numpy(quotient)
 
 
 def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    """See `reference.index_of`."""
     indices = np.empty(slot.numel(), np.int64)
     _indices_of(slot.numpy(), quotient.numpy(), *_table(slots, numel, seed), indices)
     return torch.from_numpy(indices)
 
 
 def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    """See `reference.hashed_slots`."""
     table, (_, height, rounds) = np.full(slots, -1, np.int64), _table(slots, numel, seed)
     _hashed_slots_loop(table, indices.numpy(), priorities.numpy(), height, rounds)
     return torch.from_numpy(table.astype(np.int32))
@@ -47,7 +44,6 @@ def hashed_slots_of_each(
     slots: Sequence[int],
     seeds: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.hashed_slots_of_each`."""
     ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
     out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype)
     arrays = (indices.numpy(), priorities.numpy(), out, values.numpy())
@@ -71,7 +67,6 @@ def round_keys(seeds: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
-    """See `reference.slot_codes`."""
     codes = np.empty(indices.numel(), np.int32)
     _, height, rounds = _table(codes.size, numel, seed)
     slot_codes_loop(indices.numpy(), numel, height, rounds, codes)
@@ -79,7 +74,6 @@ def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
 
 
 def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
-    """See `reference.slot_indices`."""
     indices = np.empty(codes.numel(), np.int32)
     _, height, rounds = _table(indices.size, numel, seed)
     slot_indices_loop(codes.numpy(), numel, height, rounds, indices)

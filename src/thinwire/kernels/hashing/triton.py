@@ -20,7 +20,6 @@ _KEYS = [f"{word}{j}" for j in range(3) for word in ("high", "low")]
 
 
 def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
-    """See `reference.slot_of`."""
     slot, quotient = (torch.empty(indices.shape, dtype=torch.int64, device=indices.device) for _ in range(2))
     args = (indices, slot, quotient, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
     launch(_slots_of, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
@@ -28,7 +27,6 @@ def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor,
 
 
 def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    """See `reference.index_of`."""
     indices = torch.empty(slot.shape, dtype=torch.int64, device=slot.device)
     args = (slot, quotient, indices, slot.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
     launch(_indices_of, tiles_of(slot.numel(), _BLOCK), *args, BLOCK=_BLOCK)
@@ -51,7 +49,6 @@ def hashed_slots_of_each(
     slots: Sequence[int],
     seeds: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """See `reference.hashed_slots_of_each`."""
     device, lengths, where = indices.device, [x.numel() for x in xs], addresses(xs)
     firsts, starts = (list(accumulate(counts[:-1], initial=0)) for counts in (runs, slots))
     columns = table_of(device, lambda: (where, lengths, slots, list(seeds), firsts, runs, starts))

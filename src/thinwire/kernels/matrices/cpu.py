@@ -12,7 +12,6 @@ _TILE = 2048
 
 
 def row_sums(rows: Tensor) -> Tensor:
-    """See `reference.row_sums`: the same bits."""
     out = empty(rows.shape[1], rows.dtype, rows.device)
     arrays = (out.numpy(), rows.numpy())
     map_ranges(lambda lo, hi: _row_sums_loop(*arrays, lo, hi), out.numel())
@@ -20,14 +19,12 @@ def row_sums(rows: Tensor) -> Tensor:
 
 
 def outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """See `reference.outer_sums`: the same bits."""
     width = max(1, out.shape[1])
     arrays = (out.numpy(), a.numpy(), b.T.contiguous().numpy())
     map_ranges(lambda lo, hi: _outer_sums_loop(*arrays, lo // width, hi // width), out.numel(), align=width)
 
 
 def orthonormal(x: Tensor) -> Tensor:
-    """See `reference.orthonormal`: the same bits."""
     columns = x.T.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
     peak = columns.abs().amax()
     columns /= torch.where(peak > 0, peak, 1.0)

@@ -37,7 +37,6 @@ _ROOM = 64
 
 
 def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_sampled_select`."""
     if sums.how == "rounded":  # the sample is taken before that
         return one_by_one(sums, draws, accumulate_select, largest)
     accumulate(sums)

@@ -31,7 +31,6 @@ def scatter_add(
     runs: Sequence[int],
     sign: float = 1.0,
 ) -> None:
-    """See `reference.scatter_add`."""
     dtype = outs[0].dtype
     arrays = indices.numpy(), values.to(dtype).numpy()
     _add_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
@@ -52,7 +51,6 @@ def scatter(
 
 
 def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
-    """See `reference.mask`."""
     _mask_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy())
 
 

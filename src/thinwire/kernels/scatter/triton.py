@@ -78,7 +78,6 @@ def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs
 
 
 def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
-    """See `reference.mask`."""
     if len(xs) == 1:
         args = (xs[0], _counted(indices, offsets[0]), values, indices.numel())
         launch(_mask, tiles_of(indices.numel(), _CHUNK), *args, CHUNK=_CHUNK)

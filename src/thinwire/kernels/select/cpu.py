@@ -26,12 +26,10 @@ FEW, _SAMPLE, _SMALL_SAMPLE = 1 << 20, 1 << 16, 1 << 12
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
-    """See `reference.select`."""
     return _over_ranges(loops.select, x, threshold, capacity)
 
 
 def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
-    """See `reference.accumulate_select`."""
     out = sums.outs[0]
     if sums.seeds is not None:
         accumulate(sums)

@@ -52,7 +52,6 @@ def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """See `reference.largest`."""
     out = torch.empty(min(k, x.numel()), dtype=torch.int32, device=x.device)
     _write_largest(out, x)
     return out

@@ -33,7 +33,6 @@ def sketch_insert(x: Tensor, rows: int, buckets: int, seed: int) -> Tensor:
 
 
 def sketch_query(table: Tensor, numel: int, seed: int) -> Tensor:
-    """See `reference.sketch_query`."""
     out = empty(numel, table.dtype, table.device)
     arrays = (out.numpy(), table.numpy(), _sketch_keys(table.shape[0], seed))
     map_ranges(lambda lo, hi: _query_loop(*arrays, lo, hi), numel)

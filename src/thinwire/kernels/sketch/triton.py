@@ -36,7 +36,6 @@ def _insert(cells: Tensor, part: Tensor, offset: int, edges: Tensor, keys: tuple
 
 
 def sketch_query(table: Tensor, numel: int, seed: int) -> Tensor:
-    """See `reference.sketch_query`."""
     (rows, buckets), out = table.shape, table.new_empty(numel)
     keys = np.array([signed_keys(SKETCH_ROWS * seed + j) for j in range(rows)], np.int32)
     words = sent(torch.frombuffer(keys, dtype=torch.int32).view(rows, 2), table.device)

@@ -38,7 +38,6 @@ class _Run(NamedTuple):
 
 
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
-    """See `reference.slots_encode`."""
     packed, misplaced = [torch.empty(0, dtype=torch.uint8)], 0
     for run in _runs(tuple(parts)):
         found, wrong = _encoded(indices[run.slots], run, seeds[run.regions])
@@ -48,7 +47,6 @@ def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tu
 
 
 def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
-    """See `reference.slots_decode`."""
     found = torch.empty(rows.shape[0], sum(part.slots for part in parts), dtype=torch.int32)
     for run in _runs(tuple(parts)):
         for row, out, own in zip(rows[:, run.bytes], found[:, run.slots], seeds[:, run.regions], strict=True):

@@ -18,7 +18,6 @@ _BLOCK = 1024
 
 
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
-    """See `reference.slots_encode`."""
     device, columns = indices.device, _columns(parts, indices.device)
     codes, misplaced = torch.empty_like(indices), torch.zeros((), dtype=torch.int64, device=device)
     tiles = tiles_of_each(tuple(part.slots for part in parts), device, _BLOCK)
@@ -30,7 +29,6 @@ def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tu
 
 
 def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
-    """See `reference.slots_decode`."""
     count = sum(part.slots for part in parts)
     out = torch.empty(rows.shape[0], count, dtype=torch.int32, device=rows.device)
     tiles = tiles_of_each(tuple(part.slots for part in parts), rows.device, _BLOCK)

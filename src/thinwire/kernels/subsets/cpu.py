@@ -22,7 +22,6 @@ _LAST = np.iinfo(np.int64).max
 
 
 def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
-    """See `reference.subsets_encode`."""
     kept, bits, places = numbering.kept, numbering.bits, positions.numpy()
     binomials = numbering.table(positions).numpy()
     nbytes = -(-positions.numel() // kept * bits // 8)
@@ -37,7 +36,6 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
-    """See `reference.subsets_decode`."""
     kept, bits = numbering.kept, numbering.bits
     loop, tables = _searching(numbering)
     words = np.zeros((rows.shape[0], rows.shape[1] // 8 + _SPARE), np.dtype("<u8"))

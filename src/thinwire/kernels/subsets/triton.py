@@ -12,7 +12,6 @@ _BLOCK = 128
 
 
 def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
-    """See `reference.subsets_encode`."""
     count = positions.numel() // numbering.kept
     out = torch.empty(-(-count * numbering.bits // 8), dtype=torch.uint8, device=positions.device)
     args = (out, positions, numbering.table(positions), count, out.numel(), numbering.kept, numbering.space)
@@ -22,7 +21,6 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
-    """See `reference.subsets_decode`."""
     ranks, bits = rows.shape[0], numbering.bits
     positions = torch.empty(ranks, count * numbering.kept, dtype=torch.int16, device=rows.device)
     wrong = torch.empty(ranks, count, dtype=torch.bool, device=rows.device)

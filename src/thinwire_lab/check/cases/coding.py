@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Groups, Numbering, OffsetGrid
-from thinwire.kernels.exponents import CODED
+from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
 from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials
 from thinwire_lab.check.material import Kit, Near, Trial, framed
