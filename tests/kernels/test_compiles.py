@@ -38,9 +38,9 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {"BITS": 4096},
     ),
     ("bits", "_check_keys", {"keys": INT, "wrong": INT, "ends": INT, "tiles": "i32", "count": "i32"}, {}),
-    ("slotted", "_codes", {"codes": INT, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
-    ("slotted", "_pack", {"out": BYTE, "codes": INT, **_PARTS}, {}),
-    ("slotted", "_decode", {"out": INT, "rows": BYTE, "seeds": LONG, **_STRIDES, **_PARTS}, {}),
+    ("hashing", "_codes", {"codes": INT, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
+    ("hashing", "_pack", {"out": BYTE, "codes": INT, **_PARTS}, {}),
+    ("hashing", "_decode", {"out": INT, "rows": BYTE, "seeds": LONG, **_STRIDES, **_PARTS}, {}),
     (
         "hashing",
         "_hash_each",

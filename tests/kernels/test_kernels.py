@@ -15,9 +15,10 @@ from cases import MOMENTA, SUMS, joined, summed, vector
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Kernel, Picks, Sum
+from thinwire.kernels import Kernel, Picks, Slotted, Sum
 from thinwire.kernels.blocks import cpu as blocks_cpu
 from thinwire.kernels.dispatch import Backend, backend_of
+from thinwire.kernels.hashing.reference import index_of, slot_of
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.select import cpu as select_cpu
 from thinwire.kernels.select.cpu import STREAM_BYTES
@@ -313,12 +314,16 @@ def test_mix_is_one_to_one_and_changes_with_the_seed() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63])
 def test_hashed_slots(slots: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed % 2**32)
-    for indices in (torch.empty(0, dtype=torch.int32), torch.randperm(5000, generator=generator).int() * 400_000):
+    x = torch.randn(200_000, generator=generator)
+    for indices in (torch.empty(0, dtype=torch.int32), torch.randperm(5000, generator=generator).int() * 40):
         priorities = torch.randint(0, 2**31 - 1, indices.shape, generator=generator, dtype=torch.int32)
         for picks in (indices, torch.nn.functional.pad(indices, (0, 3), value=-1)):
-            args = (picks, torch.nn.functional.pad(priorities, (0, picks.numel() - indices.numel())))
-            table = kernels.hashed_slots.cpu(*args, slots, 2_000_000_000, seed)
-            assert torch.equal(table, kernels.hashed_slots.reference(*args, slots, 2_000_000_000, seed))
+            args = (picks, torch.nn.functional.pad(priorities, (0, picks.numel() - indices.numel())), [picks.numel()])
+            found, expected = (
+                call([x], *args, [slots], [seed])
+                for call in (kernels.hashed_slots_of_each.cpu, kernels.hashed_slots_of_each.reference)
+            )
+            assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.grid
@@ -326,41 +331,40 @@ def test_hashed_slots(slots: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", [0, 5, 2**63])
 def test_slot_and_quotient_tell_the_index(numel: int, slots: int, seed: int) -> None:
     indices = torch.arange(numel, dtype=torch.int32)
-    for backend in BACKENDS:
-        slot, quotient = kernels.slot_of.on(backend)(indices, slots, numel, seed)
-        assert 0 <= int(slot.min()) <= int(slot.max()) < slots
-        assert 0 <= int(quotient.min()) <= int(quotient.max()) < -(-numel // slots)
-        assert torch.equal(kernels.index_of.on(backend)(slot, quotient, slots, numel, seed), indices.long())
-        assert torch.equal(slot, kernels.slot_of.reference(indices, slots, numel, seed)[0])
+    slot, quotient = slot_of(indices, slots, numel, seed)
+    assert 0 <= int(slot.min()) <= int(slot.max()) < slots
+    assert 0 <= int(quotient.min()) <= int(quotient.max()) < -(-numel // slots)
+    assert torch.equal(index_of(slot, quotient, slots, numel, seed), indices.long())
 
 
-@pytest.mark.parametrize(("numel", "slots"), [(1, 1), (1000, 10), (1000, 1000), (65_537, 66)])
+@pytest.mark.parametrize(("numel", "slots"), [(1, 1), (1000, 10), (1000, 1000), (65_537, 66), (1 << 20, 9000)])
 def test_codes_of_slots_tell_the_indices(numel: int, slots: int) -> None:
     picks = torch.randperm(numel)[: 2 * slots].int()
-    table = kernels.hashed_slots.reference(picks, torch.zeros_like(picks), slots, numel, 3)
-    indices = table.masked_fill(table < 0, numel - 1)
+    table = kernels.hashed_slots(picks, torch.zeros_like(picks), slots, numel, 3)
+    indices, parts, seeds = table.masked_fill(table < 0, numel - 1), [Slotted(5, numel, slots)], torch.tensor([3])
+    packed, _ = kernels.slots_encode.reference(indices + 5, parts, seeds)
+    anything = torch.randint(256, (2, packed.numel()), dtype=torch.uint8)
+    expected = kernels.slots_decode.reference(anything, parts, seeds.expand(2, 1))
+    assert -1 <= int(expected.min()) <= int(expected.max()) < numel + 5
     for backend in BACKENDS:
-        codes = kernels.slot_codes.on(backend)(indices, numel, 3)
-        assert torch.equal(codes, kernels.slot_codes.reference(indices, numel, 3))
-        assert torch.equal(kernels.slot_indices.on(backend)(codes, numel, 3), indices)
-        anything = torch.randint(-5, -(-numel // slots) + 5, (slots,), dtype=torch.int32)
-        for given in (anything, torch.full_like(anything, 2**31 - 1), torch.full_like(anything, -(2**31))):
-            found = kernels.slot_indices.on(backend)(given, numel, 3)
-            assert torch.equal(found, kernels.slot_indices.reference(given, numel, 3))
-            assert -1 <= int(found.min()) <= int(found.max()) < numel
-            assert torch.equal(
-                kernels.slot_codes.on(backend)(given, numel, 3), kernels.slot_codes.reference(given, numel, 3)
-            )
-        if slots > 1:
-            assert int(kernels.slot_codes.on(backend)(indices.roll(1), numel, 3).min()) < 0, "out of order"
+        encode, decode = kernels.slots_encode.on(backend), kernels.slots_decode.on(backend)
+        codes, misplaced = encode(indices + 5, parts, seeds)
+        assert torch.equal(codes, packed)
+        assert not int(misplaced)
+        assert torch.equal(decode(packed[None], parts, seeds[None])[0], indices + 5)
+        assert torch.equal(decode(anything, parts, seeds.expand(2, 1)), expected)
+        for given in (expected[0], torch.full_like(indices, 2**31 - 1), torch.full_like(indices, -(2**31))):
+            found, wanted = (call(given, parts, seeds) for call in (encode, kernels.slots_encode.reference))
+            assert int(found[1]) == int(wanted[1])
+        assert slots == 1 or int(encode((indices + 5).roll(1), parts, seeds)[1]), "out of order"
 
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_highest_priority_keeps_its_slot_and_of_equals_the_largest_index(ties: bool) -> None:
     indices = torch.arange(1024, dtype=torch.int32)
     priorities = torch.zeros_like(indices) if ties else indices.flip(0).contiguous()
-    slot, _ = kernels.slot_of.reference(indices, 100, 1_000_000, 7)
-    table = kernels.hashed_slots.reference(indices, priorities, 100, 1_000_000, 7)
+    slot, _ = slot_of(indices, 100, 1_000_000, 7)
+    table = kernels.hashed_slots(indices, priorities, 100, 1_000_000, 7)
     for place, winner in enumerate(table.tolist()):
         writers = indices[slot == place].tolist()
         assert winner == ((max(writers) if ties else min(writers)) if writers else -1)
@@ -370,7 +374,7 @@ def test_the_highest_priority_keeps_its_slot_and_of_equals_the_largest_index(tie
 def test_share_of_empty_slots_is_that_of_independent_hashes(slots: int, mean: float, deviation: float) -> None:
     """DRAGONN's Lemma A.10, for 1024 writers."""
     indices = torch.arange(1024, dtype=torch.int32)
-    tables = [kernels.hashed_slots.reference(indices, indices, slots, 126_720_000, seed) for seed in range(300)]
+    tables = [kernels.hashed_slots(indices, indices, slots, 126_720_000, seed) for seed in range(300)]
     empty = [float((table < 0).double().mean()) for table in tables]
     assert all(abs(share - mean) < 5 * deviation for share in empty)
     assert abs(sum(empty) / 300 - mean) < 4 * deviation / 300**0.5

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.kernels import EliasFano
 from thinwire.kernels.dispatch import Backend
-from thinwire.kernels.hashing.reference import slot_indices_of_rows
+from thinwire.kernels.hashing.reference import slot_indices
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -60,9 +60,9 @@ def test_ones(backend: Backend) -> None:
 def test_slots_by_seeds_that_only_the_device_knows(seed: int) -> None:
     codes = torch.arange(40, dtype=torch.int32) % 26  # 25 stands for an empty slot
     signed = torch.tensor([[seed - 2**64 if seed >= 2**63 else seed], [3]])
-    found = slot_indices_of_rows(torch.stack([codes, codes]), 1000, signed)
-    assert torch.equal(found[0], kernels.slot_indices.reference(codes, 1000, seed))
-    assert torch.equal(found[1], kernels.slot_indices.reference(codes, 1000, 3))
+    found = slot_indices(torch.stack([codes, codes]), 1000, signed)
+    assert torch.equal(found[0], slot_indices(codes, 1000, seed))
+    assert torch.equal(found[1], slot_indices(codes, 1000, 3))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

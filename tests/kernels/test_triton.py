@@ -227,40 +227,18 @@ def test_mask(numel: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(("slots", "numel"), [(1, 1), (7, 63), (1000, 5000), (1500, 1 << 20), (3, (1 << 31) - 1)])
-@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**63])
-def test_hashing(slots: int, numel: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed % 2**32)
-    indices = framed(torch.randint(0, numel, (1500,), generator=generator, dtype=torch.int32))
-    slot, quotient = kernels.slot_of.gpu(indices, slots, numel, seed)
-    expected = kernels.slot_of.reference(indices, slots, numel, seed)
-    assert torch.equal(slot, expected[0])
-    assert torch.equal(quotient, expected[1])
-    assert torch.equal(kernels.index_of.gpu(slot, quotient, slots, numel, seed), indices)
-    pairs = torch.arange(slots, device=DEVICE), torch.full((slots,), -(-numel // slots) - 1, device=DEVICE)
-    assert torch.equal(
-        kernels.index_of.gpu(*pairs, slots, numel, seed), kernels.index_of.reference(*pairs, slots, numel, seed)
-    )
-
-
-def test_hashing_of_nothing() -> None:
-    nothing = torch.empty(0, dtype=torch.int32, device=DEVICE)
-    assert kernels.hashed_slots.gpu(nothing, nothing, 0, 0, 1).numel() == 0
-    slot, quotient = kernels.slot_of.gpu(nothing, 0, 0, 1)
-    assert kernels.index_of.gpu(slot, quotient, 0, 0, 1).numel() == 0
-
-
-@pytest.mark.grid
 @pytest.mark.parametrize("slots", [1, 1000, 3000])
 @pytest.mark.parametrize("numel", [0, 1, 1500])
-def test_hashed_slots(slots: int, numel: int) -> None:
+@pytest.mark.parametrize("seed", [5, 2**32 - 1, 2**62])
+def test_hashed_slots(slots: int, numel: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(numel)
     indices = torch.randperm(50_000, generator=generator)[:numel].int()
     indices[5::7] = -1
     for most in (1, 3, 2**31 - 1):
         priorities = torch.randint(0, most, (numel,), generator=generator, dtype=torch.int32)
-        args = (framed(indices), framed(priorities), slots, 50_000, 5)
-        assert torch.equal(kernels.hashed_slots.gpu(*args), kernels.hashed_slots.reference(*args))
+        args = ([vector(50_000)], framed(indices), framed(priorities), [numel], [slots], [seed])
+        calls = (kernels.hashed_slots_of_each.gpu, kernels.hashed_slots_of_each.reference)
+        assert all(map(torch.equal, *(call(*args) for call in calls)))
 
 
 @pytest.mark.grid
@@ -762,7 +740,7 @@ def test_exponents(numel: int) -> None:
 def test_where_plain_torch_is_as_good() -> None:
     every = {name: kernel for name, kernel in vars(kernels).items() if isinstance(kernel, Kernel)}
     assert {name for name, kernel in every.items() if kernel.cpu is kernel.reference} == {"gather_each"}
-    plain = {"exponents_count", "merge", "ones", "row_sums", "sign_encode", "slot_codes", "slot_indices"}
+    plain = {"exponents_count", "merge", "ones", "row_sums", "sign_encode"}
     assert {name for name, kernel in every.items() if kernel.gpu is kernel.reference} == plain
 
 
@@ -784,8 +762,7 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.scatter.gpu(out, regions, indices, values, runs)
         kernels.scatter_add.gpu([out], [0], indices, values, runs, -1.0)
         kernels.mask.gpu([out], [0], indices, values, [80])
-        kernels.hashed_slots.gpu(picks, picks, 20, 5000, 1)
-        kernels.index_of.gpu(*kernels.slot_of.gpu(picks, 20, 5000, 1), 20, 5000, 1)
+        kernels.hashed_slots_of_each.gpu([x], picks, picks, [50], [20], [1])
         kernels.largest_of_each.gpu([x, y], [5, 50])
         draws = [kernels.Draw(offset=1, stride=7, rank=9, capacity=40)] * 2
         kernels.accumulate_sampled_select.gpu(Sum([out, velocity], [x, y], [y, x], [0.5, 0.5]), draws)

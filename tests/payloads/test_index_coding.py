@@ -42,7 +42,7 @@ def in_slots(numel: int, slots: int, seed: int) -> Tensor:
     picks = torch.arange(0, numel, 1 + 2 * (seed % 8), dtype=torch.int32)
     if not slots:
         return picks[:0]
-    table = kernels.hashed_slots.reference(picks, picks, slots, numel, seed)
+    table = kernels.hashed_slots(picks, picks, slots, numel, seed)
     return table.masked_fill(table < 0, numel - 1)
 
 
@@ -135,7 +135,7 @@ def test_bits_per_kept_element() -> None:
     coded = Coded.of(torch.ones(count), form)
     few = Sparse(indices=half.indices, values=coded.values(torch.float32), numel=numel, coded=coded)
     assert few.to_buffer().numel() * 8 / count < 19.96
-    slots = kernels.hashed_slots.reference(indices, indices, count, numel, 7)
+    slots = kernels.hashed_slots(indices, indices, count, numel, 7)
     slots.masked_fill_(slots < 0, numel - 1)
     hashed = Sparse(indices=slots, values=torch.ones(count).half(), numel=numel, seeds=(7,))
     assert hashed.to_buffer().numel() * 8 / count < 26.01

@@ -135,7 +135,7 @@ def _one_of_each() -> list[Payload]:
     few = torch.tensor([2, 2, 11, 13, 28, 29, 30, 60, 61, 61, 89], dtype=torch.int32)
     half = torch.ones(11).half()
     picks = torch.tensor([3, 9, 17], dtype=torch.int32)
-    slots = kernels.hashed_slots.reference(picks, picks, 7, 29, 5)
+    slots = kernels.hashed_slots(picks, picks, 7, 29, 5)
     slots.masked_fill_(slots < 0, 28)
     many = torch.tensor([0, 1, *range(60, 840, 60)], dtype=torch.int32)
     coefficients = Blocks(keys=few[4:7] - 28, values=half[:6], numel=18, width=2)

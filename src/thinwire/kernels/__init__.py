@@ -22,8 +22,11 @@ from thinwire.kernels.fourier import reference as _fourier
 from thinwire.kernels.gathered import reference as _gathered
 from thinwire.kernels.groups import Groups as Groups
 from thinwire.kernels.hashing import reference as _hashing
+from thinwire.kernels.hashing.reference import Slotted as Slotted
+from thinwire.kernels.hashing.reference import hashed_slots as hashed_slots
 from thinwire.kernels.hashing.reference import keys as keys
 from thinwire.kernels.hashing.reference import mix as mix
+from thinwire.kernels.hashing.reference import slot_of as slot_of
 from thinwire.kernels.matrices import reference as _matrices
 from thinwire.kernels.sampled import reference as _sampled
 from thinwire.kernels.sampled.reference import Draw as Draw
@@ -33,8 +36,6 @@ from thinwire.kernels.select import reference as _select
 from thinwire.kernels.select.reference import Picks as Picks
 from thinwire.kernels.select.reference import gather as gather
 from thinwire.kernels.sketch import reference as _sketch
-from thinwire.kernels.slotted import reference as _slotted
-from thinwire.kernels.slotted.reference import Slotted as Slotted
 from thinwire.kernels.subsets import reference as _subsets
 from thinwire.kernels.subsets.numbering import Numbering as Numbering
 from thinwire.kernels.sums import Sum as Sum
@@ -64,14 +65,9 @@ scatter_add = Kernel(_scatter.scatter_add, by="*outs")
 mask = Kernel(_scatter.mask, by="*xs")
 merge = Kernel(_scatter.merge, by="*rows")
 
-hashed_slots = Kernel(_hashing.hashed_slots, by="indices priorities", any_dtype=True)
 hashed_slots_of_each = Kernel(_hashing.hashed_slots_of_each, by="*xs")
-slot_of = Kernel(_hashing.slot_of, by="indices", any_dtype=True)
-index_of = Kernel(_hashing.index_of, by="slot quotient", any_dtype=True)
-slot_codes = Kernel(_hashing.slot_codes, by="indices", any_dtype=True)
-slot_indices = Kernel(_hashing.slot_indices, by="codes", any_dtype=True)
-slots_encode = Kernel(_slotted.slots_encode, by="indices", any_dtype=True)
-slots_decode = Kernel(_slotted.slots_decode, by="*rows", any_dtype=True)
+slots_encode = Kernel(_hashing.slots_encode, by="indices", any_dtype=True)
+slots_decode = Kernel(_hashing.slots_decode, by="*rows", any_dtype=True)
 
 sketch_insert = Kernel(_sketch.sketch_insert, by="x")
 sketch_query = Kernel(_sketch.sketch_query, by="table")

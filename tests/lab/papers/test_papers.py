@@ -48,7 +48,7 @@ def test_share_of_empty_slots(slots: int, mean: float, deviation: float) -> None
     draws = 400
     empty = torch.tensor(
         [
-            float((kernels.hashed_slots.reference(writers, writers * 0, slots, 126_720_000, seed) < 0).double().mean())
+            float((kernels.hashed_slots(writers, writers * 0, slots, 126_720_000, seed) < 0).double().mean())
             for seed in range(draws)
         ]
     )
@@ -64,9 +64,7 @@ def test_share_of_empty_slots(slots: int, mean: float, deviation: float) -> None
 def test_survival_of_the_ith_writer() -> None:
     """Lemma A.5: ((m − 1)/m)^(n − i), where the last writer wins; m = n = 4."""
     writers, draws = torch.arange(4, dtype=torch.int32), 20_000
-    survivors = torch.stack(
-        [kernels.hashed_slots.reference(writers, writers * 0, 4, 126_720_000, seed) for seed in range(draws)]
-    )
+    survivors = torch.stack([kernels.hashed_slots(writers, writers * 0, 4, 126_720_000, seed) for seed in range(draws)])
     for i in range(4):
         expected = (3 / 4) ** (3 - i)
         found = float((survivors == i).any(dim=1).double().mean())

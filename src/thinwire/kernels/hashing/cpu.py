@@ -1,39 +1,27 @@
-"""Hashing indices to slots of a table, and coding indices that are in slot order."""
+"""Hashing indices to slots of a table; and indices in slot order: small regions are taken together."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.kernels import simd
+from thinwire.kernels.bits.cpu import pack_bits, unpack_bits
 from thinwire.kernels.compiled import compiled, exactly
-from thinwire.kernels.parts import addresses, sizes
+from thinwire.kernels.hashing.reference import Slotted
+from thinwire.kernels.parts import Array, addresses, sizes
 from thinwire.kernels.several import vector
 
 _AHEAD = 32
 """How many slots ahead of the one being read an element is fetched."""
 _TILE = 512
 """Indices whose slots are computed at a time, in vectors. They stay in the cache until the table is written."""
-
-
-def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
-    slot, quotient = np.empty(indices.numel(), np.int64), np.empty(indices.numel(), np.int64)
-    _slots_of(indices.numpy(), *_table(slots, numel, seed), slot, quotient)
-    return torch.from_numpy(slot), torch.from_numpy(quotient)
-
-
-def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    indices = np.empty(slot.numel(), np.int64)
-    _indices_of(slot.numpy(), quotient.numpy(), *_table(slots, numel, seed), indices)
-    return torch.from_numpy(indices)
-
-
-def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    table, (_, height, rounds) = np.full(slots, -1, np.int64), _table(slots, numel, seed)
-    _hashed_slots_loop(table, indices.numpy(), priorities.numpy(), height, rounds)
-    return torch.from_numpy(table.astype(np.int32))
+_SMALL = 1 << 12
+"""Slots up to which a region is packed bit by bit, which costs less there than a call does."""
 
 
 def hashed_slots_of_each(
@@ -47,18 +35,12 @@ def hashed_slots_of_each(
     ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
     out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype)
     arrays = (indices.numpy(), priorities.numpy(), out, values.numpy())
-    rounds = round_keys(seeds)
+    rounds = _round_keys(seeds)
     _each_hashed_loop(addresses(xs), sizes(xs), ends, places, rounds, *arrays)
     return torch.from_numpy(out), values
 
 
-def _table(slots: int, numel: int, seed: int) -> tuple[np.uint32, np.uint32, np.ndarray[Any, Any]]:
-    """Return the slots, how many quotients there are, and the keys of the three rounds."""
-    slots = max(1, slots)
-    return np.uint32(slots), np.uint32(-(-numel // slots)), round_keys([seed])[0]
-
-
-def round_keys(seeds: Sequence[int]) -> np.ndarray[Any, Any]:
+def _round_keys(seeds: Sequence[int]) -> Array:
     """Return the keys of the three rounds for each of several seeds: uint32 (seeds, 3, 2)."""
     words = np.array([seed % (1 << 64) for seed in seeds], np.uint64)
     rounds: Any = np.uint64(3) * words[:, None] + np.arange(3, dtype=np.uint64)
@@ -66,18 +48,70 @@ def round_keys(seeds: Sequence[int]) -> np.ndarray[Any, Any]:
     return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
 
 
-def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
-    codes = np.empty(indices.numel(), np.int32)
-    _, height, rounds = _table(codes.size, numel, seed)
-    slot_codes_loop(indices.numpy(), numel, height, rounds, codes)
-    return torch.from_numpy(codes)
+class _Run(NamedTuple):
+    """Regions that are taken together, or a large one alone: which, and where their slots and bytes lie.
+
+    `table` has a row for each region: its offset, length, slots and bits, and where its bytes begin.
+    """
+
+    regions: slice
+    slots: slice
+    bytes: slice
+    table: Array
 
 
-def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
-    indices = np.empty(codes.numel(), np.int32)
-    _, height, rounds = _table(indices.size, numel, seed)
-    slot_indices_loop(codes.numpy(), numel, height, rounds, indices)
-    return torch.from_numpy(indices)
+def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
+    packed, misplaced = [torch.empty(0, dtype=torch.uint8)], 0
+    for run in _runs(tuple(parts)):
+        found, wrong = _encoded(indices[run.slots], run, seeds[run.regions])
+        packed.append(found)
+        misplaced += wrong
+    return torch.cat(packed), torch.tensor(misplaced)
+
+
+def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
+    found = torch.empty(rows.shape[0], sum(part.slots for part in parts), dtype=torch.int32)
+    for run in _runs(tuple(parts)):
+        for row, out, own in zip(rows[:, run.bytes], found[:, run.slots], seeds[:, run.regions], strict=True):
+            _decode(row, run, own, out)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _runs(parts: tuple[Slotted, ...]) -> Sequence[_Run]:
+    places = np.cumsum([(0, 0)] + [(part.slots, part.nbytes if part.slots else 0) for part in parts], axis=0)
+    starts, found = places.tolist(), []
+    for large, group in groupby(range(len(parts)), lambda at: parts[at].slots > _SMALL):
+        for some in [[at] for at in group] if large else [list(group)]:
+            first, last = some[0], some[-1] + 1
+            (slots, begin), (slots_end, end) = starts[first], starts[last]
+            rows = [(*parts[at], parts[at].bits, starts[at][1] - begin) for at in some]
+            found.append(_Run(slice(first, last), slice(slots, slots_end), slice(begin, end), np.array(rows, np.int64)))
+    return found
+
+
+def _encoded(indices: Tensor, run: _Run, seeds: Tensor) -> tuple[Tensor, int]:
+    """Return the packed codes of a run, and how many of its indices are in no slot."""
+    keys = _round_keys(seeds.tolist())
+    if len(run.table) == 1 and run.table[0, 2] > _SMALL:
+        offset, length, slots, bits, _ = run.table[0].tolist()
+        codes = np.empty(slots, np.int32)
+        _codes_loop((indices - offset).numpy(), length, np.uint32(-(-length // slots)), keys[0], codes)
+        return pack_bits(torch.from_numpy(codes), bits), int((codes < 0).sum())
+    packed = torch.empty(run.bytes.stop - run.bytes.start, dtype=torch.uint8)
+    return packed, _encode_loop(indices.numpy(), run.table, keys, packed.numpy())
+
+
+def _decode(row: Tensor, run: _Run, seeds: Tensor, out: Tensor) -> None:
+    """Write the indices of a run, from its bytes."""
+    keys = _round_keys(seeds.tolist())
+    if len(run.table) == 1 and run.table[0, 2] > _SMALL:
+        offset, length, slots, bits, _ = run.table[0].tolist()
+        codes, within = unpack_bits(row, slots, bits, torch.int32), np.empty(slots, np.int32)
+        _indices_loop(codes.numpy(), length, np.uint32(-(-length // slots)), keys[0], within)
+        out.copy_(torch.from_numpy(np.where(within < 0, -1, within + np.int32(offset))))
+        return
+    _decode_loop(row.numpy(), run.table, keys, out.numpy())
 
 
 @exactly
@@ -155,8 +189,8 @@ def _each_hashed_loop(vectors, lengths, ends, places, keys, indices, priorities,
 
 
 @compiled
-def slot_codes_loop(indices, numel, height, keys, codes):
-    """`slot_codes` with the keys of the rounds, into `codes`."""
+def _codes_loop(indices, numel, height, keys, codes):
+    # `reference.slot_codes` with the keys of the rounds, into `codes`.
     slot, quotient = np.empty(_TILE, np.uint32), np.empty(_TILE, np.uint32)
     for start in range(0, indices.size, _TILE):
         part, out = indices[start : start + _TILE], codes[start : start + _TILE]
@@ -167,8 +201,8 @@ def slot_codes_loop(indices, numel, height, keys, codes):
 
 
 @compiled
-def slot_indices_loop(codes, numel, height, keys, indices):
-    """`slot_indices` with the keys of the rounds, into `indices`."""
+def _indices_loop(codes, numel, height, keys, indices):
+    # `reference.slot_indices` with the keys of the rounds, into `indices`.
     slot, quotient, found = np.empty(_TILE, np.uint32), np.empty(_TILE, np.uint32), np.empty(_TILE, np.uint32)
     for start in range(0, codes.size, _TILE):
         part, out = codes[start : start + _TILE], indices[start : start + _TILE]
@@ -179,3 +213,49 @@ def slot_indices_loop(codes, numel, height, keys, indices):
         for i in range(part.size):
             known = 0 <= part[i] < height and found[i] < numel
             out[i] = found[i] if known else numel - 1 if part[i] == height else -1
+
+
+@compiled
+def _encode_loop(indices, table, keys, packed):
+    misplaced, first = 0, 0
+    for at in range(len(table)):
+        offset, length, slots, bits, start = table[at]
+        codes = np.empty(slots, np.int32)
+        within = indices[first : first + slots] - np.int32(offset)
+        _codes_loop(within, length, np.uint32(-(-length // max(1, slots))), keys[at], codes)
+        low, word, filled, place = np.uint64((1 << bits) - 1), np.uint64(0), 0, start
+        for i in range(slots):
+            misplaced += codes[i] < 0
+            word |= (np.uint64(codes[i]) & low) << np.uint64(filled)
+            filled += bits
+            while filled >= 8:
+                packed[place] = np.uint8(word & np.uint64(0xFF))
+                word >>= np.uint64(8)
+                filled -= 8
+                place += 1
+        if filled:
+            packed[place] = np.uint8(word)
+        first += slots
+    return misplaced
+
+
+@compiled
+def _decode_loop(row, table, keys, out):
+    first = 0
+    for at in range(len(table)):
+        offset, length, slots, bits, place = table[at]
+        codes, indices = np.empty(slots, np.int32), out[first : first + slots]
+        low, word, filled = np.uint64((1 << bits) - 1), np.uint64(0), 0
+        for i in range(slots):
+            while filled < bits:
+                word |= np.uint64(row[place]) << np.uint64(filled)
+                filled += 8
+                place += 1
+            codes[i] = word & low
+            word >>= np.uint64(bits)
+            filled -= bits
+        _indices_loop(codes, length, np.uint32(-(-length // max(1, slots))), keys[at], indices)
+        for i in range(slots):
+            if indices[i] >= 0:
+                indices[i] += np.int32(offset)
+        first += slots

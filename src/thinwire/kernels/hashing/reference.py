@@ -1,10 +1,12 @@
-"""Hashing indices to slots of a table, and coding indices that are in slot order."""
+"""Hashing indices to slots of a table; and indices in slot order, region by region: the code of each slot, packed."""
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
+
+from thinwire.kernels.bits.reference import pack_bits, unpack_bits
 
 Seed = int | Tensor
 """A tensor (int64) holds seeds that only the device knows, of a shape that broadcasts."""
@@ -48,12 +50,8 @@ def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor,
     return (s + _within(q, slots, 3 * seed + 2)) % slots, q
 
 
-def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
+def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: Seed) -> Tensor:
     """Return the indices (int64) that `slot_of` took apart. A pair that belongs to none gives `numel` or more."""
-    return _index_of(slot, quotient, slots, numel, seed)
-
-
-def _index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: Seed) -> Tensor:
     slots = max(1, slots)
     height = -(-numel // slots)
     s = (slot.to(torch.int64) - _within(quotient, slots, 3 * seed + 2)) % slots
@@ -113,23 +111,68 @@ def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:
     return torch.where(placed, quotient, elsewhere).to(torch.int32)
 
 
-def slot_indices(codes: Tensor, numel: int, seed: int) -> Tensor:
-    """Return the indices (int32) from which `slot_codes` made these codes (int32); −1 where a code stands for none."""
-    return _slot_indices(codes, numel, seed)
+def slot_indices(codes: Tensor, numel: int, seed: Seed) -> Tensor:
+    """Return the indices (int32) from which `slot_codes` made these codes (int32); −1 where a code stands for none.
 
-
-def slot_indices_of_rows(codes: Tensor, numel: int, seeds: Tensor) -> Tensor:
-    """Return `slot_indices` of each row of codes (ranks, slots), by seeds that only the device knows: int64 (ranks, 1).
-
-    It takes a few operations of torch, and the host does not wait.
+    Of several rows of codes, each may have a seed of its own: int64 (rows, 1).
     """
-    return _slot_indices(codes, numel, seeds)
-
-
-def _slot_indices(codes: Tensor, numel: int, seed: Seed) -> Tensor:
     slots = codes.shape[-1]
     empty = -(-numel // max(1, slots))
     slot = torch.arange(slots, device=codes.device)
-    indices = _index_of(slot, codes.clamp(0, max(0, empty - 1)), slots, numel, seed)
+    indices = index_of(slot, codes.clamp(0, max(0, empty - 1)), slots, numel, seed)
     indices = torch.where((codes >= 0) & (codes < empty) & (indices < numel), indices, -1)
     return torch.where(codes == empty, numel - 1, indices).to(torch.int32)
+
+
+class Slotted(NamedTuple):
+    """`length` elements of a vector from `offset` on, of which some lie in `slots` slots."""
+
+    offset: int
+    length: int
+    slots: int
+
+    @property
+    def empty(self) -> int:
+        """The code of an empty slot: the one after all quotients."""
+        return -(-self.length // max(1, self.slots))
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.empty.bit_length()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all codes."""
+        return -(-self.slots * self.bits // 8)
+
+
+def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the packed `slot_codes` of each part, uint8, one part's after another's, and how many are in no slot.
+
+    `indices` (int32) are those of one part after another, counted from the vector's first element; `seeds` (int64) has
+    one for each part. An index that is not in the slot to which its seed assigns it counts, and its code means nothing.
+    """
+    packed, misplaced = [indices.new_empty(0, dtype=torch.uint8)], []
+    for part, index, seed in zip(parts, indices.split([part.slots for part in parts]), seeds.tolist(), strict=True):
+        if part.slots:
+            codes = slot_codes(index - part.offset, part.length, seed)
+            misplaced.append(codes < 0)
+            packed.append(pack_bits(codes, part.bits))
+    return torch.cat(packed), torch.cat([indices.new_empty(0, dtype=torch.bool), *misplaced]).sum()
+
+
+def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
+    """Return the indices (int32) that `slots_encode` packed into each of the rows (n, bytes), or −1: (n, slots).
+
+    `seeds` (int64): (n, parts), as each row has its own. Where a code stands for no index, −1 is returned.
+    """
+    found, start = [rows.new_empty(rows.shape[0], 0, dtype=torch.int32)], 0
+    for at, part in enumerate(parts):
+        if part.slots:
+            packed = rows[:, start : start + part.nbytes]
+            codes = torch.stack([unpack_bits(row, part.slots, part.bits, torch.int32) for row in packed])
+            within = slot_indices(codes, part.length, seeds[:, at, None])
+            found.append(torch.where(within < 0, -1, within + part.offset))
+            start += part.nbytes
+    return torch.cat(found, dim=1)

@@ -1,4 +1,4 @@
-"""Hashing indices to slots of a table."""
+"""Hashing indices to slots of a table; and indices in slot order, for all regions and ranks in one launch each."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,34 +11,12 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.hashing.reference import Slotted, keys
+from thinwire.kernels.memory import constant
 from thinwire.kernels.segments.triton import addresses, pointer, table_of, tiles_of_each
-from thinwire.kernels.triton import launch, tiles_of
+from thinwire.kernels.triton import launch
 
 _BLOCK = 1024
-_KEYS = [f"{word}{j}" for j in range(3) for word in ("high", "low")]
-
-
-def slot_of(indices: Tensor, slots: int, numel: int, seed: int) -> tuple[Tensor, Tensor]:
-    slot, quotient = (torch.empty(indices.shape, dtype=torch.int64, device=indices.device) for _ in range(2))
-    args = (indices, slot, quotient, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
-    launch(_slots_of, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
-    return slot, quotient
-
-
-def index_of(slot: Tensor, quotient: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    indices = torch.empty(slot.shape, dtype=torch.int64, device=slot.device)
-    args = (slot, quotient, indices, slot.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
-    launch(_indices_of, tiles_of(slot.numel(), _BLOCK), *args, BLOCK=_BLOCK)
-    return indices
-
-
-def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, seed: int) -> Tensor:
-    """See `reference.hashed_slots`; the maximum of integers is the same in any order."""
-    table = torch.full((slots,), -1, dtype=torch.int64, device=indices.device)
-    args = (table, indices, priorities, indices.numel(), slots, -(-numel // max(1, slots)), *_round_keys(seed))
-    launch(_hashed_slots, tiles_of(indices.numel(), _BLOCK), *args, BLOCK=_BLOCK)
-    return table.to(torch.int32)
 
 
 def hashed_slots_of_each(
@@ -74,8 +52,31 @@ def signed_keys_of(seeds: Sequence[int]) -> "tuple[NDArray[Any], NDArray[Any]]":
     return (found >> np.uint64(32)).astype(np.uint32).view(np.int32), found.astype(np.uint32).view(np.int32)
 
 
-def _round_keys(seed: int) -> tuple[int, ...]:
-    return tuple(key for j in range(3) for key in signed_keys(3 * seed + j))
+def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
+    device, columns = indices.device, _columns(parts, indices.device)
+    codes, misplaced = torch.empty_like(indices), torch.zeros((), dtype=torch.int64, device=device)
+    tiles = tiles_of_each(tuple(part.slots for part in parts), device, _BLOCK)
+    launch(_codes, tiles.total, codes, indices, misplaced, columns, seeds, len(parts), *tiles, BLOCK=_BLOCK)
+    out = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
+    tiles = tiles_of_each(tuple(part.nbytes for part in parts), device, _BLOCK)
+    launch(_pack, tiles.total, out, codes, columns, len(parts), *tiles, BLOCK=_BLOCK)
+    return out, misplaced
+
+
+def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
+    count = sum(part.slots for part in parts)
+    out = torch.empty(rows.shape[0], count, dtype=torch.int32, device=rows.device)
+    tiles = tiles_of_each(tuple(part.slots for part in parts), rows.device, _BLOCK)
+    args = (out, rows, seeds, _columns(parts, rows.device), *rows.stride(), *seeds.stride(), count, len(parts))
+    launch(_decode, tiles.total * rows.shape[0], *args, *tiles, BLOCK=_BLOCK)
+    return out
+
+
+def _columns(parts: Sequence[Slotted], device: torch.device) -> Tensor:
+    """Return what the kernels need to know of each part, int64 (6, parts)."""
+    places, starts = (accumulate(sizes, initial=0) for sizes in ([p.slots for p in parts], [p.nbytes for p in parts]))
+    rows = [(*part[:3], part.bits, place, start) for part, place, start in zip(parts, places, starts, strict=False)]
+    return constant(tuple(number for column in zip(*rows, strict=True) for number in column), torch.int64, device)
 
 
 @triton.jit
@@ -89,86 +90,33 @@ def hash32(x, high, low):
 
 
 @triton.jit
-def _within(x, bound, high, low):
-    return ((hash32(x, high, low).to(tl.uint64) * bound.to(tl.uint64)) >> 32).to(tl.int64)
+def _within(x, bound, seed):
+    key = (seed + 1) * -0x61C8864680B583EB  # `reference.keys`
+    return ((hash32(x, key >> 32, key).to(tl.uint64) * bound.to(tl.uint64)) >> 32).to(tl.int64)
 
 
 @triton.jit
-def _slot(index, slots, height, high0, low0, high1, low1, high2, low2):
+def _slot_of(index, slots, height, seed):
+    """Return `reference.slot_of` of indices, all int64."""
     # One subtraction brings the sum of two numbers below a bound back below it.
     q = index // slots
-    s = index - q * slots + _within(q, slots, high0, low0)
+    s = index - q * slots + _within(q, slots, 3 * seed)
     s -= tl.where(s >= slots, slots, 0)
-    q += _within(s, height, high1, low1)
+    q += _within(s, height, 3 * seed + 1)
     q -= tl.where(q >= height, height, 0)
-    s += _within(q, slots, high2, low2)
+    s += _within(q, slots, 3 * seed + 2)
     return s - tl.where(s >= slots, slots, 0), q
 
 
 @triton.jit
-def _back(s, q, slots, height, high0, low0, high1, low1, high2, low2):
-    s -= _within(q, slots, high2, low2)
-    s += tl.where(s < 0, slots, 0)
-    q -= _within(s, height, high1, low1)
-    q += tl.where(q < 0, height, 0)
-    s -= _within(q, slots, high0, low0)
-    return q * slots + s + tl.where(s < 0, slots, 0)
-
-
-@triton.jit
-def _keys(seed):
-    """Return `reference.keys` of a seed (int64)."""
-    key = (seed + 1) * -0x61C8864680B583EB
-    return key >> 32, key
-
-
-@triton.jit
-def slot_and_quotient(index, slots, height, seed):
-    """Return `reference.slot_of` of indices, all int64."""
-    high0, low0 = _keys(3 * seed)
-    high1, low1 = _keys(3 * seed + 1)
-    high2, low2 = _keys(3 * seed + 2)
-    return _slot(index, slots, height, high0, low0, high1, low1, high2, low2)
-
-
-@triton.jit
-def slot_back(slot, quotient, slots, height, seed):
+def _index_of(s, q, slots, height, seed):
     """Return `reference.index_of` of slots and quotients, all int64."""
-    high0, low0 = _keys(3 * seed)
-    high1, low1 = _keys(3 * seed + 1)
-    high2, low2 = _keys(3 * seed + 2)
-    return _back(slot, quotient, slots, height, high0, low0, high1, low1, high2, low2)
-
-
-@triton.jit(do_not_specialize=["slots", "height", *_KEYS])
-def _slots_of(indices, slot, quotient, n, slots, height, high0, low0, high1, low1, high2, low2, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    index = tl.load(indices + at, mask=at < n, other=0).to(tl.int64)
-    s, q = _slot(index, slots.to(tl.int64), height.to(tl.int64), high0, low0, high1, low1, high2, low2)
-    tl.store(slot + at, s, mask=at < n)
-    tl.store(quotient + at, q, mask=at < n)
-
-
-@triton.jit(do_not_specialize=["slots", "height", *_KEYS])
-def _indices_of(slot, quotient, indices, n, slots, height, high0, low0, high1, low1, high2, low2, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    s = tl.load(slot + at, mask=at < n, other=0).to(tl.int64)
-    q = tl.load(quotient + at, mask=at < n, other=0).to(tl.int64)
-    index = _back(s, q, slots, height, high0, low0, high1, low1, high2, low2)
-    tl.store(indices + at, index, mask=at < n)
-
-
-@triton.jit(do_not_specialize=["slots", "height", *_KEYS])
-def _hashed_slots(
-    table, indices, priorities, n, slots, height, high0, low0, high1, low1, high2, low2, BLOCK: tl.constexpr
-):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    index = tl.load(indices + at, mask=at < n, other=-1).to(tl.int64)
-    there = index >= 0
-    index = tl.where(there, index, 0)
-    s, _ = _slot(index, slots.to(tl.int64), height.to(tl.int64), high0, low0, high1, low1, high2, low2)
-    ranked = (tl.load(priorities + at, mask=at < n, other=0).to(tl.int64) << 32) | index
-    tl.atomic_max(table + s, ranked, mask=there, sem="relaxed")
+    s -= _within(q, slots, 3 * seed + 2)
+    s += tl.where(s < 0, slots, 0)
+    q -= _within(s, height, 3 * seed + 1)
+    q += tl.where(q < 0, height, 0)
+    s -= _within(q, slots, 3 * seed)
+    return q * slots + s + tl.where(s < 0, slots, 0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -181,7 +129,7 @@ def _hash_each(held, indices, priorities, length, slots, seed, first, size, star
     there = there & (index >= 0)
     many = tl.load(slots + vector)
     height = (tl.load(length + vector) + many - 1) // tl.maximum(many, 1)
-    slot, _ = slot_and_quotient(tl.where(there, index, 0), many, height, tl.load(seed + vector))
+    slot, _ = _slot_of(tl.where(there, index, 0), many, height, tl.load(seed + vector))
     ranked = (tl.load(priorities + at, mask=there, other=0).to(tl.int64) << 32) | index
     tl.atomic_max(held + tl.load(start + vector) + slot, ranked, mask=there, sem="relaxed")
 
@@ -195,3 +143,85 @@ def _elements_of_each(out, values, held, address, slots, start, tiles, count, BL
     tl.store(out + at, index, mask=there)
     x = tl.load(pointer(address, vector, values) + index, mask=there & (index >= 0), other=0.0)
     tl.store(values + at, x, mask=there)
+
+
+@triton.jit
+def _part(columns, part, parts):
+    """Return a part's offset, length, slots, bits of a code, first place, and first byte."""
+    at = columns + part
+    return (
+        tl.load(at),
+        tl.load(at + parts),
+        tl.load(at + 2 * parts),
+        tl.load(at + 3 * parts),
+        tl.load(at + 4 * parts),
+        tl.load(at + 5 * parts),
+    )
+
+
+@triton.jit(do_not_specialize=["parts", "count"])
+def _codes(codes, indices, misplaced, columns, seeds, parts, tiles, count, BLOCK: tl.constexpr):
+    part = tl.load(tiles + tl.program_id(0))
+    offset, length, slots, _bits, first, _start = _part(columns, part, parts)
+    place = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+    there = place < slots
+    index = tl.load(indices + first + place, mask=there, other=0) - offset
+    height = (length + slots - 1) // slots
+    inside = (index >= 0) & (index < length)
+    slot, quotient = _slot_of(tl.where(inside, index, 0), slots, height, tl.load(seeds + part))
+    code = tl.where((slot == place) & inside, quotient, tl.where(index == length - 1, height, -1))
+    tl.store(codes + first + place, code.to(tl.int32), mask=there)
+    wrong = tl.sum((there & (code < 0)).to(tl.int64), 0)
+    if wrong > 0:
+        tl.atomic_add(misplaced, wrong, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["parts", "count"])
+def _pack(out, codes, columns, parts, tiles, count, BLOCK: tl.constexpr):
+    part = tl.load(tiles + tl.program_id(0))
+    _offset, _length, slots, bits, place, start = _part(columns, part, parts)
+    at = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK).to(tl.int64)
+    there = at < (slots * bits + 7) // 8
+    first = at * 8 // bits
+    byte = tl.zeros([BLOCK], tl.int64)
+    for j in range((8 + bits - 2) // bits + 1):  # a byte overlaps at most this many codes
+        code = tl.load(codes + place + first + j, mask=there & (first + j < slots), other=0).to(tl.int64)
+        byte |= ((code & ((1 << bits) - 1)) << (j * bits)) >> (at * 8 - first * bits)
+    tl.store(out + start + at, (byte & 255).to(tl.uint8), mask=there)
+
+
+@triton.jit(do_not_specialize=["row_stride", "stride", "seed_stride", "seed_step", "total", "parts", "count"])
+def _decode(
+    out,
+    rows,
+    seeds,
+    columns,
+    row_stride,
+    stride,
+    seed_stride,
+    seed_step,
+    total,
+    parts,
+    tiles,
+    count,
+    BLOCK: tl.constexpr,
+):
+    row, tile = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count
+    part = tl.load(tiles + tile)
+    offset, length, slots, bits, first, start = _part(columns, part, parts)
+    place = tl.load(tiles + count + tile) + tl.arange(0, BLOCK).to(tl.int64)
+    there = place < slots
+    byte_at, last = place * bits // 8, (slots * bits + 7) // 8
+    word = tl.zeros([BLOCK], tl.int64)
+    for j in tl.static_range(5):  # a code of 31 bits overlaps at most this many bytes
+        byte = tl.load(
+            rows + row * row_stride + (start + byte_at + j) * stride, mask=there & (byte_at + j < last), other=0
+        )
+        word |= byte.to(tl.int64) << (8 * j)
+    code = (word >> (place * bits - byte_at * 8)) & ((1 << bits) - 1)
+    height = (length + slots - 1) // slots
+    seed = tl.load(seeds + row * seed_stride + part * seed_step)
+    index = _index_of(place, tl.minimum(code, tl.maximum(height - 1, 0)), slots, height, seed)
+    index = tl.where((code < height) & (index < length), index, -1)
+    index = tl.where(code == height, length - 1, index)
+    tl.store(out + row * total + first + place, tl.where(index < 0, -1, index + offset).to(tl.int32), mask=there)

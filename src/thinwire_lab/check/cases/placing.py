@@ -73,19 +73,6 @@ def _merge(kit: Kit, n: int) -> Trials:
     yield Trial((list(indices.split(runs)), [part[:, None] for part in values.split(runs)]))
 
 
-def _slots(n: int) -> int:
-    return n // 7 + 1
-
-
-def _index_of(kit: Kit, n: int) -> Trials:
-    yield Trial((*kernels.slot_of.reference(kit.whole(n, 0, n), _slots(n), n, SEED), _slots(n), n, SEED))
-
-
-def _hashed_slots(kit: Kit, n: int) -> Trials:
-    for most in (3, 2**31 - 1):
-        yield Trial((kit.picks(n), kit.whole(kit.picks(n).numel(), 0, most), n // 40 + 1, n, SEED))
-
-
 def _hashed_slots_of_each(kit: Kit, n: int) -> Trials:
     pieces = several(kit.vector(n))
     picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
@@ -114,16 +101,14 @@ def _slots_decode(kit: Kit, n: int) -> Trials:
 
 
 def _in_slots(kit: Kit, n: int) -> Tensor:
-    (trial,) = list(_hashed_slots(kit, n))[:1]
-    table = kernels.hashed_slots.reference(*trial.args)
+    picks = kit.picks(n)
+    table = kernels.hashed_slots(picks, kit.whole(picks.numel(), 0, 3), n // 40 + 1, n, SEED)
     return framed(table.masked_fill(table < 0, n - 1))
 
 
 CASES: Mapping[str, Case] = {
     "gather_each": Case(make=_gather_each),
-    "hashed_slots": Case(make=_hashed_slots, dtypes=ONLY_32, contents=("normal",)),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
-    "index_of": Case(make=_index_of, dtypes=ONLY_32, contents=("normal",), nbytes=100),
     "mask": Case(make=_mask),
     "merge": Case(make=_merge),
     "peak_of_each": Case(make=_peak_of_each),
@@ -138,18 +123,6 @@ CASES: Mapping[str, Case] = {
         make=lambda kit, n: [Trial((framed(kit.vector(3 * (n // 30 + 1)).view(3, -1)), n, SEED))],
         contents=FINITE,
         nbytes=150,
-    ),
-    "slot_codes": Case(make=lambda kit, n: [Trial((_in_slots(kit, n), n, SEED))], dtypes=ONLY_32, contents=("normal",)),
-    "slot_indices": Case(
-        make=lambda kit, n: [Trial((kernels.slot_codes.reference(_in_slots(kit, n), n, SEED), n, SEED))],
-        dtypes=ONLY_32,
-        contents=("normal",),
-    ),
-    "slot_of": Case(
-        make=lambda kit, n: [Trial((kit.whole(n, 0, n), _slots(n), n, SEED))],
-        dtypes=ONLY_32,
-        contents=("normal",),
-        nbytes=100,
     ),
     "slots_decode": Case(make=_slots_decode, dtypes=ONLY_32, contents=("normal",)),
     "slots_encode": Case(make=_slots_encode, dtypes=ONLY_32, contents=("normal",)),

@@ -88,7 +88,7 @@ def any_order(material: Material) -> Finding:
         slots = kernels.hashed_slots(shuffled, torch.zeros_like(shuffled), 1000, 100_000, 0)
         ours.add(tuple(slots.tolist()))
         order = torch.arange(len(picks), dtype=torch.int32)
-        last = kernels.hashed_slots.reference(shuffled, order, 1000, 100_000, 0)
+        last = kernels.hashed_slots(shuffled, order, 1000, 100_000, 0)
         latest.add(tuple(last.tolist()))
         lengths.add(len(slots))
     filled = [value for value in next(iter(ours)) if value >= 0]
@@ -166,7 +166,7 @@ def survival(material: Material) -> Finding:
     picks = torch.arange(n, dtype=torch.int32)
     ours = torch.zeros(n)
     for seed in range(draws):
-        slots = kernels.hashed_slots.cpu(picks, picks, n, _SPACE, seed)
+        slots = kernels.hashed_slots(picks, picks, n, _SPACE, seed)
         ours[slots[slots >= 0].long()] += 1
     spread = 4 * (expected * (1 - expected) / draws).sqrt() + 1e-9
     random, family = ((~lost).float().mean(dim=0) - expected).abs(), (ours / draws - expected).abs()
@@ -197,7 +197,7 @@ def _bound(x: Tensor, seeds: int) -> tuple[float, float]:
     kept = [
         x[slots[slots >= 0].long()]
         for seed in range(seeds)
-        for slots in [kernels.hashed_slots.cpu(picks, torch.zeros_like(picks), len(picks), _SPACE, seed)]
+        for slots in [kernels.hashed_slots(picks, torch.zeros_like(picks), len(picks), _SPACE, seed)]
     ]
     mean = 1 - sum(float(k.double().square().sum()) for k in kept) / seeds / float(x.double().square().sum())
     return mean, 1 - n * (1 - ((n - 1) / n) ** n) / (x.numel() * tau**2)
@@ -224,7 +224,7 @@ def _empty(m: int, n: int, draws: int) -> Tensor:
 def _empty_ours(m: int, n: int, draws: int) -> Tensor:
     picks = torch.arange(n, dtype=torch.int32)
     return torch.tensor(
-        [float((kernels.hashed_slots.cpu(picks, picks, m, _SPACE, seed) < 0).float().mean()) for seed in range(draws)]
+        [float((kernels.hashed_slots(picks, picks, m, _SPACE, seed) < 0).float().mean()) for seed in range(draws)]
     )
 
 

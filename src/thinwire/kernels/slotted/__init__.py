@@ -1,1 +1,0 @@
-"""Indices in slot order, region by region: the code of each slot, packed."""
