@@ -1,4 +1,4 @@
-"""thinwire: distributed training over slow links by sending less, with error feedback, and measured.
+"""thinwire: distributed training over slow links: send less, with error feedback.
 
 import thinwire as tw
 tw.attach(ddp_model, tw.recipes.topk(density=0.01))

@@ -33,12 +33,12 @@ class MemoryUse(NamedTuple):
 
 
 class Handle(ABC):
-    """thinwire attached to one model: `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
+    """thinwire on one model. `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
 
     @property
     @abstractmethod
     def memory(self) -> MemoryUse:
-        """Bytes this rank holds between steps and takes within one, and what for."""
+        """Bytes that this rank holds between steps and needs during one, by purpose."""
 
     @property
     def memory_bytes(self) -> int:
@@ -47,7 +47,7 @@ class Handle(ABC):
 
     @abstractmethod
     def stats(self) -> Stats:
-        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""
+        """Return the figures of the latest step and of all steps so far. Call it after the optimizer's step."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a handle's steps sent and took: `handle.stats()`."""
+"""Bytes sent and time taken by a handle's steps: `handle.stats()`."""
 
 import math
 import threading

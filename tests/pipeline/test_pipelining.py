@@ -191,7 +191,7 @@ def test_stages_that_know_their_shapes_are_refused(ranks: Ranks) -> None:
     for rank, messages in enumerate(ranks.run(2, told)):
         assert len(messages) == 3
         for message in messages:
-            assert message.startswith(f"stage {rank} knows its shapes")
+            assert message.startswith(f"stage {rank} has the shapes")
             assert "PipelineStage(module, index, num_stages, device)" in message
 
 

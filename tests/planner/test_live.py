@@ -565,5 +565,5 @@ def _step_without_a_loss() -> str:
 
 def test_a_step_that_returns_no_loss_is_told(ranks: Ranks) -> None:
     assert ranks.run(1, _step_without_a_loss) == [
-        "TypeError: step returned NoneType; expected the loss: one number that gradients flow back from"
+        "TypeError: step returned NoneType; expected the loss: one number, with a gradient"
     ]

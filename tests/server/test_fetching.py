@@ -240,7 +240,7 @@ def test_rows_are_fetched_only_where_both_sides_agreed_to() -> None:
         _joined(pushing)
     with pytest.raises(FingerprintError, match="fetch_rows differs: this trainer has False"):
         _joined(fetching, fetch_rows=False)
-    with pytest.raises(ValueError, match="rows come with every answer here: pass fetch_rows=True"):
+    with pytest.raises(ValueError, match="fetch needs fetch_rows=True"):
         _joined(pushing, fetch_rows=False).fetch()
     with pytest.raises(ValueError, match="has no rows to fetch: make its embeddings with sparse=True"):
         started(Vector(), fetch_rows=True)

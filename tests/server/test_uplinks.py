@@ -13,7 +13,7 @@ from thinwire.reducer import Reducer
 from thinwire.trainer.uplink import drainable
 
 REFUSED = {
-    "powersgd": (TypeError, "computes while it exchanges"),
+    "powersgd": (TypeError, "computes during its exchange"),
     "fading": (MomentumError, "fades"),
     "orthogonal": (MomentumError, "fades"),
     "demo": (MomentumError, "fades"),

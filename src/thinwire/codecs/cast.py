@@ -25,7 +25,7 @@ class Cast(Codec):
     Args:
         values: float16 or bfloat16, rounded to nearest, or a format of a few bits. Beyond float16's 65504 a value is
             limited if a memory keeps the rest (`Signal.share`), and otherwise becomes infinite, like any overflow.
-            Formats scale each tensor on its own; their codes cannot be added on the way, so gather them.
+            Formats scale each tensor on its own; their codes cannot be added, so gather them.
 
     Raises:
         ValueError: For other dtypes.

@@ -29,8 +29,8 @@ class HashedSlots(BucketCodec):
     written last. That delays large elements at random, and with momentum correction it made training unstable
     (docs/explanation/decisions.md).
 
-    h is new for each seed and can be undone: slot and quotient together give the index back, so only the quotient
-    travels. An empty slot has its own code.
+    h is new for each seed and invertible: slot and quotient together give the index back, so only the quotient travels.
+    An empty slot has its own code.
 
     Args:
         density: Slots over elements.

@@ -37,7 +37,7 @@ class AllReduce(Exchange):
         return work.get_future().then(lambda done: _finish(done, total, payload, sent))
 
     def arriving(self, values: int, world_size: int) -> float:
-        """None: they are added where they lie."""
+        """None: they are added in place."""
         return 0
 
     def sent_bytes(self, payload: Payload, world_size: int) -> float:

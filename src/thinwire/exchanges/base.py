@@ -82,7 +82,7 @@ class Exchanged:
     def total(self) -> Payload:
         """The sum over ranks. Raises RuntimeError if it has not been read."""
         if self.summed is None:
-            raise RuntimeError("what arrived has not been read: call delivered.from_buffers(buffers)")
+            raise RuntimeError("the received buffers have not been decoded: call delivered.from_buffers(buffers)")
         return self.summed
 
     def __reduce__(self) -> tuple[Any, ...]:

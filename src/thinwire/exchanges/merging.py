@@ -50,7 +50,7 @@ def table(payload: Payload, exchange: str) -> Keyed:
         raise TypeError(f"{exchange} merges sparse and block-sparse payloads; got {type(payload).__name__}")
     if payload.coded is not None:
         raise TypeError(
-            f"{exchange} adds values on the way, and codes cannot be added; use AllGather, or a dtype as values="
+            f"{exchange} adds values, and codes of a format cannot be added; use AllGather, or a dtype as values="
         )
     # In the order of received rows, so that all messages of equally many rows are equally long.
     return payload.rekeyed(payload.keys, payload.rows) if isinstance(payload, Sparse) else payload

@@ -40,7 +40,7 @@ class OwnerSharded(Rounds):
         return (world_size - 1) * (16 + shard + total)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
-        """Return, for each of the K − 1 other ranks, a length and 1/K of the own rows, a length and 1/K of all rows."""
+        """Return, for each of the K − 1 other ranks, a length and 1/K of this rank's rows, a length and 1/K of all."""
         sent = nbytes + together(nbytes, world_size, whole)
         return [Hops(stride=s, count=4, nbytes=sent / world_size / 4) for s in range(1, world_size)]
 

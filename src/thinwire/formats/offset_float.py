@@ -18,7 +18,7 @@ from thinwire.kernels import OffsetGrid, Rounding
 @checked
 @dataclass(frozen=True, kw_only=True)
 class OffsetFloat(Format):
-    """A float32 cut to few bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
+    """A float32 cut to a few bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
 
     Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. Values beyond max and min saturate.
 
@@ -153,10 +153,10 @@ class OffsetFloat(Format):
     def _check_range(self) -> None:
         needed = 1 + self.positives + self.negatives
         if self.positives < 1 or self.negatives < 1:
-            raise ValueError(f"eps {self.eps} lies beyond max {self.max} or min {-self._lowest}; take a smaller eps")
+            raise ValueError(f"eps {self.eps} lies beyond max {self.max} or min {-self._lowest}; use a smaller eps")
         if needed > 2**self.bits:
             raise ValueError(
-                f"eps {self.eps} to max {self.max} and min {-self._lowest} with mantissa {self.mantissa} are "
-                f"{needed} numbers; expected at most 2^{self.bits} = {2**self.bits}: "
-                "take more bits, less mantissa or a greater eps"
+                f"the range from eps {self.eps} to max {self.max} and min {-self._lowest} with mantissa "
+                f"{self.mantissa} has {needed} numbers; expected at most 2^{self.bits} = {2**self.bits}: use more "
+                "bits, less mantissa or a greater eps"
             )

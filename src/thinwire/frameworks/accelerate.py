@@ -1,4 +1,4 @@
-"""Accelerate: attach after `prepare`. `save_state` and `load_state` then take every rank's state along."""
+"""Accelerate: attach after `prepare`. `save_state` and `load_state` then include every rank's state."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -81,7 +81,7 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
             checkpoint[_KEY] = gathered(self._handle)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Mapping[str, Any]) -> None:
-        """Keep what this rank is to go on from."""
+        """Keep the state that this rank will resume from."""
         if trainer.state.fn == "fit" and _KEY in checkpoint:
             place = {"rank": trainer.global_rank, "world_size": trainer.world_size}
             self._saved = redistribute(checkpoint[_KEY], **place)

@@ -95,7 +95,7 @@ class Members(Served):
 
     @property
     def memory(self) -> MemoryUse:
-        """What this rank holds between steps and takes within one, and what for."""
+        """Bytes that this rank holds between steps and needs during one, by purpose."""
         return self._replicas.memory
 
     def reduce(self) -> None:
@@ -113,8 +113,8 @@ class Members(Served):
             return
         if not self._manager.is_participating():
             raise RuntimeError(
-                "this replica is not participating in the step; expected one that has recovered before its forward, "
-                "and no spares: make the Manager with use_async_quorum=False and WorldSizeMode.DYNAMIC"
+                "this replica does not participate in the step, as it is a spare or recovers after its forward pass: "
+                "make the Manager with use_async_quorum=False and WorldSizeMode.DYNAMIC"
             )
         try:
             self._exchange(self._links.group)

@@ -1,4 +1,4 @@
-"""Bridges to PyTorch's own parallelism: what sees your model, its gradients and its optimizer.
+"""Integration with PyTorch's own parallelism: the code that touches your model, its gradients and its optimizer.
 
 Its packages, lowest layer first: `training`, `momentum`, `membership`, `attachments`; then `sharding`, `workers` and
 `replicas`, which have the functions that you call; and `checkpoints`.

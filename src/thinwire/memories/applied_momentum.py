@@ -11,7 +11,7 @@ from thinwire.memories.staged import Staged
 
 
 class AppliedMomentum(Memory):
-    """Applies the optimizer's momentum, before anything is chosen; `state` has it as "momentum".
+    """Applies the optimizer's momentum, before anything is chosen; it is "momentum" in `state`.
 
     `attach(..., optimizer=optimizer)` moves momentum out of the optimizer into it, and back. On each rank it is that
     rank's share: the sum over ranks is the momentum of the mean gradient.
@@ -25,7 +25,7 @@ class AppliedMomentum(Memory):
     @property
     @abstractmethod
     def own_decay(self) -> float | None:
-        """The decay β of momentum; None if each parameter's is the optimizer's, which `adopt` tells."""
+        """The decay β of momentum; None if it is the optimizer's, set by `adopt`."""
 
     @abstractmethod
     def momenta(self) -> Staged:

@@ -96,7 +96,7 @@ class Memory(ABC):
             held.rollback(names)
 
     def rescale(self, factor: float) -> None:
-        """Multiply every residual by `factor`, as the loss scale (1 at first) has been."""
+        """Multiply every residual by `factor`, the change of the loss scale (1 at first)."""
         for held in self.tensors().values():
             held.rescale(factor)
 

@@ -51,7 +51,7 @@ class OrthogonalMomentum(AppliedMomentum):
 
     @property
     def scratch(self) -> Scratch:
-        """On a CPU a matrix at a time, its polynomials and products; most where it is square. A GPU takes all."""
+        """On a CPU a matrix at a time, its polynomials and products; most where it is square. On a GPU, all at once."""
         return Scratch(longest=29.5)
 
     momentum: Fraction | None = None
@@ -97,7 +97,7 @@ class OrthogonalMomentum(AppliedMomentum):
         return signals
 
     def receive(self, name: str, momentum: Tensor) -> None:
-        """Add an optimizer's momentum (flat). In a step that has begun, O and m become what they are with it."""
+        """Add an optimizer's momentum (flat). If a step has begun, m and O are updated with it."""
         signal = self._begun[name]() if name in self._begun else None
         if signal is not None:
             signal.add_ahead(-1)

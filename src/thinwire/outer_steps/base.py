@@ -32,7 +32,8 @@ class OuterSteps:
         recipe: Reduces the workers' Δ = global − own parameters to their mean.
         make_optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By
             default it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
-        rate: The outer optimizer's learning rate, by outer step, from 0. None leaves it as it is made.
+        rate: The outer optimizer's learning rate, or a schedule of it by outer step. None keeps the one it was made
+            with.
         fragments: The number of parts, of about equal size and in the model's order; or the parts themselves, each a
             tuple of module or parameter names. Fragments take their outer steps one after another, spread over the H
             inner steps.
@@ -69,11 +70,11 @@ class OuterSteps:
 
     def _check_time(self, every: timedelta) -> None:
         if every <= timedelta(0):
-            raise ValueError(f"every is {every!r}; expected more than no time, such as timedelta(minutes=2)")
+            raise ValueError(f"every is {every!r}; expected a positive time, such as timedelta(minutes=2)")
         if self.parts > 1 or self.delay:
             raise ValueError(
                 f"every is a time, with {self.parts} fragments and a delay of {self.delay}; expected one fragment and "
-                "none, as workers do not count the same inner steps: give `every` as a number of them"
+                "no delay, as workers take different numbers of inner steps: give `every` as a number of steps"
             )
 
     @property

@@ -34,8 +34,8 @@ def sparseloco(
     without momentum: global ← global − rate · mean of q.
 
     Args:
-        every: Inner steps from one outer step to the next; the abstract has 15 to 250.
-        density: The share of elements to send, or a schedule of it by outer step; the abstract has 1 to 3 %.
+        every: Inner steps from one outer step to the next; the abstract gives 15 to 250.
+        density: The share of elements to send, or a schedule of it by outer step; the abstract gives 1 to 3 %.
         decay: Decay of the residual.
         rate: The outer learning rate, or a schedule of it by outer step. In that run it fell from 1.0 to 0.4 in steps,
             as `schedules.Stages(values=(1.0, 0.8, 0.6), steps_each=2000, final=0.4)` does.

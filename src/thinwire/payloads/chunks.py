@@ -79,7 +79,7 @@ class Chunks(Payload):
     def to_buffer(self) -> Tensor:
         """Return header, layout, values and positions as uint8. Raises PayloadError for a sum of several ranks."""
         if self._ranks > 1:
-            raise PayloadError(f"a sum of {self._ranks} payloads of chunks; only those of one rank travel")
+            raise PayloadError(f"a sum of {self._ranks} payloads of chunks cannot be sent; only one rank's payload can")
         parts = self.positions.split([regions * chunking.count for chunking, regions in self._cut.runs])
         named = [_sections(part, *run) for part, run in zip(parts, self._cut.runs, strict=True)]
         return wire.pack(self._head, self._layout, *numbers.sections(self.values, self.coded), torch.cat(named))

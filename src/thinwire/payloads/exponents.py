@@ -132,4 +132,4 @@ def _section(body: Tensor, start: int, nbytes: int) -> tuple[Tensor, int]:
 
 
 def _not_coded() -> PayloadError:
-    return PayloadError("a block of codes does not end where it should: the network has changed what was sent")
+    return PayloadError("a block of codes does not end where it should: it was corrupted on the way")

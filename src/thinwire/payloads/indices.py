@@ -76,7 +76,7 @@ def check_ascending(keys: Tensor, *, strictly: bool) -> None:
 
 
 def _descending() -> PayloadError:
-    return PayloadError("indices do not ascend; a payload in another order says so with ascending=False or seeds")
+    return PayloadError("indices do not ascend; declare another order with ascending=False or seeds")
 
 
 def _elias_fano(rows: Tensor, count: int, space: int) -> Tensor:

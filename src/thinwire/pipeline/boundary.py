@@ -55,7 +55,7 @@ class Boundary(nn.Module, ABC):
     Args:
         density: The share to keep.
         values: Narrows the numbers that travel: None keeps the activation's dtype. Gradients come back in the same
-            number of bytes: in their own dtype if that fits, else as float32 rounded to the bits there are.
+            number of bytes: in their own dtype if that fits, else as rounded float32.
         start_dim: A row is what `flatten(start_dim)` leaves as the last dimension: by default the features of one
             sample or token, and with 1 a whole sample, which suits images.
     """

@@ -128,8 +128,8 @@ def sparsify(
         boundary: A function that returns the boundary to use; give it instead of `density`.
 
     Raises:
-        ValueError: If stages are of neither kind, already have a boundary, or know their shapes; or unless exactly one
-            of `density` and `boundary` is given.
+        ValueError: If stages are of neither kind, already have a boundary, or were made with example arguments; or
+            unless exactly one of `density` and `boundary` is given.
         TypeError: Where `boundary()` returns no Boundary.
 
     Example:
@@ -207,8 +207,8 @@ def _check_open(stage: Stage) -> None:
     told = getattr(getattr(stage, "_user_meta", stage), "inputs", None) or getattr(stage, "inputs_meta", None)
     if told or hasattr(stage, "pipe_info"):
         raise ValueError(
-            f"stage {stage.stage_index} knows its shapes, from example arguments or from tracing, and they are those "
-            "of dense activations; make it from the module alone: PipelineStage(module, index, num_stages, device)"
+            f"stage {stage.stage_index} has the shapes of dense activations, from example arguments or tracing; make "
+            "it from the module alone: PipelineStage(module, index, num_stages, device)"
         )
 
 

@@ -75,8 +75,8 @@ class Budget:
             name may have a density of its own, as in `topk:0.05`. The default selects by a sampled threshold, which is
             faster than exact Top-k (`topk`). It leaves out `s2_union`, `s2_reducer` and `sampled_owner`, which pay for
             block-sparse gradients, and `fp16`, which overflows beyond 65504. `attach` leaves out `fading` and
-            `orthogonal` unless it is given an optimizer that it can take momentum from, and `orthogonal` whenever it
-            plans while the model trains: see `switchable`.
+            `orthogonal` without an optimizer to take momentum from, and always leaves out `orthogonal` when it plans
+            during training: see `switchable`.
         optimizer: The optimizer that will train. The plan then gives its expected cost in loss. `under` chooses `names`
             by it.
     """
@@ -159,7 +159,7 @@ def candidate(name: str) -> Candidate:
     try:
         method, density = PLANNED[family], float(share) if colon else None
         if (method.density is None) != (density is None):
-            raise ValueError("a density is given where none is taken, or missing")
+            raise ValueError("this candidate needs a density, as in topk:0.01, or takes none")
         large = method.large(density)
     except (KeyError, ValueError) as error:
         raise ValueError(f"no candidate is called {name!r}; expected one of {', '.join(NAMES)}") from error

@@ -24,8 +24,8 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
     Args:
         profile: What was measured.
         budget: What may be chosen.
-        tolerance: Within this share of the fastest step, the plan kinder to the loss wins. So a plan does not compress
-            a tensor to save less, nor sparsify where narrowing is enough.
+        tolerance: Within this share of the fastest step, the plan less harmful to the loss wins. So a plan does not
+            compress a tensor for less than that, nor sparsify where narrowing is enough.
 
     Raises:
         ValueError: For links without bandwidth.

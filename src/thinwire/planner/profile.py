@@ -74,7 +74,7 @@ class Timeline:
         """Return the same gradients in buckets as DDP forms them, in the order they are ready.
 
         Args:
-            caps: Bytes of each bucket at most. The last one holds for all further buckets.
+            caps: The maximum bytes of each bucket. The last one applies to all further buckets.
         """
         buckets: list[Bucket] = []
         for each in sorted(self.buckets, key=lambda bucket: bucket.ready):

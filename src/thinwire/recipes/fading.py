@@ -35,7 +35,7 @@ def fading(
         density: The share of a chunk's coefficients to send.
         decay: Decay of the momentum; None uses the optimizer's.
         chunk: Chunks of a matrix have `chunk` × `chunk` elements (see `codecs.ChunkTopK`).
-        transform: What spreads the momentum over a chunk before it is chosen.
+        transform: The transform that is applied to each chunk before coefficients are chosen.
         values: How coefficients travel.
         clip_norm: If you clip gradients, set this: it clips each worker's, per tensor, before they enter the residual.
             Clipping the mean is too late.
@@ -90,7 +90,7 @@ def orthogonal(
 
     Args:
         density: As in `fading`.
-        decay: The residual's: what is not sent decays.
+        decay: Decay of the residual, once a step.
         momentum: The memory's momentum; None uses the optimizer's β₁.
         chunk: As in `fading`.
         transform: As in `fading`.

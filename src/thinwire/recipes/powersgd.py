@@ -18,8 +18,8 @@ def powersgd(*, rank: Count = 4, values: Narrow = None, start: Size = 10, minimu
 
     Args:
         rank: Columns of each factor.
-        values: Narrows the factors. A dtype is summed on the way; codes of a format are gathered.
-        start: The first steps go uncompressed.
+        values: Narrows the factors. In a dtype they are summed; in a format, gathered.
+        start: How many first steps are sent uncompressed.
         minimum_size: Tensors with fewer elements go uncompressed.
     """
     exchange = AllGather() if isinstance(values, Format) else AllReduce()

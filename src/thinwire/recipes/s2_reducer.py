@@ -21,7 +21,7 @@ def s2_reducer(
 ) -> Reducer:
     """Send the blocks of largest norm: a bitmap by OR, then a sketch of the union (S2 Reducer, Ge et al. 2021).
 
-    The rows of sparse embeddings go this way, too. The residual has the blocks that were not sent, but not the sketch's
+    It also sends the rows of sparse embeddings. The residual has the blocks that were not sent, but not the sketch's
     own error: that would diverge. The equations, where the code for each is, and the paper's claims:
     papers/s2/README.md.
 

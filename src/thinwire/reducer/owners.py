@@ -169,8 +169,8 @@ def _to_owners(line: Reducer) -> Reducer:
         )
     if line.memory.free or not line.memory.fields <= {"residual"}:
         raise TypeError(
-            f"{type(line.memory).__name__} keeps {sorted(line.memory.fields)}. Every rank would keep that for "
-            "the whole model, and the optimizer has a shard: choose a recipe with error feedback "
-            "alone, such as recipes.topk()"
+            f"{type(line.memory).__name__} keeps {sorted(line.memory.fields)}, which every rank would need for the "
+            "whole model, while the optimizer has only a shard: choose a recipe with error feedback alone, such as "
+            "recipes.topk()"
         )
     return ToOwners(memory=line.memory, codec=line.codec)

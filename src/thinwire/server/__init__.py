@@ -1,7 +1,7 @@
 """Asynchronous training on parameter servers: `serve` keeps the parameters, trainers `connect` and send updates.
 
-`hub` and `session` receive and reply, `downlink` encodes the replies; `central` applies updates, when `rules` says so,
-and `saving` keeps it. Trainers are in `thinwire.trainer`, what both share is in `thinwire.wire`.
+`hub` and `session` receive and reply, `downlink` encodes the replies; `central` applies updates when `rules` allows it,
+and `saving` writes checkpoints. Trainers are in `thinwire.trainer`, what both share is in `thinwire.wire`.
 """
 
 from thinwire.server.server import Server

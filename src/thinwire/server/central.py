@@ -114,13 +114,13 @@ class Central:
         except Exception as error:
             self._fail(
                 f"the server's optimizer or scheduler raised {type(error).__name__}: {error}; start it again with one "
-                "that can take these gradients (rows of sparse embeddings want make_rows_optimizer=, as of SparseAdam)",
+                "that can take these gradients (for sparse embeddings pass make_rows_optimizer=, such as SparseAdam)",
                 error,
             )
 
     def _fail(self, why: str, error: Exception) -> NoReturn:
         self.failure = why
-        logger.error("%s. Nothing is applied or saved any more", why)
+        logger.error("%s. No further updates are applied or saved", why)
         raise ServerError(why) from error
 
     def _check_finite(self, updates: Sequence[Update]) -> None:

@@ -117,7 +117,7 @@ class Rule(ABC):
     def _absent(self) -> str:
         """Return in words who must come before the first update is applied."""
         if self._begun:
-            return f"{len(self._returning)} that were there when this server was saved, to come back"
+            return f"{len(self._returning)} that were connected when this server was saved, to return"
         return f"{self._wanted - len(self.live) - self.goodbyes} more to join: serve has trainers={self._wanted}"
 
     def _late(self) -> str:

@@ -44,7 +44,7 @@ class Server:
             return self._shared.status()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until as many trainers as expected have joined, and all have left, and return whether that is so.
+        """Wait until as many trainers as expected have joined and all have left. Return whether they have.
 
         A trainer that vanished without calling `close` has `timeout` seconds to come back (no limit before the first
         update). After a restart from a checkpoint, all trainers have `timeout` seconds.
@@ -61,7 +61,7 @@ class Server:
         return done
 
     def save(self) -> None:
-        """Save now. Raises ValueError without a checkpoint, and OSError where the disk refuses."""
+        """Save now. Raises ValueError without a checkpoint, and OSError if it cannot be written."""
         self._shared.saving.save()
         self._hub.tell()
 

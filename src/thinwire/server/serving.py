@@ -57,16 +57,15 @@ def serve(
     Args:
         model: The same as the trainers'. Its parameters are the central copy from now on; of several servers, each has
             some of them. Buffers, such as running means, stay with each trainer.
-        recipe: How trainers compress, and the same as theirs, as `down` and `fetch_rows` are. Its memory and codec are
-            used, and not its exchange.
+        recipe: How trainers compress. Trainers need the same recipe, `down` and `fetch_rows`. Its exchange is not used.
         make_optimizer: Called with the parameters, returns their optimizer.
         make_rows_optimizer: The same for the parameters of sparse embeddings.
-        make_scheduler: Called with each optimizer, and steps with it.
+        make_scheduler: Called with each optimizer, returns a scheduler that steps with it.
         address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at
             localhost, which trainers find by themselves.
         key: A file with the server's key, made if it is not there, with the trainers' ticket beside it: `key`.ticket.
             By default `checkpoint`.key; without a checkpoint, a new key at each start. Trainers of this user on this
-            host find the ticket, and so do those of a torchrun job; others are given it.
+            host, and those of a torchrun job, find the ticket; pass it to others.
         servers: How many servers share the parameters.
         index: Which of them this is; by default the rank.
         trainers: How many must have joined before the first update is applied. A trainer that was killed and came back

@@ -118,7 +118,7 @@ class Session:
                     self.say(Kind.END)  # all has arrived
                 self._queue.append(frame)
                 if len(self._queue) > _QUEUED:
-                    raise FrameError("more updates and questions at a time than a trainer sends")
+                    raise FrameError("more updates and requests in flight than a trainer sends")
                 self.go_on()
 
     def go_on(self) -> None:
@@ -231,5 +231,5 @@ def _asked(frame: Frame) -> dict[str, Any]:
         if len(who) != 32 or int(who, 16) < 0 or not all(isinstance(x, str) for x in agreed.values()):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FrameError("a JOIN without a trainer's number and what it trains") from error
+        raise FrameError("a JOIN without a trainer's number and parameters") from error
     return {"trainer": who, "agreed": agreed}

@@ -14,7 +14,7 @@ class TrainerStatus:
     """What a server knows of a trainer that is connected.
 
     Args:
-        updates: How many of its updates have come, over all its connections.
+        updates: How many of its updates have arrived, over all its connections.
         behind: The sum of their staleness, in steps.
         loss: The latest it reported, in its own unit; None if it reports none, or one that is not finite.
         sent_bytes, received_bytes: By the server, over this connection, headers included.

@@ -210,10 +210,10 @@ class Channel:
             if not self._closed.is_set():
                 self._error = error
                 if isinstance(error, (FrameError, PayloadError)):
-                    said = f"the server's answer cannot be read ({error}): are both of the same version of thinwire?"
+                    said = f"the server's answer cannot be read ({error}): do both run the same version of thinwire?"
                     self._error = ServerError(said)
                 elif not isinstance(error, (ServerError, FingerprintError)):
-                    said = f"what listens to the server has failed: {type(error).__name__}: {error}"
+                    said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
                     self._error = ServerError(said)
             self._changed.notify_all()
 
@@ -251,8 +251,8 @@ class Channel:
         applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
         if applied < self._durable:
             raise ServerError(
-                f"the server at {self._settings.address} has applied {applied} updates of this trainer, and had saved "
-                f"{self._durable}: start it from its checkpoint, or restart this trainer"
+                f"the server at {self._settings.address} has applied {applied} updates of this trainer, fewer than "
+                f"the {self._durable} it had saved: start it from its checkpoint, or restart this trainer"
             )
         life, restored = LIFE.unpack_from(frame.body, ACKNOWLEDGED.size)
         joins = len(self._floors) + 1

@@ -53,12 +53,12 @@ def connect(
         model: The same as the servers'. Its parameters become views of flat vectors; use neither DDP nor an optimizer.
         recipe: The same as the servers'.
         address: host:port of each server, in their order; under torchrun trainers find them by themselves.
-        ticket: What lets in: `Server.ticket`, or a file that holds it; one, or one for each server. By default
+        ticket: The servers' `Server.ticket`, or a file that holds it: one for all, or one for each. By default
             THINWIRE_TICKET (separated by commas), or what a server on this host has left for this user, or torchrun's.
         servers: The same as the servers'.
         down: The same as the servers'.
-        fetch_rows: As the servers'. Rows of sparse embeddings then stay the model's own until `Trainer.fetch` asks for
-            them. It keeps 8 bytes a row to know how old each is.
+        fetch_rows: The same as the servers'. Rows of sparse embeddings are then updated only when `Trainer.fetch` asks
+            for them. It keeps 8 bytes a row to know how old each is.
         in_flight: How many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that
             come later are taken over within the next `step`.
         drain: At random steps, this many apart on average, send the whole residual uncompressed.
@@ -69,9 +69,9 @@ def connect(
         timeout: Seconds of silence after which a server counts as gone.
 
     Raises:
-        FingerprintError: If recipe, parameters or what is frozen are not the servers'.
-        ValueError: For a recipe or a model that is at work in this process already, to fetch rows of a model that has
-            none, or for an address on another host without a ticket.
+        FingerprintError: If recipe, parameters or frozen parameters differ from the servers'.
+        ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, or for
+            an address on another host without a ticket.
         ServerError: If a server is not there or has another key.
         ImportError: Without pyzmq.
         TypeError: If `drain` is given and the memory cannot be drained.

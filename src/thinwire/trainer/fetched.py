@@ -17,7 +17,7 @@ def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> d
     """Return the ids given, as ascending int64 on the CPU, or all; TypeError or ValueError for those that cannot be."""
     known = {each.name: each for each in parameters}
     if not known:
-        raise ValueError("rows come with every answer here: pass fetch_rows=True to serve and connect, or fetch none")
+        raise ValueError("fetch needs fetch_rows=True, in both serve and connect")
     if given is None:
         return {name: torch.arange(each.shape[0]) for name, each in known.items()}
     if strange := given.keys() - known.keys():
@@ -116,7 +116,7 @@ class Fetches:
     def keys(self, number: int) -> Sequence[Tensor]:
         """Return what was asked. Raises FrameError if that question is not open. Needs no lock."""
         if (found := self._open.get(number)) is None:
-            raise FrameError(f"rows for question {number}, which is not open")
+            raise FrameError(f"rows for request {number}, which is not open")
         return found[1]
 
     def done(self, number: int) -> None:

@@ -39,7 +39,7 @@ class Traffic:
         saved: The number of the latest update that all servers have on disk (or, without a checkpoint, have applied).
         skipped: Steps whose gradients were not finite, of which nothing was sent.
         dropped: Updates that a server found not to be finite.
-        drained: Updates that were uncompressed and left nothing waiting.
+        drained: Updates that were uncompressed and emptied the residual.
         sent_bytes, received_bytes: Headers included.
         fetched_rows: Rows of sparse embeddings that it asked for and got, repeats included.
         waited: Seconds that threads waited for answers, added up.
@@ -83,8 +83,8 @@ class Trainer:
     def step(self, module: nn.Module | None = None, *, loss: float | Tensor | None = None) -> bool:
         """Send the gradients of the model, or of a replica of it, and wait for new parameters.
 
-        Gradients are left as they are, so call `zero_grad` yourself. Parameters change within calls of this trainer
-        alone; where threads share them, of another thread as well.
+        Gradients are left as they are, so call `zero_grad` yourself. Parameters change only during calls of this
+        trainer, including those of other threads that share them.
 
         Args:
             module: The model, or a replica of it whose gradients to send; by default the model.
@@ -98,7 +98,7 @@ class Trainer:
             FloatingPointError: After 20 steps in a row whose gradients were not finite.
             StateError: If parameters have moved since `connect`, or a gradient belongs to a parameter that no server
                 has.
-            ValueError: For gradients of rows that were to be fetched and never were; as always, nothing is sent then.
+            ValueError: For gradients of rows that were never fetched, with `fetch_rows`. Nothing is sent then.
         """
         module = self.model if module is None else module
         begun = self._begun.get(module, self._bases())
@@ -158,7 +158,7 @@ class Trainer:
 
         Raises:
             ValueError: Without `fetch_rows`, for another parameter, and for a row that is not there.
-            TypeError: For ids that are no integers.
+            TypeError: For ids that are not integers.
             ServerError: If a server is gone.
         """
         ids = wanted([entry for channel in self._channels for entry in channel.rows.layout.fetched], rows)
@@ -181,7 +181,7 @@ class Trainer:
         """Call `work` in `threads` threads at once, each with a replica of the model (Hogwild, Recht et al. 2011).
 
         Replicas share the parameters; gradients and buffers are their own. Each calls `step(replica)`. All threads
-        share one memory. What the first of them raises is raised when all have ended.
+        share one memory. The first exception is raised again once all threads have ended.
         """
         replicas = [self.replica() for _ in range(threads)]
         self._begun.update((each, self._bases()) for each in replicas)
@@ -229,7 +229,7 @@ class Trainer:
     def close(self, *, goodbye: bool = True) -> None:
         """Leave. The residual is lost; call `drain` first to send it.
 
-        Without `goodbye`, servers see a trainer that was killed.
+        Without `goodbye`, to servers it looks as if the trainer was killed.
         """
         with self._open():  # so that the model has what has come
             pass

@@ -95,7 +95,7 @@ class Frame(NamedTuple):
 def parse(message: Bytes, limits: Mapping[Kind, int]) -> Head:
     """Return the head of a frame, or raise FrameError; `limits`: of bodies that may come."""
     if len(message) < HEADER.size:
-        raise FrameError(f"a message of {len(message)} bytes; expected a head of {HEADER.size}")
+        raise FrameError(f"a message of {len(message)} bytes; expected a header of {HEADER.size}")
     magic, protocol, kind, flags, number, version, length = HEADER.unpack_from(message)
     if magic != MAGIC or protocol != PROTOCOL:
         raise FrameError(f"got {bytes(magic)!r}, protocol {protocol}; expected {MAGIC!r}, protocol {PROTOCOL}")
@@ -139,7 +139,7 @@ class Inbox:
             message = message[HEADER.size :]
         end = self._filled + len(message)
         if end > len(self._room):
-            raise FrameError(f"{end} bytes of a body; its head said {len(self._room)}")
+            raise FrameError(f"a body of {end} bytes; its header says {len(self._room)}")
         self._room[self._filled : end], self._filled = message, end
         if end < len(self._room):
             return None

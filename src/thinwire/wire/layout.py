@@ -208,8 +208,8 @@ def line(recipe: Reducer, segment: Segment, step: int) -> Compressed:
     if isinstance(found, Compressed):
         return found
     raise TypeError(
-        f"{type(found).__name__} computes while it exchanges, so a parameter server cannot use it; "
-        "expected a recipe with a memory and a codec, such as recipes.dct_dp or recipes.topk"
+        f"{type(found).__name__} computes during its exchange, which a parameter server cannot do; expected a recipe "
+        "with a memory and a codec, such as recipes.dct_dp or recipes.topk"
     )
 
 

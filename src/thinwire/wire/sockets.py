@@ -171,7 +171,10 @@ def _keep_door(door: "zmq.Socket[bytes]", theirs: bytes) -> None:
             known = mechanism == b"CURVE" and key == [allowed]
             if not known and peer not in met and len(met) < _REMEMBERED:
                 met.add(peer)
-                logger.warning("a stranger at %s was not let in. Further ones from there are not logged", peer.decode())
+                logger.warning(
+                    "refused a connection from %s without the key. Further ones from there are not logged",
+                    peer.decode(),
+                )
             door.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
     door.close(0)
 

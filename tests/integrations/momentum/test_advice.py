@@ -94,7 +94,7 @@ def test_it_says_what_it_costs_and_what_to_take_once(
         for _ in range(2):
             starvation.attached(_made(optimizer))
     (text,) = listener.said
-    assert text.startswith(f"{optimizer} rescales each update, so error feedback in front of it starves")
+    assert text.startswith(f"{optimizer} rescales each update, so with error feedback")
     assert f"topk:0.01 ended at {cost:.2f} times" in text
     assert INSTEAD[kind] in text
     assert instead in text
@@ -109,7 +109,7 @@ def test_of_what_takes_signs_nothing_is_known_and_that_is_said_once(make: Any) -
             starvation.attached(make())
     (text,) = listener.said
     assert text.startswith(type(make()).__name__)
-    assert "Nothing was measured of it" in text
+    assert "It has not been measured" in text
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,11 @@ def test_orthogonal_in_mid_run_says_what_the_second_moment_does(
     ranks: Ranks, dense_steps: int, cleared: bool, warned: int, given: bool
 ) -> None:
     first, other = ranks.run(2, _in_mid_run, dense_steps, cleared, given)
-    assert [("too long" in text, "state.clear() before attach" in text) for text in first[0]] == [(True, True)] * warned
+    assert [("too large" in text, "state.clear() before attach" in text) for text in first[0]] == [
+        (True, True)
+    ] * warned
     assert first[1] == [], "a run with it that goes on"
-    assert sum("too short" in text and "state.clear()" in text for text in first[2]) == 1
+    assert sum("too small" in text and "state.clear()" in text for text in first[2]) == 1
     assert other[:2] == ([], [])
 
 

@@ -446,7 +446,7 @@ def test_what_loses_the_gradients_length_is_not_taken_up_in_training(ranks: Rank
     names, said = ranks.run(2, _orthogonal_offered, named)[0]
     assert names == (["dense", "bf16"] if named else ["dense", "bf16", "qsgd"])
     (text,) = said
-    assert "a plan that thinwire.plan has made beforehand" in text
+    assert "a plan made beforehand by thinwire.plan" in text
 
 
 def _planned_beforehand(given: bool) -> tuple[str, bool]:

@@ -182,7 +182,9 @@ def test_shards_of_different_steps_or_shapes_are_refused() -> None:
         recut(saved, 2, Cuts(SHAPES | {"weight": (6, 3)}, CUTS.dims), Piece(0, 1))
     with pytest.raises(ValueError, match="'bias', which the model lacks"):
         recut(saved, 2, Cuts({k: v for k, v in SHAPES.items() if k != "bias"}, CUTS.dims), Piece(0, 1))
-    with pytest.raises(StateError, match=r"cut along other dimensions than the first: \{'columns': 1\}, and now \{\}"):
+    with pytest.raises(
+        StateError, match=r"sharded along dimensions other than the first: \{'columns': 1\}, and now \{\}"
+    ):
         recut(saved, 2, Cuts(SHAPES), Piece(0, 1))
     with pytest.raises(StateError, match="split over 2 mesh dimensions"):
         Piece.at([[0, 2], [1, 2]])
@@ -398,7 +400,7 @@ def _warned(path: str) -> list[str]:
 
 def test_notes_start_anew_and_the_first_rank_says_so_once(ranks: Ranks, tmp_path: Path) -> None:
     (first,), *others = ranks.run(4, _warned, str(tmp_path))
-    assert "thresholds and PowerSGD's Q, start from scratch" in first
+    assert "thresholds and PowerSGD's Q start from scratch" in first
     assert others == [[]] * 3
 
 

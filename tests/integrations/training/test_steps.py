@@ -174,7 +174,7 @@ def _nothing_arrives(recipe: str) -> list[str]:
 def test_zeros_and_nothing_else_are_said_once(ranks: Ranks, recipe: str) -> None:
     for said in ranks.run(2, _nothing_arrives, recipe):
         (message,) = said
-        assert "all that the last 5 reductions brought is zeros" in message
+        assert "the last 5 reductions returned only zeros" in message
 
 
 def _unused_while_accumulating(recipe: str, in_place: bool) -> float:
@@ -426,7 +426,7 @@ def test_gradients_that_no_reduction_made_are_said(
 ) -> None:
     for said in ranks.run(2, _unreduced, recipe, backward):
         if RECIPES[recipe].momentum:
-            assert all(each.startswith("MomentumError: an optimizer takes gradients of") for each in said)
+            assert all(each.startswith("MomentumError: an optimizer applies gradients of") for each in said)
         else:
             (warned,) = (each for each in said if each != "nothing")
             assert "leave no_sync()" in warned

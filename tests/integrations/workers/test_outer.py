@@ -748,7 +748,7 @@ def _loaded(order: str) -> tuple[str, float]:
         ("alone back", ""),
         ("own", r"workers \[0, 1\] of 2.*load_state_dict.*before outer"),
         ("alone", r"workers \[1\] of 2.*load_state_dict.*before outer"),
-        ("handle", r"workers \[0, 1\] of 2.*the model is as it was made.*go_back"),
+        ("handle", r"workers \[0, 1\] of 2.*but not the model.*go_back"),
     ],
 )
 def test_what_is_loaded_late_is_not_taken_for_training(ranks: Ranks, order: str, words: str) -> None:
@@ -1046,7 +1046,7 @@ WRONG = {
     "no optimizer": "TypeError.*expected the torch.optim.Optimizer that trains",
     "uncovered": "ValueError.*'2.weight' is in 0 fragments.*name its module in one of them",
     "twice": "ValueError.*'0.bias' is in 2 fragments.*leave it to one",
-    "unknown": "ValueError.*'decoder'.*nothing to train.*0.weight",
+    "unknown": "ValueError.*'decoder'.*no parameters to train.*0.weight",
     "many": "ValueError: (rank 1: )?fragments is 5.*4 parameters",
     "frozen": "ValueError: (rank 1: )?the model has no parameters to train: unfreeze",
     "no outer optimizer": "TypeError.*made a int; expected one of torch.optim's",
@@ -1067,7 +1067,7 @@ def test_what_is_wrong_on_one_worker_is_refused_on_all(ranks: Ranks, wrong: str)
     [
         ({"every": 0}, "every is 0; expected a whole number, from 1 on"),
         ({"every": 3, "delay": 3}, "expected a delay below it"),
-        ({"every": timedelta(0)}, "expected more than no time"),
+        ({"every": timedelta(0)}, "expected a positive time"),
         ({"every": timedelta(1), "fragments": 2}, "a time, with 2 fragments and a delay of 0; expected one"),
         ({"every": timedelta(1), "delay": 1}, "a time, with 1 fragments and a delay of 1; expected one"),
         ({"every": 3, "mixing": 1.0}, "mixing is 1.0"),

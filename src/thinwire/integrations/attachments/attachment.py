@@ -47,10 +47,10 @@ class Attachment(Handle):
 
     `parameters` maps names to the parameters whose gradients are reduced, and `names` is the reverse. `ended` says
     whether a later attachment has taken over, and `exchanges` whether gradients pass through here: as long as nothing
-    pays, DDP reduces them itself. `sharing` has others that serve some of these parameters.
+    pays, DDP reduces them itself. `sharing` lists other attachments to some of these parameters.
 
     Args:
-        everything: Returns what replicas must have alike, frozen parameters too; by default `parameters`.
+        everything: Returns what must be equal on all replicas, including frozen parameters; by default `parameters`.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Attachment(Handle):
 
     @property
     def memory(self) -> MemoryUse:
-        """What this rank holds between steps and takes within one, and what for."""
+        """Bytes that this rank holds between steps and needs during one, by purpose."""
         waiting = sum(memory.nbytes for memory in self.recipe.memories())
         return MemoryUse(waiting, self._staging.nbytes, self._staging.needed)
 
@@ -210,7 +210,7 @@ class Attachment(Handle):
         self._whole = Whole(model, self.parameters.values(), self.check_loaded)
 
     def check_loaded(self) -> None:
-        """Raise StateError if the model or its optimizer was loaded, and the residual is of the training before."""
+        """Raise StateError if the model or its optimizer was loaded, but not the residual."""
         if self._whole is None or not self._whole.loaded or self.steps.fresh or not self.waits:
             if self._whole is not None:
                 self._whole.accept()
@@ -222,11 +222,11 @@ class Attachment(Handle):
         )
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the gradients before an optimizer takes them, and warn if no reduction made some of them.
+        """Check gradients before an optimizer takes them, and warn about those that were never reduced.
 
         Raises:
-            MomentumError: Instead, if their momentum is in the memory, or if something was added to one that momentum
-                is to be applied to, after it was reduced.
+            MomentumError: Instead of the warning, if the memory holds their momentum. Also if the recipe applies
+                momentum, and a gradient was added to after it was reduced.
             PayloadError: If what a GPU has received was malformed.
         """
         self.steps.refuse_malformed(optimizer)
@@ -296,7 +296,7 @@ class Attachment(Handle):
         return differing(self._everything(), self.group)
 
     def stats(self) -> Stats:
-        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step.
+        """Return the figures of the latest step and of all steps so far. Call it after the optimizer's step.
 
         It reads the residuals once, and from the first call on each gradient is read once more. On a GPU it makes the
         host wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
@@ -442,17 +442,17 @@ _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = we
 
 
 _UNREDUCED = (
-    "an optimizer takes gradients of {} that no reduction made, so ranks drift apart: call the wrapped model itself, "
-    "not its .module or a forward that was replaced; leave no_sync() before a step's last backward; step after "
-    "backward, not within it; and call reduce() where the handle has that"
+    "an optimizer applies gradients of {} that were never reduced, so ranks drift apart: call the wrapped model "
+    "itself, not its .module or a replaced forward; leave no_sync() before a step's last backward; step after "
+    "backward, not within it; and call reduce() if the handle has that"
 )
 _LATE = (
-    "an optimizer takes gradients of {}, which were unfrozen or added after the model was wrapped. Nothing reduces "
+    "an optimizer applies gradients of {}, which were unfrozen or added after the model was wrapped. Nothing reduces "
     "them, so ranks drift apart: wrap the model again and attach"
 )
 _AGAIN = (
-    "{} steps twice on one gradient, as where optimizer.step() follows scaler.step(optimizer). The recipe applies its "
-    "momentum once a backward: leave out one of the two"
+    "{} steps twice on one gradient, as where optimizer.step() follows scaler.step(optimizer). The recipe applies "
+    "momentum once per backward: leave out one of the two"
 )
 
 

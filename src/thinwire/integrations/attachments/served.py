@@ -31,7 +31,7 @@ class Served(Handle):
         return 0
 
     def stats(self) -> Stats:
-        """Return what the latest step and all steps together sent and took. Call it after the optimizer's step."""
+        """Return the figures of the latest step and of all steps so far. Call it after the optimizer's step."""
         return self.attachment.stats()
 
     def state_dict(self) -> dict[str, Any]:

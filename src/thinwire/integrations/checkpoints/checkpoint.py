@@ -41,13 +41,13 @@ class Checkpoint:
     """Lets torch.distributed.checkpoint save and load a handle, even with another number of ranks or shards.
 
     To save, construct it from the handle, on every rank. To load, give it the path too. It holds copies, so training
-    may go on during `dcp.async_save`. Do not save the handle itself: of the plain tensors in its `state_dict`,
-    torch.distributed.checkpoint would keep one rank's.
+    may go on during `dcp.async_save`. Do not save the handle itself: torch.distributed.checkpoint would keep only one
+    rank's tensors.
 
     All that thinwire has saved is read and checked before anything is loaded. If the number of ranks has changed, the
     state is resharded as by `redistribute`. If the number of shards has changed, residuals are resharded as parameters
     are; notes, such as thresholds and PowerSGD's Q, start from scratch, and the logger "thinwire" says so. After
-    loading, the same object saves.
+    loading, you can save with the same object.
 
     Args:
         saved: Where to load from: a path or a StorageReader.
@@ -254,8 +254,8 @@ class _Loading:
         notes = any(paths(header, notes_only=True) for header in self._headers.values())
         if notes and not self._uncut(next(iter(self._headers.values()))) and dist.get_rank() == self._layout.ranks[0]:
             _log.warning(
-                "the number of shards has changed since the checkpoint: residuals were resharded; notes on shards, "
-                "such as thresholds and PowerSGD's Q, start from scratch"
+                "the number of shards has changed since the checkpoint: residuals were resharded; thresholds and "
+                "PowerSGD's Q start from scratch"
             )
 
 

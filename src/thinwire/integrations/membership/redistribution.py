@@ -28,11 +28,10 @@ def redistribute(
     """Return the state that a rank resumes from, made of the `state_dict` of every rank that saved one.
 
     The residual of saved rank i, momentum included, goes to rank i mod world_size; ranks beyond that start with none.
-    So sums over ranks stay the same: exactly where each rank takes over from one, else rounded once, from float64 to
-    the dtype in which the memory holds them. Notes, such as thresholds and PowerSGD's Q, cannot be added: each rank
-    takes those of saved rank `rank` mod R, where R is the number of saved ranks. It multiplies them by R / world_size,
-    because each gradient's weight in the mean changes by that factor. With an unchanged number of ranks each gets back
-    what it saved, to the last bit.
+    So sums over ranks stay the same: exactly if each rank takes over one residual, otherwise rounded once from float64.
+    Notes, such as thresholds and PowerSGD's Q, cannot be added: each rank takes those of saved rank `rank` mod R, where
+    R is the number of saved ranks. It multiplies them by R / world_size, because each gradient's weight in the mean
+    changes by that factor. With an unchanged number of ranks each gets back what it saved, to the last bit.
 
     Args:
         states: What `state_dict` returned, of every rank that saved.
@@ -56,8 +55,8 @@ def redistribute(
     count = next(iter(saved.values()))["world_size"]
     if not partial and (missing := sorted(set(range(count)) - saved.keys())):
         raise StateError(
-            f"of {count} ranks' states, that of rank {missing[0]} is missing: pass all, or partial=True to go on "
-            "without its residuals"
+            f"the state of rank {missing[0]} (of {count}) is missing: pass all, or partial=True to go on without its "
+            "residuals"
         )
     notes = saved[noting(saved, rank, count)]
     taken = [saved[each]["memories"] for each in taken_over(saved, rank, world_size)]

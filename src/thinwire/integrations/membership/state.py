@@ -186,8 +186,8 @@ def _check_place(state: Mapping[str, Any], place: Place) -> None:
     if state["world_size"] != place.world_size:
         raise ValueError(
             f"attachment state is from {state['world_size']} ranks, and this job has {place.world_size}: reshard it "
-            "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories, and call "
-            "handle.forget() if the optimizer asks for them"
+            "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories: do not load it, and if "
+            "the optimizer then raises MomentumError, call handle.forget()"
         )
     if state["rank"] != place.rank:
         raise ValueError(

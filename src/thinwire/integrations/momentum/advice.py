@@ -20,13 +20,13 @@ from thinwire.planner.losses import INSTEAD, OptimizerName, measured
 _log = logging.getLogger("thinwire")
 _SAID_OF = "topk:0.01"
 _UNMEASURED = (
-    "{name} may take signs or rescale each update, so error feedback in front of it may starve what is sent "
-    "rarely. Nothing was measured of it: compare with uncompressed training, or use a recipe without error "
+    "{name} may rescale updates or take their sign; with error feedback, elements that are sent rarely may then "
+    "hardly move. It has not been measured: compare with uncompressed training, or use a recipe without error "
     "feedback: docs/how-to/choose-a-recipe.md"
 )
 _WHY: Mapping[OptimizerName | None, str] = MappingProxyType(
     {
-        "sgd": "takes steps as long as its gradient, which no longer says how large the gradients were",
+        "sgd": "takes steps as large as its gradient, and what arrives has lost the gradients' size",
         "muon": "orthogonalises a second time, and amplifies the directions of which little was sent",
     }
 )
@@ -67,7 +67,7 @@ def _warning(name: str, kind: OptimizerName) -> str:
         else ""
     )
     return (
-        f"{name} rescales each update, so error feedback in front of it starves what is sent rarely{cost}. Use "
+        f"{name} rescales each update, so with error feedback elements that are sent rarely hardly move{cost}. Use "
         f"{INSTEAD[kind]} or a recipe without error feedback: docs/how-to/choose-a-recipe.md"
     )
 
@@ -105,8 +105,8 @@ class LostLength:
             self._unsaid.discard("begins")
             _log.log(
                 self._level,
-                "%s divides by the root of a second moment that is of gradients, and what recipes.orthogonal delivers "
-                "is many times as long: its first steps will be up to 1/√(1-β₂) times too long. Attach before the "
+                "%s has a second moment from gradients, and recipes.orthogonal delivers much larger updates: the "
+                "first steps will be up to 1/√(1-β₂) times too large. Attach before the "
                 "first step, or reset the optimizer: optimizer.state.clear() before attach",
                 type(optimizer).__name__,
             )
@@ -116,8 +116,8 @@ class LostLength:
         for name in {type(each).__name__ for each in self._met if any(_has_squares(each, p) for p in self._parameters)}:
             _log.log(
                 self._level,
-                "%s divides by the root of a second moment that is of orthogonalised updates, many times as long as "
-                "gradients are: its steps will be far too short until that has faded. Reset it now: "
+                "%s has a second moment from orthogonalised updates, which are much larger than gradients: its steps "
+                "will be far too small until that has decayed. Reset it now: "
                 "optimizer.state.clear()",
                 name,
             )

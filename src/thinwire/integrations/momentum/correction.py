@@ -197,8 +197,8 @@ class Correction(Handover):
             self._said = True
             _log.warning(
                 "the optimizer's (momentum, nesterov) have changed from %s to %s between backward and step: the "
-                "memories have applied the former to this step's gradients, and take up the latter with the next "
-                "backward. Set them, or step a scheduler, before backward or after the step",
+                "old ones were applied to this step's gradients; the new ones apply from the next backward on. Set "
+                "them, or step a scheduler, before backward or after the step",
                 self._applied,
                 found[0],
             )

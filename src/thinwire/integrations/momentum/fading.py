@@ -260,11 +260,11 @@ def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> N
     """Drop what these hold, and say so. `waited`: whether there was more than momentum, some of which has gone back."""
     names = [name for m in memories for name, held in m.state().items() if bool(held.get("momentum", _NONE).any())]
     if waited:
-        _log.log(level, "the residual of orthogonalised updates is dropped: it is not as long as gradients are")
+        _log.log(level, "the residual of orthogonalised updates is dropped, as its size is not that of gradients")
     if names:
         _log.log(
             level,
-            "the momentum of %d parameters, such as %s, is dropped: no optimizer that attach was given has any for it",
+            "the momentum of %d parameters, such as %s, is dropped: no optimizer passed to attach has momentum for it",
             len(names),
             names[0],
         )
@@ -277,8 +277,8 @@ def _say_if_unknown(optimizer: torch.optim.Optimizer, memories: Collection[nn.Pa
     if from_elsewhere(optimizer) and any(p in memories for group in optimizer.param_groups for p in group["params"]):
         _log.log(
             logging.DEBUG if rank else logging.WARNING,
-            "%s has a step that thinwire does not know, and no setting that is called momentum or beta. If it applies "
-            "momentum all the same, that comes on top of the memory's: turn it off, or take AdamW",
+            "%s has a step that thinwire does not know, and no setting called momentum or beta. If it applies "
+            "momentum, that is added to the memory's: turn it off, or use AdamW",
             type(optimizer).__name__,
         )
 

@@ -61,16 +61,16 @@ _NONE_TO_TAKE_FROM = (
     "of the whole model"
 )
 _NOT_IN_TRAINING = (
-    "what it delivers is not as long as gradients are, and an optimizer cannot change between the two while it trains: "
-    "attach its recipe, or a plan that thinwire.plan has made beforehand"
+    "its updates are not of gradients' size, and an optimizer cannot switch between the two during training: attach "
+    "its recipe, or a plan made beforehand by thinwire.plan"
 )
 
 
 @cache  # once in a process
 def _say_that_none_is_known() -> None:
     _log.warning(
-        'attach(model, "auto") was given no optimizer that it has figures for, and what a method costs in loss '
-        "depends on it: pass attach(..., optimizer=optimizer), or a Budget; as it is, sparsification may be chosen too"
+        'attach(model, "auto") does not know the optimizer, on which the loss of each method depends, and may choose '
+        "sparsification: pass attach(..., optimizer=optimizer), or a Budget"
     )
 
 

@@ -83,7 +83,7 @@ class Replicas(Served):
         self.attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
 
     def regroup(self, group: Group) -> None:
-        """Go on among the ranks of another group: see `Membership.regroup`."""
+        """Continue with the ranks of another group: see `Membership.regroup`."""
         check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
         size = group.size()
         self.attachment.membership.regroup(group, lambda joined, steps: size)

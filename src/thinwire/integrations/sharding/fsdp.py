@@ -110,13 +110,15 @@ def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str], sh
     """
     held: list[Any] = list(held_parameters(modules := list(modules)))
     if len(sharers) > 1 or any(not each.is_shard(0) for p in held for each in p.placements):
-        raise TypeError("gathers= takes parameters that are cut by rows over one dimension of the mesh: leave it out")
+        raise TypeError(
+            "gathers= needs parameters that are sharded by rows over one dimension of the mesh: leave it out"
+        )
     for module in modules:
         groups = list(_groups([module]))
         if len(groups) > 1:
             raise TypeError(
-                f"fully_shard has cut {type(module).__name__} over several meshes, and gathers= knows one: leave out "
-                "shard_placement_fn"
+                f"fully_shard has sharded {type(module).__name__} over several meshes, and gathers= supports one: "
+                "leave out shard_placement_fn"
             )
         for group in groups:
             dtypes = {names[p]: group.mp_policy.param_dtype or p.dtype for p in gathered_together(module)}

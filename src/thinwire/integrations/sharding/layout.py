@@ -120,7 +120,7 @@ def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piec
         check_alike(first, each)
     if first.get("dims", {}) != cuts.dims:
         raise StateError(
-            f"parameters were cut along other dimensions than the first: {first.get('dims', {})}, and now "
+            f"parameters were sharded along dimensions other than the first: {first.get('dims', {})}, and now "
             f"{dict(cuts.dims)}: shard the model as it was"
         )
     memories = [
@@ -152,8 +152,8 @@ def _field(parts: Mapping[int, Tensor], shards: int, cuts: Cuts, piece: Piece, n
         shape = cuts.shape(name, source)
         if flat.numel() != torch.Size(shape).numel():
             raise ValueError(
-                f"the residual of {name!r} on shard {shard} of {shards} has {flat.numel()} elements; expected those of "
-                f"{shape}: the model was of another shape, or cut in another way"
+                f"the residual of {name!r} on shard {shard} of {shards} has {flat.numel()} elements; expected those "
+                f"of {shape}: the model had another shape, or was sharded differently"
             )
         taken = flat.view(shape).narrow(dim, rows.start - cuts.rows(name, source).start, len(rows))
         whole.narrow(dim, rows.start - start, len(rows)).copy_(taken)

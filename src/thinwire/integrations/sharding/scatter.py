@@ -47,7 +47,7 @@ class Scattered(Gathering):
     """A model sharded over all ranks whose gradients reach their owners compressed: what `scatter` returns.
 
     The residual is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
-    what is saved is what `attach` on as many ranks would save.
+    its state has the same form as `attach`'s.
     """
 
     def __init__(
@@ -118,16 +118,15 @@ def scatter(
 ) -> Scattered:
     """Let `recipe` compress FSDP2's reduce-scatter of gradients, where there are no replicas; a collective.
 
-    Each rank encodes what it adds to each other rank's shards, and sends that to the rank that holds them, which sums.
-    The residual stays with the sender, and takes 8 bytes for every element of the whole model. With replicas, `shard`
-    keeps FSDP's all-gathers of parameters off the slow network; here `gathers` compresses them. Gradients become their
-    mean over the ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every
-    rank.
+    Each rank encodes its contribution to every other rank's shards and sends it there, to be summed. The residual stays
+    with the sender, and takes 8 bytes for every element of the whole model. With replicas, `shard` keeps FSDP's
+    all-gathers of parameters off the slow network; here `gathers` compresses them. Gradients become their mean over the
+    ranks. If a mean is not finite, and the recipe keeps residuals, every gradient becomes NaN on every rank.
 
     Args:
         model: One that `fully_shard` has sharded.
-        recipe: Encodes and gathers, with error feedback or nothing in its memories.
-        mesh: The mesh of one dimension that `fully_shard` got.
+        recipe: One that encodes and gathers, with plain error feedback or no memory.
+        mesh: The one-dimensional mesh that was passed to `fully_shard`.
         optimizer: As in `shard`.
         scaler: As in `shard`.
         ignored_params: As in `shard`.

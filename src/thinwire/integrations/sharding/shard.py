@@ -45,7 +45,7 @@ from thinwire.reducer import Reducer
 class Shards(Gathering):
     """A sharded model whose replicas exchange gradients: what `shard` returns.
 
-    `attachment`, which does the work, knows this rank's shards alone, and its ranks are those that hold the same ones.
+    `attachment`, which does the work, knows only this rank's shards; its group is the ranks that hold the same shards.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Shards(Gathering):
         standing = self.attachment.check_state_dict(saved)
         if saved.get("shard") != self.layout.shard:
             raise ValueError(
-                f"the state is of shard {saved.get('shard')}, a rank and size for each dimension of the mesh, and this "
-                f"is {self.layout.shard}: load on each rank the state that it saved"
+                f"the state is of shard {saved.get('shard')} (rank and size in each mesh dimension), and this is "
+                f"{self.layout.shard}: load on each rank the state that it saved"
             )
         if saved.get("dims", {}) != self.layout.cuts.dims:
             raise ValueError(
-                f"parameters were cut along other dimensions than the first: {saved.get('dims', {})}, and now "
+                f"parameters were sharded along dimensions other than the first: {saved.get('dims', {})}, and now "
                 f"{dict(self.layout.cuts.dims)}; shard the model as it was"
             )
         return standing
@@ -115,8 +115,8 @@ def shard(
     Args:
         model: One that `fully_shard` has sharded.
         recipe: As in `thinwire.attach`.
-        mesh: The whole mesh; `fully_shard` gets the dimension that shards. It has one dimension over which FSDP does
-            not shard the parameters. You may also pass that dimension alone, or its group.
+        mesh: The whole mesh, of which `fully_shard` gets the sharding dimension. The other one must be the replicas'.
+            You may also pass that dimension alone, or its group.
         optimizer: As in `thinwire.attach`.
         scaler: As in `thinwire.attach`.
         ignored_params: Plain parameters that you reduce yourself.
@@ -128,7 +128,7 @@ def shard(
         TypeError: For anything but a recipe, and for a model that is not sharded by FSDP2 as a whole.
         ValueError: For a mesh without replicas.
         FingerprintError: Where ranks disagree.
-        RuntimeError: As `thinwire.attach` does, and so MomentumError.
+        RuntimeError: As in `thinwire.attach`, which also raises MomentumError.
 
     Example:
         >>> mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))

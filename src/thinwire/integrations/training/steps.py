@@ -332,11 +332,10 @@ def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> Non
 
 
 _ZEROS = (
-    "all that the last {count} reductions brought is zeros: gradients are zero before they are sent. Is the loss scale "
-    "too small, the loss detached from the model, or a part of it frozen that should learn?"
+    "the last {count} reductions returned only zeros, as gradients were zero before they were sent. Is the loss "
+    "scale too small, the loss detached from the model, or a part of it frozen that should learn?"
 )
 _UNCLAIMED = (
-    "the gradient of {name!r} was reduced and thrown away again, and no torch.optim optimizer that holds it has ever "
-    "stepped: what was sent of it is taken back each time. If something else applies it, call the attachment's "
-    "keep_step() afterwards"
+    "the gradient of {name!r} was reduced and then zeroed, and no torch.optim optimizer that holds it has ever "
+    "stepped, so each step is rolled back. If something else applies it, call the attachment's keep_step() afterwards"
 )

@@ -67,7 +67,7 @@ class Directory:
         def work(store: Any) -> str:
             life = _read(store, "life")
             if life != self._trusted and not most:
-                raise StoreError("the store was started anew: more than half of the workers must be there")
+                raise StoreError("the store was restarted: more than half of the workers must return first")
             self._trusted = life
             return _set_once(store, key, value)
 

@@ -204,9 +204,7 @@ def cut(parameters: Mapping[str, nn.Parameter], parts: int | Sequence[Sequence[s
     if not isinstance(parts, int):
         return _named(parameters, parts)
     if parts > len(parameters):
-        raise ValueError(
-            f"fragments is {parts}, and the model has {len(parameters)} parameters to train; take at most that"
-        )
+        raise ValueError(f"fragments is {parts}; expected at most {len(parameters)}, the number of parameters to train")
     found: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
     total, before, at = sum(p.numel() for p in parameters.values()), 0, 0
     for left, (name, p) in zip(range(len(parameters), 0, -1), parameters.items(), strict=True):
@@ -223,7 +221,9 @@ def _named(parameters: Mapping[str, nn.Parameter], parts: Sequence[Sequence[str]
     for names, part in zip(parts, found, strict=True):
         if unknown := [each for each in names if not any(_within(name, each) for name in part)]:
             shown = ", ".join([*parameters][:5]) + (", …" if len(parameters) > 5 else "")
-            raise ValueError(f"fragments name {unknown[0]!r}, where the model has nothing to train; it has {shown}")
+            raise ValueError(
+                f"fragments name {unknown[0]!r}, which has no parameters to train; expected names such as {shown}"
+            )
         if not names:
             raise ValueError("a fragment is empty; expected names of modules or parameters in each")
     for name in parameters:

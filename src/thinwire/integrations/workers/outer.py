@@ -57,7 +57,7 @@ def outer(
     quorum: Part = 0.75,
     grace: Seconds = 5.0,
 ) -> Outer:
-    """Have workers train on their own, and exchange every H steps how far they have moved; a collective of the workers.
+    """Let workers train on their own, and every H steps exchange how far they have moved; a collective of the workers.
 
     The first of them sends its parameters and buffers to all others. From then on each step of `optimizer` is an inner
     step. After every H of them, Δ = global − own parameters is reduced to its mean by the recipe of `steps`, the outer
@@ -68,7 +68,7 @@ def outer(
     and the other workers go on with their own parameters, so that their next Δ includes this one. The logger "thinwire"
     names the worker.
 
-    Global parameters, Δ and residuals are float32 or wider, also where own parameters have 16 bits. Running means and
+    Global parameters, Δ and residuals are float32 or wider, even if the model has 16-bit parameters. Running means and
     variances of batch normalisation are averaged uncompressed with the first fragment; other buffers stay each worker's
     own. Errors are raised on every worker.
 
@@ -78,10 +78,10 @@ def outer(
         steps: When workers meet, and how.
         group: The workers, by default all ranks. It has one rank of every island: those that hold the same parameters.
         samples: How many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
-        offload: Whether global parameters, outer optimizers and residuals are in host memory, and worked on there. The
-            group must carry tensors of the host, as Gloo does.
-        store: The address of a TCPStore, as in `tcp://10.0.0.1:29400`, by which workers find each other, come and go.
-            They need no process group then.
+        offload: Whether global parameters, outer optimizers and residuals stay in host memory and are computed there.
+            The group must support CPU tensors, as Gloo does.
+        store: The address of a TCPStore, as in `tcp://10.0.0.1:29400`, through which workers find each other, and may
+            come and go. They then need no process group.
         workers: With a store, how many of them to wait for before the training begins.
         quorum: The share of the expected workers that an outer step needs.
         grace: Seconds for which a quorum waits for the others. A late worker keeps its Δ and sends it with the next.
@@ -148,8 +148,8 @@ def _check_gathers(steps: OuterSteps) -> None:
             todo += each.children()
         elif not isinstance(each, Compressed) or not isinstance(each.exchange, AllGather | AllReduce):
             raise ValueError(
-                f"with a store each worker sends one message, and {words(each):.100} takes several rounds: take a "
-                "recipe of AllGather or AllReduce, such as that of outer_steps.sparseloco()"
+                f"with a store each worker sends one message, and {words(each):.100} takes several rounds: use a "
+                "recipe with AllGather or AllReduce, such as that of outer_steps.sparseloco()"
             )
     ticks = list(accumulate(range(steps.parts), lambda tick, _: steps.following(tick), initial=steps.following(0)))
     if steps.delay >= min(after - before for before, after in pairwise(ticks)):

@@ -40,7 +40,7 @@ class Outer(Handle):
     """A worker that trains on its own between outer steps: what `outer` returns.
 
     `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
-    `ticks` is what `steps` counts in, and the same on all workers: inner steps, or outer ones where those go by time.
+    `ticks` is the unit of `steps`, and the same on all workers: inner steps or, if `every` is a time, outer steps.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Outer(Handle):
 
     @property
     def workers(self) -> list[str]:
-        """The names of those who are there now, this one too, where workers find each other by a store."""
+        """The names of the present workers, this one included (only with `store=`)."""
         return [] if self._swarm is None else self._swarm.workers
 
     @property
@@ -128,7 +128,7 @@ class Outer(Handle):
         return MemoryUse(sum(waiting), sum(staging), max(scratch))
 
     def stats(self) -> Stats:
-        """Return what the latest outer step and all of them together sent and took. A step is one of every fragment."""
+        """Return the figures of the latest outer step, one of every fragment, and of all so far."""
         for fragment in self.fragments:
             fragment.attachment.steps.close_if_done()
         return self._meter.stats(
@@ -160,7 +160,7 @@ class Outer(Handle):
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's memories and step, and the global parameters with their optimizers' state.
 
-        Waits for what is under way. Save it on every worker, and each worker's own model and optimizer beside it.
+        Waits for exchanges in flight. Save it on every worker, beside each worker's own model and optimizer.
         """
         for fragment in self.fragments:
             if self._swarm and fragment.meeting and fragment.meeting.taken is None:

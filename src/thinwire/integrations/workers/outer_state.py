@@ -43,7 +43,7 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
         )
     if len(saved["outer"]) != len(fragments):
         raise ValueError(
-            f"the state is of {len(saved['outer'])} fragments, and here are {len(fragments)}: cut the model as it was"
+            f"the state is of {len(saved['outer'])} fragments, and here are {len(fragments)}: use the same fragments"
         )
     wanted = {name for fragment in fragments for name in fragment.parameters}
     saved = renamed(saved, wanted)

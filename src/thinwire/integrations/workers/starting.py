@@ -86,7 +86,7 @@ class Start:
 
 
 _LATE = (
-    "their models were changed between outer() and the first step, and workers are not alike: what was loaded would "
+    "their models were changed between outer() and the first step, and differ between workers: what was loaded would "
     "count as training, and be undone. To resume, call handle.load_state_dict() with what each worker saved, too. To "
     "start from other weights, load them before outer(), or the same on every worker. handle.go_back() undoes this"
 )
@@ -95,8 +95,8 @@ _CHANGED = (
     "them, as what was loaded would count as training"
 )
 _UNLOADED = (
-    "the handle's state was loaded, and the model is as it was made: load the model that each worker saved beside it, "
-    "too, or call handle.go_back() on every worker"
+    "the handle's state was loaded, but not the model: load the model that each worker saved beside it, too, or call "
+    "handle.go_back() on every worker"
 )
 _ADOPTED = (
     "the model was loaded after outer(), alike on all workers: they go on from that. If this resumes a training, load "

@@ -266,7 +266,9 @@ class Swarm:
                 del self._links[link.peer], self._status[link.peer]
                 self._lost[link.peer] = time.monotonic(), silent
                 self._wanting.discard(link.peer)
-                _log.info("worker %s is %s; %d are there", link.peer, "silent" if silent else "gone", len(self.workers))
+                _log.info(
+                    "worker %s is %s; %d are present", link.peer, "silent" if silent else "gone", len(self.workers)
+                )
             self._changed.notify_all()
 
     def _meet(self, link: Link, words: Words) -> None:
@@ -282,7 +284,7 @@ class Swarm:
         if before is not None and before is not link:
             before.close()
         self._status.setdefault(link.peer, {"at": -1, "seconds": 0.0})
-        _log.info("worker %s is there, of %d", link.peer, len(self.workers))
+        _log.info("worker %s has joined; %d are present", link.peer, len(self.workers))
         link.send(self.status())
         if own := self._shares.get(self._next, {}).get(self.id):
             link.send(_words(self._next, self.id, own), own.message)
@@ -436,7 +438,9 @@ class Swarm:
             self._learn(decision)
             self._broadcast({"kind": "decided"} | decision._asdict())
             if (without := set(proposal.view) ^ set(decision.view)) or set(self._view) != set(proposal.shares):
-                _log.info("tick %d is of %s; %d expected next%s", *decision[:2], len(decision.view), without or "")
+                _log.info(
+                    "tick %d was taken by %s; %d expected next%s", *decision[:2], len(decision.view), without or ""
+                )
 
     def _ask(self) -> None:
         """Ask somebody who is further on what was decided."""

@@ -61,7 +61,7 @@ class Sick:
         """Note that these workers were left out of the mean."""
         self.times.update(ranks)
         if any(map(_worth_saying, map(self.times.get, ranks))):
-            _log.log(_level(ranks, group), "%s: the others took the outer step without", self._named(ranks))
+            _log.log(_level(ranks, group), "%s: left out of the outer step", self._named(ranks))
 
     def skip(self, ranks: Sequence[int], group: Group) -> None:
         """Note that all workers skipped the outer step."""

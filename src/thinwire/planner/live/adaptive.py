@@ -87,7 +87,7 @@ class Adaptive(Reducer):
     def why(self) -> Why:
         """Return the reason for the latest decision, and each tensor's. Raises RuntimeError before the first."""
         if self._policy is None:
-            return Why("uncompressed: there is only one rank, or no gradient to plan for", {})
+            return Why("uncompressed, as there is only one rank, or no gradient to plan for", {})
         if self._profile is None:
             raise RuntimeError(
                 "nothing is decided yet, as the first steps are only observed: call why() about 12 steps later"

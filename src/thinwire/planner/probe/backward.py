@@ -103,7 +103,7 @@ def _once(
 def _loss(returned: object) -> Tensor:
     if not (isinstance(returned, Tensor) and returned.numel() == 1 and returned.requires_grad):
         got = f"a tensor of {tuple(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
-        raise TypeError(f"step returned {got}; expected the loss: one number that gradients flow back from")
+        raise TypeError(f"step returned {got}; expected the loss: one number, with a gradient")
     return returned
 
 
