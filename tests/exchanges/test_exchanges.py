@@ -295,7 +295,7 @@ def _wrong(exchange: Exchange, codec: Codec) -> str:
     ("exchange", "codec", "message"),
     [
         (GlobalTopKTree(), Cast(), "sparse and block-sparse payloads; got Dense"),
-        (OwnerSharded(), TopK(density=0.1, values=Sign()), "codes cannot be added"),
+        (OwnerSharded(), TopK(density=0.1, values=Sign()), "codes of a format cannot be added"),
         (UnionAllReduce(packed=RandomK(density=0.5)), TopK(density=0.1), "cannot be summed to all rows"),
         (UnionAllReduce(packed=Cast(values=Sign())), TopK(density=0.1), "cannot be summed to all rows"),
     ],

@@ -384,7 +384,7 @@ def test_magnitudes_have_the_scale_of_least_error() -> None:
         (lambda: Magnitudes(levels=(1.0,)), "expected 2, 4, 8, … numbers in ascending order"),
         (lambda: Magnitudes(levels=(1.0, 2.0, 3.0)), "expected 2, 4, 8, … numbers in ascending order"),
         (lambda: Magnitudes(levels=(2.0, 1.0)), "in ascending order"),
-        (lambda: OffsetFloat(bits=6, eps=0.01, max=1.0), r"are \d+ numbers; expected at most 2\^6 = 64"),
+        (lambda: OffsetFloat(bits=6, eps=0.01, max=1.0), r"has \d+ numbers; expected at most 2\^6 = 64"),
         (lambda: OffsetFloat(eps=2.0, max=1.0), "use a smaller eps"),
         (lambda: OffsetFloat(eps=0.5, max=1.0, min=-0.1), "use a smaller eps"),
         (lambda: OffsetFloat(eps=0.0), "eps is 0.0; expected a positive"),
