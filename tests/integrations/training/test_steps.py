@@ -412,7 +412,7 @@ def _unreduced(recipe: str, backward: Callable[[Training, int], None]) -> list[s
             warnings.simplefilter("always")
             training.optimizer.zero_grad()
             said.append(told(_step, training, backward, step))
-        said += [str(each.message) for each in found if "no reduction made" in str(each.message)]
+        said += [str(each.message) for each in found if "never reduced" in str(each.message)]
         if backward is _within_backward:
             break
     return said

@@ -1047,7 +1047,7 @@ WRONG = {
     "uncovered": "ValueError.*'2.weight' is in 0 fragments.*name its module in one of them",
     "twice": "ValueError.*'0.bias' is in 2 fragments.*leave it to one",
     "unknown": "ValueError.*'decoder'.*no parameters to train.*0.weight",
-    "many": "ValueError: (rank 1: )?fragments is 5.*4 parameters",
+    "many": "ValueError: (rank 1: )?fragments is 5; expected at most 4",
     "frozen": "ValueError: (rank 1: )?the model has no parameters to train: unfreeze",
     "no outer optimizer": "TypeError.*made a int; expected one of torch.optim's",
     "another's": "ValueError.*the outer optimizer SGD holds 4 parameters; expected the 4 that it is given",
