@@ -141,9 +141,7 @@ Part = Annotated[float, Range("a share, from 0 to 1", least=0, most=1)]
 """Anything from nothing to all."""
 Seconds = Annotated[float, Range("seconds, from 0 on and finite", least=0)]
 """A duration."""
-Bandwidth = Annotated[
-    float, Range("bytes per second, from 0 on; math.inf where sending costs nothing", least=0, most=math.inf)
-]
+Bandwidth = Annotated[float, Range("bytes per second, at least 0; math.inf for a free link", least=0, most=math.inf)]
 """Bytes per second, perhaps infinitely many."""
 
 

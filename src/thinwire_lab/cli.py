@@ -68,7 +68,7 @@ def bench(
     gathers: Annotated[
         str | None,
         typer.Option(
-            help="With as many --shard as --workers, how parameters are gathered, in bfloat16: none (by FSDP2), "
+            help="With --shard equal to --workers: how parameters are gathered, in bfloat16: none (by FSDP2), "
             "lossless, differences (of 4 bits), differences2. Each is a row of every recipe, beside FSDP2 in float32 "
             "and in bfloat16."
         ),
@@ -251,7 +251,7 @@ def simulate(
     topology: Annotated[
         str | None,
         typer.Option(
-            help="Tiers from the nearest on, such as 8x100gbit/10us,4x25gbit/50us,10gbit: 8 workers a host, which "
+            help="Tiers, nearest first, such as 8x100gbit/10us,4x25gbit/50us,10gbit: 8 workers a host, which "
             "share its 25 Gbit/s, 4 hosts a rack, which share its 10 Gbit/s to other racks; or a CSV of regions: "
             "region_a,region_b,delay_ms,bandwidth_gbps."
         ),
@@ -327,7 +327,7 @@ def watch(
         list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_TICKET must be theirs.")
     ],
     every: Annotated[
-        float | None, typer.Option("--watch", help="Seconds between two looks; without, look once.")
+        float | None, typer.Option("--watch", help="Repeat every this many seconds; by default once.")
     ] = None,
 ) -> None:
     """Print server.status() of parameter servers, a line of JSON each."""

@@ -55,7 +55,7 @@ class Cast(Codec):
         return Dense(values=values, coded=coded)
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
-        """Return the same of each. A format takes all in one call."""
+        """Encode each vector. A format encodes all in one call."""
         if self.elementwise:  # plain numbers are joined when they are narrow
             return super().encode_signals(signals, seeds=seeds, cut=cut, numel=numel)
         parts, dtype, share = whole(signals.tensors()), signals.dtype, signals.share

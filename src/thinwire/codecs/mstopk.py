@@ -27,10 +27,9 @@ from thinwire.signals import Signals
 class MSTopK(BucketCodec):
     """Send k = round(density · d) elements: all above a threshold, and some just below it (Shi et al. 2021, Alg. 1).
 
-    The interval from the mean to the largest magnitude is halved. Each round counts how many of the 2k largest reach
-    the middle; a threshold below those is reached by more than k anyway. Elements between the two tightest thresholds
-    fill the payload up: a run of neighbours that the seed chooses. If the density is so high that the k-th largest lies
-    below the mean, many picks are random.
+    The interval from the mean to the largest magnitude is halved. Each round counts how many of the 2k largest elements
+    reach the middle. Elements between the two tightest thresholds fill up the payload: a run of neighbours, chosen by
+    the seed. If the density is so high that the k-th largest lies below the mean, many picks are random.
 
     Args:
         density: The share of elements to send.

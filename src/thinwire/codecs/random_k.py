@@ -27,8 +27,8 @@ from thinwire.signals import Signals
 class RandomK(BucketCodec):
     """Send one element, drawn at random, of each of k = round(density · d) equal strata (Stich et al. 2018).
 
-    All ranks draw the same elements from the seed. So indices need not travel, and values are summed on the way. With
-    strata the draw costs k instead of d, and the error is that of Random-k.
+    All ranks draw the same elements from the seed. So indices are not sent, and values are summed by an all-reduce.
+    With strata the draw costs k instead of d, and the error is that of Random-k.
 
     Args:
         density: The share of elements to send.

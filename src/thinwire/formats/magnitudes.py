@@ -18,7 +18,7 @@ from thinwire.kernels.memory import constant
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Magnitudes(Format):
-    """Send the sign, and which of 2, 4, 8, … levels is nearest to the magnitude over its group's mean magnitude.
+    """Send the sign, and the nearest of 2, 4, 8, … levels to the magnitude divided by its group's mean magnitude.
 
     The scale is then set so that the group's squared error is least. It is biased and needs error feedback. A zero
     counts as plus. A group of zeros stays zero, because its scale is 0.

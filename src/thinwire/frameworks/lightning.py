@@ -46,7 +46,7 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
         """What `thinwire.attach` returned; raises RuntimeError before training has started."""
         if self._handle is None:
             raise RuntimeError(
-                "there is no handle before on_train_start, as Lightning wraps the model in fit(): read it from then on"
+                "there is no handle before on_train_start, as Lightning wraps the model in fit(): read it after that"
             )
         return self._handle
 

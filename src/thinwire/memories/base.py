@@ -56,7 +56,7 @@ class Memory(ABC):
         return replace(self)  # type: ignore[type-var]  # every concrete memory is a dataclass
 
     def blank(self) -> Self:
-        """Return a fresh memory that works without an optimizer, to try something out."""
+        """Return an empty memory that works without an optimizer, for trial steps."""
         return self.fresh()
 
     @abstractmethod

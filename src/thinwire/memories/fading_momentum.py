@@ -24,7 +24,7 @@ class FadingMomentum(AppliedMomentum):
     """Keep M ← β·M + g − delivered (DeMo, Peng et al. 2024).
 
     Momentum is applied here, on each rank and before anything is chosen, so the optimizer itself must have none:
-    `attach(..., optimizer=optimizer)` sees to that, for AdamW as for SGD. M, which is the residual, fades once per
+    `attach(..., optimizer=optimizer)` moves it here, from AdamW and from SGD. M, which is the residual, fades once per
     step: any further part of a step's gradient is added as it is. So, unlike with `ErrorFeedback`, delivered gradients
     and residual do not add up to all gradients.
 

@@ -38,7 +38,7 @@ class OuterSteps:
             tuple of module or parameter names. Fragments take their outer steps one after another, spread over the H
             inner steps.
         delay: τ, the inner steps that go on while the exchange of a fragment is under way. With 0, workers wait for it.
-        mixing: α, what a worker then keeps of its own parameters: own ← α · own + (1 − α) · global.
+        mixing: α, the share of its own parameters that a worker then keeps: own ← α · own + (1 − α) · global.
         leave_out: Whether a worker whose Δ is not finite is left out of the mean. Otherwise all workers skip that outer
             step.
 

@@ -40,7 +40,7 @@ def sparseloco(
         rate: The outer learning rate, or a schedule of it by outer step. In that run it fell from 1.0 to 0.4 in steps,
             as `schedules.Stages(values=(1.0, 0.8, 0.6), steps_each=2000, final=0.4)` does.
         values: How values travel.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     codec = ChunkTopK(density=density, chunk=64, transform=None, values=values)
     large = Compressed(memory=ErrorFeedback(decay=decay), codec=codec, exchange=AllGather())

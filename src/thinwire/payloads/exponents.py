@@ -126,10 +126,10 @@ def _section(body: Tensor, start: int, nbytes: int) -> tuple[Tensor, int]:
     """Return a section, and where the next one begins."""
     end = start + wire.padded(nbytes)
     if body.numel() < end:
-        raise PayloadError(f"a buffer ends after {body.numel()} bytes; expected {end} and more")
+        raise PayloadError(f"a buffer ends after {body.numel()} bytes; expected at least {end}")
     wire.check_padding(body[None, start:end], nbytes)
     return body[start : start + nbytes], end
 
 
 def _not_coded() -> PayloadError:
-    return PayloadError("a block of codes does not end where it should: it was corrupted on the way")
+    return PayloadError("a block of codes does not end where it should: it was corrupted in transit")

@@ -119,7 +119,7 @@ def _other_header(headers: Tensor, expected: Tensor) -> PayloadError:
     differing = [f"{name} {theirs}, not {mine}" for name, theirs, mine in pairs if theirs != mine]
     return PayloadError(
         f"rank {rank} sent a header with {'; '.join(differing) or 'another layout'} as on this rank: attach the same "
-        "recipe on every rank, to the same parameters; if it is the same, the message was corrupted on the way"
+        "recipe on every rank, to the same parameters; if it is the same, the message was corrupted in transit"
     )
 
 

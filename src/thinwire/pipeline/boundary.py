@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     thresholds: Tensor
 
 
-Mean = Annotated[float, Range("a number from 0 on, or NaN where nothing was sent", least=0, most=math.inf, nan=True)]
+Mean = Annotated[float, Range("a number of at least 0, or NaN if nothing was sent", least=0, most=math.inf, nan=True)]
 
 
 @checked

@@ -121,7 +121,7 @@ def sparsify(
 
     Args:
         stages: The modules of the whole split model, in order, or this rank's PipelineStages before their first step,
-            made without example arguments, because what travels has another shape than the activation.
+            made without example arguments, because what is sent has a different shape from the activation.
         density: As in `TopKBoundary`.
         values: As in `TopKBoundary`.
         start_dim: As in `TopKBoundary`.

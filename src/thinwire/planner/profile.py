@@ -196,7 +196,7 @@ class Profile:
     def on(self, link: Link | None = None, *, world_size: int | None = None) -> Self:
         """Return the same profile on another link, or with another number of ranks.
 
-        Latency is never below the measured one, and no message is faster than this machine's processors made it.
+        Latency is never below the measured one, and no message is faster than this machine's processors can send.
         """
         links, unseen = self.links, self.unseen
         if link is not None:

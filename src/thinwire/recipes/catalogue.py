@@ -119,7 +119,7 @@ _ROWS = (
     Method(
         name="fading",
         recipe=fading,
-        summary="momentum that fades, chosen in chunks after a DCT, one bit a value; for AdamW",
+        summary="decaying momentum, the largest DCT coefficients of each chunk, one bit a value; for AdamW",
         sends="the largest coefficients of each chunk of the momentum, in one bit",
         share_of="frequencies",
         momentum=True,
@@ -237,7 +237,7 @@ _ROWS = (
     Method(
         name="fft",
         recipe=fft,
-        summary="FFT sparsification with a 10-bit offset float, nothing kept, as in the paper",
+        summary="FFT sparsification with a 10-bit offset float, without a residual, as in the paper",
         sends="the largest frequencies of each tensor, in 10 bits",
         paper="FFT-based gradient sparsification (Wang et al. 2020)",
         share_of="frequencies",
@@ -253,7 +253,7 @@ _ROWS = (
     Method(
         name="dct_steered",
         recipe=partial(dct_dp, life=None),
-        summary="the same with a threshold steered to the wanted density",
+        summary="the same with a threshold steered to the density",
         sends="what reaches a threshold that follows the density",
         paper=_DCT,
     ),

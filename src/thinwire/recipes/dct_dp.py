@@ -25,7 +25,7 @@ def dct_dp(
         density: The share of elements that the threshold aims at.
         life: Steps until the threshold is measured again; None steers it at every step instead, without sorting.
         bound: How many times the wanted number of elements is sent at most; the others stay in the residual.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     memory = Noted(memory=ErrorFeedback())
     large = Compressed(memory=memory, codec=_codec(density, life, bound), exchange=AllGather())

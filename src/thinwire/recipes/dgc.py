@@ -19,13 +19,13 @@ def dgc(
 ) -> Reducer:
     """Send the largest elements of each momentum-corrected tensor (Deep Gradient Compression, Lin et al. 2018).
 
-    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`.
+    The memory applies momentum in place of SGD, so attach with `optimizer=`.
 
     Args:
         density: The share of elements to send. To warm up, pass `schedules.exponential_warmup`.
         momentum: SGD's; None takes the optimizer's.
-        clip_norm: Limits each worker's gradients, per tensor (see `memories.MomentumCorrection`).
-        minimum_size: Tensors with fewer elements go uncompressed.
+        clip_norm: Clips each worker's gradients, per tensor (see `memories.MomentumCorrection`).
+        minimum_size: Tensors with fewer elements are sent uncompressed.
 
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))

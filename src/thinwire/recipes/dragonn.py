@@ -19,14 +19,14 @@ def dragonn(
 ) -> Reducer:
     """Hash large elements of each momentum-corrected tensor into slots, and send these (DRAGONN, Wang et al. 2022).
 
-    The memory applies SGD's momentum instead of the optimizer, so attach with `optimizer=`. The equations, where the
-    code for each is, and the paper's claims: papers/dragonn/README.md.
+    The memory applies momentum in place of SGD, so attach with `optimizer=`. The equations, where the code for each is,
+    and the paper's claims: papers/dragonn/README.md.
 
     Args:
         density: Slots over elements. Twice as many elements are hashed.
         momentum: SGD's; None takes the optimizer's.
-        clip_norm: Limits each worker's gradients, per tensor (see `memories.MomentumCorrection`).
-        minimum_size: Tensors with fewer elements go uncompressed.
+        clip_norm: Clips each worker's gradients, per tensor (see `memories.MomentumCorrection`).
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
     large = Compressed(memory=memory, codec=HashedSlots(density=density), exchange=AllGather())

@@ -39,7 +39,7 @@ def fading(
         values: How coefficients travel.
         clip_norm: If you clip gradients, set this: it clips each worker's, per tensor, before they enter the residual.
             Clipping the mean is too late.
-        minimum_size: Tensors with fewer elements go uncompressed, and the optimizer keeps their momentum.
+        minimum_size: Tensors with fewer elements are sent uncompressed, and the optimizer keeps their momentum.
 
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))

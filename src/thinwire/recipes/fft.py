@@ -35,7 +35,7 @@ def fft(
         half: Whether to round to float16 before the transform, as the paper does for speed on a GPU.
         values: How coefficients travel.
         memory: Keeps the dropped frequencies, such as `ErrorFeedback()`. With None they are lost, as in the paper.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     codec = FFT(density=density, block=block, half=half, values=values)
     large = Compressed(memory=memory or NoMemory(), codec=codec, exchange=AllGather())

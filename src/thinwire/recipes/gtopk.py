@@ -27,7 +27,7 @@ def gtopk(
         density: k over elements. The paper warms it up: `schedules.gtopk_warmup`.
         merge: See `exchanges.GlobalTopKTree`.
         exact_values: See `exchanges.GlobalTopKTree`.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=exchange)

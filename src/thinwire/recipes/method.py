@@ -30,7 +30,7 @@ class Method:
         warms_up: Whether its paper starts at a higher density.
         summed: Whether partial sums travel. Otherwise every rank gets what every other rank sent.
         conserving: Whether what is not delivered stays in the residual, so that no gradient is lost.
-        rows: Whether it sums the rows of sparse embeddings on the way. Otherwise DDP sends them.
+        rows: Whether it also sums the rows of sparse embeddings. Otherwise DDP sends them.
         pipelines: Whether it works between the replicas of a pipeline's stage.
         benched: Whether it is a row of `thinwire bench`, where `dense` is plain DDP itself.
         planned: Whether the planner may choose it.

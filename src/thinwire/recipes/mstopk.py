@@ -16,7 +16,7 @@ def mstopk(*, density: Density = 0.01, rounds: Count = 25, minimum_size: Size = 
     Args:
         density: The share of elements to send.
         rounds: Bisections of the threshold.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

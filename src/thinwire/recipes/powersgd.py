@@ -20,7 +20,7 @@ def powersgd(*, rank: Count = 4, values: Narrow = None, start: Size = 10, minimu
         rank: Columns of each factor.
         values: Narrows the factors. In a dtype they are summed; in a format, gathered.
         start: How many first steps are sent uncompressed.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     exchange = AllGather() if isinstance(values, Format) else AllReduce()
     memory = Noted(memory=ErrorFeedback())

@@ -22,7 +22,7 @@ def qsgd(
         bits: Bits of each value, sign included.
         group_size: Values that share a norm.
         norm: The paper's analysis scales by the ℓ2 norm; its experiments by the largest magnitude.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     codec = Cast(values=Levels(bits=bits, group_size=group_size, norm=norm))
     large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())

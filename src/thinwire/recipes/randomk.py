@@ -11,11 +11,11 @@ from thinwire.schedules import Density
 
 @checked
 def randomk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
-    """Send elements of each tensor drawn anew each step, with error feedback (Stich et al. 2018).
+    """Send random elements of each tensor, new ones in each step, with error feedback (Stich et al. 2018).
 
     Args:
         density: The share of elements to send.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=RandomK(density=density), exchange=AllReduce())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -30,7 +30,7 @@ def s2_reducer(
         block: Elements of a block.
         packed: Encodes the union's values. None sends them exactly; `Cast(values=torch.bfloat16)` takes as many bytes
             as the sketch.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     exchange = UnionAllReduce(packed=packed)
     codec = BlockTopK(density=density, block=block)

@@ -17,7 +17,7 @@ def signsgd(*, group_size: GroupSize = 512, minimum_size: Size = 1024) -> Reduce
     Args:
         group_size: Values that share a mean. The paper's whole tensor (None) is unstable where magnitudes within a
             tensor differ a lot, as in an output layer over rare words (docs/measurements/recipes.md).
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group_size=group_size)), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

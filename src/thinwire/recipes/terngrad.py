@@ -15,7 +15,7 @@ def terngrad(*, clip: Positive | None = 2.5, minimum_size: Size = 1024) -> Reduc
 
     Args:
         clip: Standard deviations at which each tensor is clipped first.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

@@ -15,7 +15,7 @@ def topk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
 
     Args:
         density: The share of elements to send.
-        minimum_size: Tensors with fewer elements go uncompressed.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

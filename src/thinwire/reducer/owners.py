@@ -164,8 +164,8 @@ def _to_owners(line: Reducer) -> Reducer:
         )
     if not isinstance(line.exchange, AllGather | AllReduce):
         raise TypeError(
-            f"{type(line.exchange).__name__} merges payloads on the way to all ranks, and here each rank needs only "
-            "the part that it owns: choose a recipe with AllGather or AllReduce, such as recipes.topk()"
+            f"{type(line.exchange).__name__} merges payloads for all ranks, and here each rank needs only the part "
+            "that it owns: choose a recipe with AllGather or AllReduce, such as recipes.topk()"
         )
     if line.memory.free or not line.memory.fields <= {"residual"}:
         raise TypeError(

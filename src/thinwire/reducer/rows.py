@@ -30,8 +30,8 @@ class WithRows(Routing):
     def __post_init__(self) -> None:
         if not self.rows.uneven:
             raise TypeError(
-                f"{self.rows} needs the same number of rows from each rank, which embeddings do not have; use "
-                "UnionAllReduce, OwnerSharded or RecursiveDoubling"
+                f"{self.rows} needs the same number of rows from all ranks, and sparse embeddings have different "
+                "ones; use UnionAllReduce, OwnerSharded or RecursiveDoubling"
             )
 
     @override

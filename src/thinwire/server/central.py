@@ -234,14 +234,15 @@ class Central:
             if mine.get(name) != theirs.get(name):
                 raise StateError(
                     f"parameter {name} is {theirs.get(name, 'absent')} in the checkpoint and "
-                    f"{mine.get(name, 'absent')} on this server: serve the model that was saved, with as many servers, "
-                    "or another checkpoint"
+                    f"{mine.get(name, 'absent')} on this server: serve the model that was saved, with the same number "
+                    "of servers, or use another checkpoint"
                 )
         counts = [len(saved["optimizers"]), len(saved["schedulers"])]
         if counts != [len(self._optimizers), len(self._schedulers)]:
             raise StateError(
                 f"the checkpoint has {counts[0]} optimizers and {counts[1]} schedulers, this server "
-                f"{len(self._optimizers)} and {len(self._schedulers)}: give serve the arguments of the saved one"
+                f"{len(self._optimizers)} and {len(self._schedulers)}: call serve with the same arguments as when it "
+                "was saved"
             )
 
 

@@ -119,7 +119,7 @@ class Durable:
             others = f"{self._previous}, which is the one before it," if self._previous.exists() else "a copy of it"
             raise StateError(
                 f"{self._path} is not a server's checkpoint, or is damaged ({error}): put {others} in its place, or "
-                "move it away to start anew"
+                "move it away to start from scratch"
             ) from error
         return True
 

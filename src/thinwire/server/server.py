@@ -50,7 +50,7 @@ class Server:
         update). After a restart from a checkpoint, all trainers have `timeout` seconds.
 
         Raises:
-            ServerError: If an optimizer or scheduler has raised: nothing is applied or saved any more.
+            ServerError: If an optimizer or scheduler has raised: no further updates are applied or saved.
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._shared.lock:

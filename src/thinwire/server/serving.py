@@ -61,32 +61,32 @@ def serve(
         make_optimizer: Called with the parameters, returns their optimizer.
         make_rows_optimizer: The same for the parameters of sparse embeddings.
         make_scheduler: Called with each optimizer, returns a scheduler that steps with it.
-        address: host:port to listen at; port 0 takes a free one. Under torchrun the default is a free port at
+        address: host:port to listen at; port 0 picks a free one. Under torchrun the default is a free port on
             localhost, which trainers find by themselves.
-        key: A file with the server's key, made if it is not there, with the trainers' ticket beside it: `key`.ticket.
-            By default `checkpoint`.key; without a checkpoint, a new key at each start. Trainers of this user on this
-            host, and those of a torchrun job, find the ticket; pass it to others.
+        key: A file with the server's key, created if it does not exist, with the trainers' ticket beside it:
+            `key`.ticket. By default `checkpoint`.key; without a checkpoint, a new key at each start. Trainers of this
+            user on this host, and those of a torchrun job, find the ticket; pass it to others.
         servers: How many servers share the parameters.
         index: Which of them this is; by default the rank.
-        trainers: How many must have joined before the first update is applied. A trainer that was killed and came back
-            counts once.
+        trainers: How many must have joined before the first update is applied. A trainer that was restarted counts
+            once.
         staleness: By how many updates a trainer may be ahead of the slowest; at 0 the server waits for one update from
             every trainer, and takes one step with their mean; None sets no bound.
         damped: Whether to multiply an update of staleness τ by 1/(1 + τ).
         down: How the server compresses what has changed; None sends all parameters in full.
         fetch_rows: Whether rows of sparse embeddings are left out of answers; trainers ask for those that they need.
-        checkpoint: A file to save to, and to resume from if it is there; each server has its own.
+        checkpoint: A file to save to, and to resume from if it exists; each server has its own.
         every: Seconds between saves.
         timeout: Seconds of silence after which a trainer counts as gone. Also the seconds of waiting after which the
             log names who is waited for.
 
     Raises:
         ImportError: Without pyzmq.
-        ValueError: For a model that is not on the CPU, has no rows to fetch or is at work in this process already, a
-            key that others may read, or an optimizer that moves rows without a gradient.
+        ValueError: For a model that is not on the CPU, has no rows to fetch or is already in use in this process, a key
+            that others may read, or an optimizer that moves rows without a gradient.
         MomentumError: If momentum would be applied twice.
         TypeError: For a recipe without memory and codec.
-        StateError: For a checkpoint of something else or a damaged one.
+        StateError: For a checkpoint that does not fit or is damaged.
         OSError: If the address is taken or the checkpoint cannot be written.
 
     Example:

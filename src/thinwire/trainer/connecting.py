@@ -63,8 +63,8 @@ def connect(
             come later are taken over within the next `step`.
         drain: At random steps, this many apart on average, send the whole residual uncompressed.
         seed: Draws those steps.
-        reconnect: Seconds to look for a server that is gone, or not there yet. Updates that it has not saved are kept
-            and sent again; each is applied once.
+        reconnect: Seconds to keep trying to reach a server that is gone, or not yet started. Updates that it has not
+            saved are kept and sent again; each is applied once.
         log_bytes: How many bytes of unsaved updates to keep, per server.
         timeout: Seconds of silence after which a server counts as gone.
 
@@ -72,7 +72,7 @@ def connect(
         FingerprintError: If recipe, parameters or frozen parameters differ from the servers'.
         ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, or for
             an address on another host without a ticket.
-        ServerError: If a server is not there or has another key.
+        ServerError: If a server cannot be reached or has another key.
         ImportError: Without pyzmq.
         TypeError: If `drain` is given and the memory cannot be drained.
 

@@ -157,7 +157,7 @@ class Trainer:
                 allowed) of the rows to fetch; None fetches all rows, to evaluate or to save.
 
         Raises:
-            ValueError: Without `fetch_rows`, for another parameter, and for a row that is not there.
+            ValueError: Without `fetch_rows`, for another parameter, and for a row that does not exist.
             TypeError: For ids that are not integers.
             ServerError: If a server is gone.
         """

@@ -154,7 +154,7 @@ def _private(path: Path) -> str:
             raise ValueError(f"{path} can be read by other users: chmod 600, or delete it")
         return path.read_text()
     except OSError as error:
-        raise GoneError(f"no ticket for it: pass ticket=, or set {VARIABLE}; {error}") from error
+        raise GoneError(f"no ticket for this server: pass ticket=, or set {VARIABLE}; {error}") from error
 
 
 def _write(path: Path, text: str, *, over: bool = True) -> None:

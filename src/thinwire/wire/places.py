@@ -45,9 +45,9 @@ class Places:
             wrong = "is gone" if p is None else "is frozen" if not p.requires_grad else ""
             if wrong or p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:
                 raise StateError(
-                    f"{name} {wrong or 'has moved'} since serve or connect, so what is computed and what is sent are "
-                    "no longer the same. Change dtype and device, freeze, and load with assign=True, before; or load "
-                    "in place"
+                    f"{name} {wrong or 'has moved'} since serve or connect, so the gradients that are sent are no "
+                    "longer those that are computed. Change dtype and device, freeze, and load with assign=True, "
+                    "before; or load in place"
                 )
 
 

@@ -34,7 +34,7 @@ def difference(server: Mapping[str, str], trainer: Mapping[str, str]) -> Differe
             start = max(0, same - _SHOWN // 2)
             it = f"{key} differs: this trainer has {_cut(theirs)}" if key in trainer else "this trainer lacks something"
             return Difference(
-                f"{it}; give it the same as the server, whose log says what that is",
+                f"{it}; use the server's, which is in its log",
                 f"{key} differs: the server has {_cut(mine, start)}, this trainer has {_cut(theirs, start)}",
             )
     return None

@@ -298,8 +298,8 @@ class Attachment(Handle):
     def stats(self) -> Stats:
         """Return the figures of the latest step and of all steps so far. Call it after the optimizer's step.
 
-        It reads the residuals once, and from the first call on each gradient is read once more. On a GPU it makes the
-        host wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
+        It reads the residuals once. After the first call, each gradient is read once more per step. On a GPU it makes
+        the host wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
         """
         self.steps.close_if_done()
         return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
@@ -370,7 +370,9 @@ class Attachment(Handle):
 
     def _enter(self, names: Sequence[str], parameters: Sequence[nn.Parameter], *, joined: bool) -> None:
         if self.ended:
-            raise RuntimeError("another attachment to these parameters has taken over; train the model it was given")
+            raise RuntimeError(
+                "another attachment to these parameters has taken over; train the model that it was attached to"
+            )
         for other in self.sharing:
             other._refuse_again(self, parameters)
         if self.steps.enter(names, joined=joined):

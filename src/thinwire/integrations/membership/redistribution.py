@@ -31,7 +31,7 @@ def redistribute(
     So sums over ranks stay the same: exactly if each rank takes over one residual, otherwise rounded once from float64.
     Notes, such as thresholds and PowerSGD's Q, cannot be added: each rank takes those of saved rank `rank` mod R, where
     R is the number of saved ranks. It multiplies them by R / world_size, because each gradient's weight in the mean
-    changes by that factor. With an unchanged number of ranks each gets back what it saved, to the last bit.
+    changes by that factor. With an unchanged number of ranks each gets back exactly what it saved.
 
     Args:
         states: What `state_dict` returned, of every rank that saved.
@@ -148,7 +148,7 @@ def _sum(parts: Sequence[Tensor], what: str) -> Tensor:
         return parts[0]
     kinds = {(tuple(part.shape), part.dtype) for part in parts}
     if len(kinds) > 1:
-        raise ValueError(f"{what} is of {sorted(map(str, kinds))} on different ranks; expected the same on all")
+        raise ValueError(f"{what} differs between ranks: {sorted(map(str, kinds))}; expected the same on all")
     total = parts[0].to(torch.float64)
     for part in parts[1:]:
         total = total + part

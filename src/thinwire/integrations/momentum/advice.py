@@ -27,7 +27,7 @@ _UNMEASURED = (
 _WHY: Mapping[OptimizerName | None, str] = MappingProxyType(
     {
         "sgd": "takes steps as large as its gradient, and what arrives has lost the gradients' size",
-        "muon": "orthogonalises a second time, and amplifies the directions of which little was sent",
+        "muon": "orthogonalises again, which amplifies directions that were hardly sent",
     }
 )
 _SQUARES = "exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"

@@ -99,8 +99,8 @@ _UNLOADED = (
     "handle.go_back() on every worker"
 )
 _ADOPTED = (
-    "the model was loaded after outer(), alike on all workers: they go on from that. If this resumes a training, load "
-    "the handle's state, too, or outer momentum and residuals start from scratch"
+    "the model was loaded after outer(), with the same weights on all workers, which continue from these. If you are "
+    "resuming, load the handle's state, too, or outer momentum and residuals start from scratch"
 )
 _RELOADED = (
     "a state was loaded into this worker's model in mid-training, and the next outer step counts the difference as "
