@@ -223,7 +223,7 @@ def test_a_trainer_of_something_else_is_told_in_what_and_the_server_logs_both_si
     options: dict[str, Any], told: str, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = started(recipe=_long(0.05) if "…" in logged else None)
-    with pytest.raises(FingerprintError, match=f"{told}.*give it the same as the server") as refused:
+    with pytest.raises(FingerprintError, match=f"{told}.*use the server's") as refused:
         joined(server, **options)
     server.close()  # so that all is logged
     assert re.search(logged, caplog.text)

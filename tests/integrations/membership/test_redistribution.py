@@ -196,7 +196,7 @@ MIXTURES: dict[str, tuple[Callable[[list[dict[str, Any]]], list[Any]], str]] = {
     ),
     "another model": (
         _of_one(memories=[{"0.weight": {"residual": torch.ones(3, dtype=torch.float64)}}]),
-        "ValueError: residual of '0.weight' is of",
+        "ValueError: residual of '0.weight' has different shapes or dtypes",
     ),
     "another memory": (_of_one(memories=[{"0.weight": {"velocity": torch.ones(3)}}]), "expected tensors ['residual']"),
     "fields are none": (lambda states: [each | {"fields": None} for each in states], "ValueError: fields"),

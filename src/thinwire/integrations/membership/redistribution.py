@@ -148,7 +148,9 @@ def _sum(parts: Sequence[Tensor], what: str) -> Tensor:
         return parts[0]
     kinds = {(tuple(part.shape), part.dtype) for part in parts}
     if len(kinds) > 1:
-        raise ValueError(f"{what} differs between ranks: {sorted(map(str, kinds))}; expected the same on all")
+        raise ValueError(
+            f"{what} has different shapes or dtypes on ranks: {sorted(map(str, kinds))}; expected the same"
+        )
     total = parts[0].to(torch.float64)
     for part in parts[1:]:
         total = total + part
