@@ -1,11 +1,15 @@
 """Connections between workers that find each other by themselves, outside any process group.
 
 A frame is `TWOS`, the length of its words (u32) and of its body (u64), little-endian; then the words, as JSON, and the
-body. Who has nothing to say says so every second, and who is silent for longer than `SILENCE` is taken for gone.
+body. Who has nothing to say says so every second, and who is silent for longer than `SILENCE` is taken for gone. With a
+certificate all of it is in TLS.
 """
 
 import json
+import logging
+import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Mapping
@@ -13,12 +17,17 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, final
 
+from thinwire.collectives.certificates import Certificate
+
+_log = logging.getLogger("thinwire")
+
 SILENCE = 4.0
 """Seconds after which a worker that says nothing is gone."""
 _TICK = 1.0
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC, _MOST_WORDS = b"TWOS", 1 << 20
-_PIECE = 1 << 16  # bytes; a time-out counts for each
+_PIECE = 1 << 16  # bytes
+_REMEMBERED = 1024  # addresses of strangers
 
 Words = Mapping[str, Any]
 
@@ -47,7 +56,8 @@ class Link:
         self.peer = ""
         self._socket, self._owner = connection, owner
         self._queue: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
-        connection.settimeout(SILENCE)
+        self._turn = threading.Lock()  # TLS is for one thread at a time
+        connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         threading.Thread(target=self._say, daemon=True, name="thinwire-link").start()
 
@@ -75,16 +85,20 @@ class Link:
     def close(self) -> None:
         """End the connection once what is queued has been sent, or cannot be."""
         self._queue.put(None)
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RD)
+        self._shut(socket.SHUT_RD)
 
     def _say(self) -> None:
-        with suppress(OSError), self._socket:
-            while (frame := self._next()) is not None:
-                words, body = frame
-                self._write(_HEAD.pack(_MAGIC, len(words), len(body)) + words)
-                self._write(body)
-            self._socket.shutdown(socket.SHUT_RDWR)
+        with self._socket:
+            with suppress(OSError):
+                while (frame := self._next()) is not None:
+                    words, body = frame
+                    self._write(_HEAD.pack(_MAGIC, len(words), len(body)) + words)
+                    self._write(body)
+            self._shut(socket.SHUT_RDWR)
+
+    def _shut(self, how: int) -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, how)  # that of TLS would send what follows in the clear
 
     def _next(self) -> tuple[bytes, bytes] | None:
         try:
@@ -95,35 +109,60 @@ class Link:
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
-            self._socket.sendall(rest[:_PIECE])
-            rest = rest[_PIECE:]
+            rest = rest[self._moved(lambda piece: self._socket.send(piece), rest[:_PIECE], select.POLLOUT) :]
 
     def _read(self, count: int) -> bytes:
         found = bytearray(count)
         rest = memoryview(found)
         while rest:
-            got = self._socket.recv_into(rest)
+            got = self._moved(lambda piece: self._socket.recv_into(piece), rest, select.POLLIN)
             if not got:
                 raise ConnectionError("the other side has closed the connection")
             rest = rest[got:]
         return bytes(found)
 
+    def _moved(self, move: Callable[[memoryview], int], piece: memoryview, ready: int) -> int:
+        """Return how many bytes of a piece have moved, when some can. Raises TimeoutError."""
+        poll = select.poll()
+        poll.register(self._socket, ready)
+        while True:
+            with self._turn, suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return move(piece)
+            if not poll.poll(1000 * SILENCE):
+                raise TimeoutError("the other side is silent")
 
-def serve(owner: Owner, host: str) -> tuple[str, int]:
+
+def serve(owner: Owner, host: str, certificate: Certificate | None = None) -> tuple[str, int]:
     """Listen at a free port, in a thread. Return the address."""
-    listener = socket.create_server((host, 0))
+    listener, strangers = socket.create_server((host, 0)), set[str]()
+
+    def answer(connection: socket.socket, whence: str) -> None:
+        try:
+            link = Link(_secured(connection, certificate, answers=True), owner)
+        except OSError as error:
+            if whence not in strangers and len(strangers) < _REMEMBERED:
+                strangers.add(whence)
+                _log.warning("a stranger at %s was not let in: %s. Further ones are not logged", whence, error)
+        else:
+            link.listen()
 
     def accept() -> None:
         while True:
-            connection, _ = listener.accept()
-            threading.Thread(target=Link(connection, owner).listen, daemon=True, name="thinwire-link").start()
+            connection, (whence, *_) = listener.accept()
+            threading.Thread(target=answer, args=(connection, whence), daemon=True, name="thinwire-link").start()
 
     threading.Thread(target=accept, daemon=True, name="thinwire-links").start()
     found: tuple[str, int] = listener.getsockname()[:2]
     return found
 
 
-def dial(owner: Owner, host: str, port: int, hello: Callable[[], Words], wanted: Callable[[], bool | None]) -> None:
+def dial(
+    owner: Owner,
+    address: tuple[str, int],
+    hello: Callable[[], Words],
+    wanted: Callable[[], bool | None],
+    certificate: Certificate | None = None,
+) -> None:
     """Keep a link to an address, in a thread; `wanted` says whether it is now, None to stop; `hello` is said first."""
 
     def keep() -> None:
@@ -131,9 +170,22 @@ def dial(owner: Owner, host: str, port: int, hello: Callable[[], Words], wanted:
         while (now := wanted()) is not None:
             with suppress(OSError):
                 if now:
-                    link = Link(socket.create_connection((host, port), timeout=SILENCE), owner)
+                    connection = socket.create_connection(address, timeout=SILENCE)
+                    link = Link(_secured(connection, certificate, answers=False), owner)
                     link.send(hello())
                     link.listen()
             pause.wait(_TICK / 2)
 
     threading.Thread(target=keep, daemon=True, name="thinwire-dial").start()
+
+
+def _secured(connection: socket.socket, certificate: Certificate | None, *, answers: bool) -> socket.socket:
+    """Return a connection with whom we trust. Raises OSError for others, and closes it."""
+    if certificate is None:
+        return connection
+    try:
+        connection.settimeout(SILENCE)
+        return certificate.secured(connection, answers=answers)
+    except OSError:
+        connection.close()
+        raise

@@ -144,7 +144,7 @@ def found(logs: Path) -> dict[str, Any]:
         "ticks that differ": [tick for tick, each in hashes.items() if len(each) > 1],
         "longest pause": max(after - before for before, after in pairwise(times)),
         "loss": last["loss"],
-        "errors": [log.read_text()[-1500:] for log in logs.glob("*.err") if "Error" in log.read_text()],
+        "errors": [log.read_text()[-1500:] for log in logs.glob("*.err") if "Traceback" in log.read_text()],
     }
 
 

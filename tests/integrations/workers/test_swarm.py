@@ -1,18 +1,22 @@
 """Workers that find each other by a store: one global state, whoever is late, gone or new."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from certificates import made_certificate
 from ranks import Ranks, told
 from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.integrations.workers.directory import Directory
+from thinwire.integrations.workers.swarm import Swarm
 
 H = 3
 MADE: Any = dist  # which does not export TCPStore, as mypy has it
@@ -92,17 +96,17 @@ METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
 }
 
 
-def _together(method: str) -> Log:
+def _together(method: str, certificate: Path | None) -> Log:
     with _store() as store:
-        worker = Worker(store, METHODS[method](), workers=3, grace=60.0).train(4 * H)
+        worker = Worker(store, METHODS[method](), workers=3, grace=60.0, certificate=certificate).train(4 * H)
         dist.barrier()
         worker.handle.remove()
         return worker.log
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_find_each_other_and_have_one_state(ranks: Ranks, method: str) -> None:
-    logs = ranks.run(3, _together, method)
+def test_workers_find_each_other_and_have_one_state(ranks: Ranks, method: str, tmp_path: Path) -> None:
+    logs = ranks.run(3, _together, method, made_certificate(tmp_path / "run.pem") if method == "dense" else None)
     assert len(_agree(logs)) == 4
     assert len(set(logs[0].values())) == 4
 
@@ -184,7 +188,10 @@ def _store_restarts() -> Log:
     if worker:
         worker.train_while_another_does(known)
     else:
-        worker = Worker(store, _sparse(), workers=3).train(3 * H)
+        worker = Worker(store, _sparse(), workers=3)
+        while len(worker.handle.workers) < 3:
+            worker.train()
+        worker.train(3 * H)
     worker.handle.remove()
     dist.barrier()
     assert rank or second
@@ -193,6 +200,37 @@ def _store_restarts() -> Log:
 
 def test_the_store_may_be_started_anew(ranks: Ranks) -> None:
     assert len(_agree(ranks.run(3, _store_restarts))) > 1
+
+
+def _others_in_one_store() -> list[int]:
+    with _store() as store:
+        runs = [Directory(store, run) for run in ("", "one", "another", "one")]
+        return [len(each.register({"id": str(number)})) for number, each in enumerate(runs)]
+
+
+def test_who_has_another_certificate_finds_nobody(ranks: Ranks) -> None:
+    assert ranks.run(1, _others_in_one_store) == [[0, 0, 0, 1]]
+
+
+def _one_has_no_state_yet() -> list[bool]:
+    """Two workers in a process. One begins, and the other has yet to get its state."""
+    with _store() as store:
+        swarms = [Swarm(store, "", lambda tick: tick + 1, workers=2, quorum=1.0, grace=60.0) for _ in range(2)]
+        began = time.monotonic()
+        while len(swarms[0].workers) < 2:
+            assert time.monotonic() - began < 60.0
+            time.sleep(0.01)
+        swarms[0].begin(0, swarms[0].workers, 0)
+        swarms[0].send(1, b"share", 0.0)
+        outcome = swarms[0].outcome(1)
+        for each in swarms:
+            each.close(goodbye=True)
+        assert outcome is not None
+        return [each.id in outcome[0].shares for each in swarms]
+
+
+def test_who_has_no_state_is_not_waited_for(ranks: Ranks) -> None:
+    assert ranks.run(1, _one_has_no_state_yet) == [[True, False]]
 
 
 def _other_settings() -> str:
@@ -216,11 +254,12 @@ def _refused() -> list[str]:
     crowded = tw.outer_steps.streaming_diloco(every=4, fragments=2, delay=3)
     asked: list[tuple[tw.OuterSteps, dict[str, Any]]]
     asked = [(_sparse(), {"group": group}), (rounds, {}), (crowded, {})]
-    return [told(partial(tw.outer, model, optimizer, steps, store=nobody, **options)) for steps, options in asked]
+    found = [told(partial(tw.outer, model, optimizer, steps, store=nobody, **options)) for steps, options in asked]
+    return [*found, told(partial(tw.outer, model, optimizer, _sparse(), certificate="run.pem"))]
 
 
 def test_what_does_not_go_with_a_store_is_refused(ranks: Ranks) -> None:
-    words = ["leave one of them out", "takes several rounds", "fewer fragments"]
+    words = ["leave one of them out", "takes several rounds", "fewer fragments", "use a VPN"]
     for said, word in zip(*ranks.run(1, _refused), words, strict=True):
         assert said.startswith("ValueError")
         assert word in said

@@ -25,14 +25,17 @@ class StoreError(ConnectionError):
 
 @final
 class Directory:
-    """A connection to the store at `tcp://host:port`, made anew when it is lost. Each call takes seconds at most."""
+    """A connection to the store at `tcp://host:port`, made anew when it is lost. Each call takes seconds at most.
 
-    def __init__(self, address: str) -> None:
+    All its keys begin with `run`: who has another one finds nothing.
+    """
+
+    def __init__(self, address: str, run: str = "") -> None:
         scheme, _, rest = address.partition("://")
         self._host, _, port = rest.rpartition(":")
         if scheme != "tcp" or not self._host or not port.isdigit():
             raise ValueError(f"store is {address!r}; expected the address of a TCPStore, such as tcp://10.0.0.1:29400")
-        self._port, self._store = int(port), None
+        self._port, self._run, self._store = int(port), run, None
         self._known = self._trusted = ""  # lives of the store
 
     @property
@@ -83,7 +86,7 @@ class Directory:
 
         def run() -> None:
             try:
-                store = self._store or _connected(self._host, self._port)
+                store = self._store or _connected(self._host, self._port, self._run)
                 answers.append(work(store))
                 self._store = store
             except (RuntimeError, OSError) as error:
@@ -99,9 +102,10 @@ class Directory:
         return answers[0]
 
 
-def _connected(host: str, port: int) -> Any:
-    made: Any = dist  # which does not export it, as mypy has it
-    return made.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_PATIENCE))
+def _connected(host: str, port: int, run: str) -> Any:
+    made: Any = dist  # which does not export them, as mypy has it
+    patience = timedelta(seconds=_PATIENCE)
+    return made.PrefixStore(run, made.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience))
 
 
 def _set_once(store: Any, key: str, value: str) -> str:

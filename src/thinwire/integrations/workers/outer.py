@@ -5,6 +5,7 @@ through the same recipes, memories and exchanges.
 """
 
 import copy
+import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from itertools import accumulate, pairwise
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Count, Part, Seconds, checked_telling
 from thinwire.collectives import Group
+from thinwire.collectives.certificates import Certificate
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
@@ -56,6 +58,7 @@ def outer(
     workers: Count = 1,
     quorum: Part = 0.75,
     grace: Seconds = 5.0,
+    certificate: str | os.PathLike[str] | None = None,
 ) -> Outer:
     """Let workers train on their own, and every H steps exchange how far they have moved; a collective of the workers.
 
@@ -85,6 +88,8 @@ def outer(
         workers: With a store, how many of them to wait for before the training begins.
         quorum: The share of the expected workers that an outer step needs.
         grace: Seconds for which a quorum waits for the others. A late worker keeps its Δ and sends it with the next.
+        certificate: With a store, a PEM file with a certificate and its key, the same on all workers: they then speak
+            TLS with each other, and nobody else gets in.
 
     Raises:
         ValueError: Unless the optimizers hold exactly the parameters to train, and the fragments cover them.
@@ -98,6 +103,11 @@ def outer(
         >>> adamw = torch.optim.AdamW(model.parameters())
         >>> handle = tw.outer(model, adamw, tw.outer_steps.diloco(every=500))
     """
+    if certificate is not None and store is None:
+        raise ValueError(
+            "certificate is given without store=, and torch encrypts nothing in a process group: pass store=, or leave "
+            "it out and use a VPN"
+        )
     if store is not None:
         group = _alone(group)
         _check_gathers(steps)
@@ -121,7 +131,15 @@ def outer(
     if store is not None:
         terms = f"{words(steps.recipe)} {settings} {described(optimizers)} {plain(fragments[0].optimizer)}"
         shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in own.items()}
-        swarm = Swarm(store, f"{terms} {shapes}", steps.following, workers=workers, quorum=quorum, grace=grace)
+        swarm = Swarm(
+            store,
+            f"{terms} {shapes}",
+            steps.following,
+            workers=workers,
+            quorum=quorum,
+            grace=grace,
+            certificate=None if certificate is None else Certificate(certificate),
+        )
     running = RunningStatistics(whole)
     handle = Outer(steps, fragments, optimizers, running, frozen, weights, swarm)
     handle.watch(whole)

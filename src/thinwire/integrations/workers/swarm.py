@@ -21,6 +21,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple, final
 
+from thinwire.collectives.certificates import Certificate
 from thinwire.collectives.links import Link, Words, dial, serve
 from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations.workers.directory import Directory, StoreError
@@ -65,11 +66,13 @@ class Swarm:
         workers: int,
         quorum: float,
         grace: float,
+        certificate: Certificate | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()[:24]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.at, self.digest, self.seconds = -1, 0, 0.0
         self.waited_for = defaultdict[str, float](float)
-        self._directory, self._terms, self._following = Directory(address), terms, following
+        self._directory = Directory(address, certificate.digest if certificate else "")
+        self._certificate, self._terms, self._following = certificate, terms, following
         self._first, self._quorum, self._grace = workers, quorum, grace
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
@@ -87,7 +90,7 @@ class Swarm:
         self._begun = time.monotonic()
         self._refused = ""
         self._dialled = dict[str, float]()  # whom, and when it was there or first looked for
-        self._card = {"id": self.id, "address": serve(self, self._directory.own_host)}
+        self._card = {"id": self.id, "address": serve(self, self._directory.own_host, certificate)}
         self._register(patience=60.0)
         threading.Thread(target=self._keep, daemon=True, name="thinwire-swarm").start()
 
@@ -274,18 +277,17 @@ class Swarm:
     def _meet(self, link: Link, words: Words) -> None:
         if words["terms"] != self._terms:
             self._refused = f"worker {words['id']} has another model, recipe or settings"
-            link.send({"kind": "hello", "id": self.id, "terms": self._terms})
+            link.send(self._hello())
             link.close()
             return
         link.peer = str(words["id"])
         if not words.get("answer"):
-            link.send({"kind": "hello", "id": self.id, "terms": self._terms, "answer": True})
+            link.send(self._hello() | {"answer": True})
         self._links[link.peer], before = link, self._links.get(link.peer)
         if before is not None and before is not link:
             before.close()
-        self._status.setdefault(link.peer, {"at": -1, "seconds": 0.0})
+        self._take_status(link, words, b"")
         _log.info("worker %s has joined; %d are present", link.peer, len(self.workers))
-        link.send(self.status())
         if own := self._shares.get(self._next, {}).get(self.id):
             link.send(_words(self._next, self.id, own), own.message)
         if self.id in self._have.get(self._next, ()):
@@ -393,10 +395,10 @@ class Swarm:
         if self._voted[0] == tick:
             everybody = tuple(sorted(view))
             return Decision(tick, everybody, everybody) if now - self._voted[1] > _STALLED + turn else None
-        if len(here) < math.ceil(self._quorum * sum(not self._is_dead(peer) for peer in view)):
+        if len(here) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in view)):
             return None
         newcomers = self._newcomers()
-        late = ({peer for peer in view if peer in self._links} | newcomers) - here.keys()
+        late = ({peer for peer in self._links.keys() & view if not self._is_out(peer)} | newcomers) - here.keys()
         if self._since[0] != tick:
             self._since = tick, now, now
         if late and now - self._since[1] < self._grace:
@@ -408,9 +410,12 @@ class Swarm:
         expected = {peer for peer, share in here.items() if share.seconds <= most} | (newcomers - late)
         return Decision(tick, tuple(sorted(here)), tuple(sorted(expected)))
 
-    def _is_dead(self, peer: str) -> bool:
+    def _is_out(self, peer: str) -> bool:
+        """Whether a worker sends no share, however long the others wait: it is gone, or has yet to get its state."""
+        if peer in self._links:
+            return int(self._status[peer]["at"]) < 0
         when, silent = self._lost.get(peer, (0.0, False))
-        return peer != self.id and peer not in self._links and (not silent or time.monotonic() - when > _LOST)
+        return peer != self.id and (not silent or time.monotonic() - when > _LOST)
 
     def _keep(self) -> None:
         """Propose, ask and register anew when it is time."""
@@ -464,7 +469,7 @@ class Swarm:
             peer, (host, port) = str(card["id"]), card["address"]
             if peer not in self._dialled and peer not in self._links:
                 self._dialled[peer] = time.monotonic()
-                dial(self, host, port, self._hello, partial(self._wants, peer))
+                dial(self, (host, port), self._hello, partial(self._wants, peer), self._certificate)
 
     def _wants(self, peer: str) -> bool | None:
         now = time.monotonic()
@@ -474,8 +479,8 @@ class Swarm:
             self._dialled[peer] = now
         return peer not in self._links
 
-    def _hello(self) -> Words:
-        return {"kind": "hello", "id": self.id, "terms": self._terms}
+    def _hello(self) -> dict[str, Any]:
+        return {**self.status(), "kind": "hello", "id": self.id, "terms": self._terms}
 
     def _broadcast(self, words: Words, body: bytes = b"") -> None:
         for link in self._links.values():

@@ -1,0 +1,103 @@
+"""Links between workers: what is sent arrives, and with a certificate nobody else gets in."""
+
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from certificates import made_certificate
+
+from thinwire.collectives.certificates import Certificate
+from thinwire.collectives.links import Link, Words, dial, serve
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Certificate]:
+    folder = tmp_path_factory.mktemp("certificates")
+    return [Certificate(made_certificate(folder / f"{each}.pem")) for each in range(2)]
+
+
+class Owner:
+    """Keeps what arrives, and answers `hello`. `ended`: a link has."""
+
+    def __init__(self) -> None:
+        self.found, self.ended, self.closed = dict[str, bytes](), threading.Event(), False
+
+    def limit(self) -> int:
+        return 1 << 24
+
+    def status(self) -> Words:
+        return {"kind": "nothing"}
+
+    def take(self, link: Link, words: Words, body: bytes) -> None:
+        self.found[str(words["kind"])] = body
+        if words["kind"] == "hello":
+            link.send({"kind": "answer"}, bytes(range(256)) * 4096)
+            for each in range(100):
+                link.send({"kind": f"{each}"}, b"x" * each)
+
+    def lost(self, link: Link, *, silent: bool) -> None:
+        self.ended.set()
+
+    def call(self, address: tuple[str, int], certificate: Certificate | None) -> None:
+        dial(self, address, lambda: {"kind": "hello"}, lambda: None if self.closed else True, certificate)
+
+    def has(self, kind: str, seconds: float = 10.0) -> bool:
+        ends = time.monotonic() + seconds
+        while kind not in self.found and time.monotonic() < ends:
+            time.sleep(0.01)
+        return kind in self.found
+
+
+@pytest.mark.parametrize("which", [None, 0])
+def test_what_is_sent_arrives(certificates: list[Certificate], which: int | None) -> None:
+    here, there, certificate = Owner(), Owner(), None if which is None else certificates[which]
+    there.call(serve(here, "127.0.0.1", certificate), certificate)
+    assert there.has("99")
+    there.closed = True
+    assert there.found["answer"] == bytes(range(256)) * 4096
+    assert all(there.found[f"{each}"] == b"x" * each for each in range(100))
+
+
+@pytest.mark.parametrize("which", [None, 1])
+def test_a_stranger_is_refused(
+    certificates: list[Certificate], which: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="thinwire")
+    here, stranger = Owner(), Owner()
+    address = serve(here, "127.0.0.1", certificates[0])
+    stranger.call(address, None if which is None else certificates[which])
+    with socket.create_connection(address) as raw:
+        raw.sendall(b"TWOS" + bytes(12))
+        raw.settimeout(10.0)
+        assert b"TWOS" not in b"".join(iter(lambda: _read(raw), b""))
+    deadline = time.monotonic() + 10.0
+    while "stranger at 127.0.0.1" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stranger.closed = True
+    assert caplog.text.count("a stranger at 127.0.0.1") == 1
+    assert not here.found
+    assert not stranger.found
+
+
+def _read(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(4096)
+    except ConnectionError:
+        return b""
+
+
+def test_files_that_hold_no_certificate(tmp_path: Path) -> None:
+    wrong: list[tuple[str, type[Exception], str]] = [
+        ("absent", FileNotFoundError, "absent"),
+        ("open", ValueError, "by other users"),
+        ("text", ValueError, "PEM"),
+    ]
+    made_certificate(tmp_path / "open").chmod(0o644)
+    (tmp_path / "text").write_text("no key")
+    (tmp_path / "text").chmod(0o600)
+    for name, error, words in wrong:
+        with pytest.raises(error, match=words):
+            Certificate(tmp_path / name)
