@@ -1,5 +1,6 @@
 """What outer steps are made of: when workers meet, what travels, and what the mean is used for."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,7 +29,8 @@ class OuterSteps:
 
     Args:
         every: H, the inner steps from one outer step to the next. Or a time, where workers differ in speed: each then
-            takes as many inner steps as it can, and its Δ is weighted by their number.
+            takes as many inner steps as it can, and its Δ is weighted by their number. Or a schedule of H by outer
+            step, from 0.
         recipe: Reduces the workers' Δ = global − own parameters to their mean.
         make_optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By
             default it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
@@ -44,11 +46,11 @@ class OuterSteps:
 
     Raises:
         ValueError: If delay is not below `every`; if `every` is a time of 0, or a time together with fragments or a
-            delay.
+            delay, or a schedule with a delay.
         TypeError: For anything but a recipe.
     """
 
-    every: Count | timedelta
+    every: Count | timedelta | Schedule
     recipe: Annotated[Reducer, BODY] = field(default_factory=dense)
     make_optimizer: MakeOptimizer = NESTEROV
     rate: Schedule | None = None
@@ -56,12 +58,18 @@ class OuterSteps:
     delay: Size = 0
     mixing: Fraction = 0.0
     leave_out: bool = True
+    _ends: list[tuple[int, ...]] = field(default_factory=lambda: [(0,)], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.recipe, Reducer):
             raise TypeError(f"recipe is {self.recipe!r:.100}; expected one such as recipes.topk(density=0.01)")
         if isinstance(self.every, timedelta):
             self._check_time(self.every)
+        elif isinstance(self.every, Schedule):
+            if self.delay:
+                raise ValueError(
+                    f"delay is {self.delay} and every is a schedule; expected no delay, or a number of steps"
+                )
         elif self.delay >= self.every:
             raise ValueError(
                 f"delay is {self.delay} and every is {self.every}; expected a delay below it, or a fragment would be "
@@ -82,14 +90,12 @@ class OuterSteps:
         """How many fragments there are."""
         return self.fragments if isinstance(self.fragments, int) else len(self.fragments)
 
-    @property
-    def period(self) -> int:
-        """Ticks from one outer step to the next. A tick is an inner step or, if `every` is a time, that time."""
-        return 1 if isinstance(self.every, timedelta) else self.every
-
     def due(self, part: int, tick: int) -> bool:
-        """Return whether the exchange of fragment `part` (from 0) starts at this tick (from 1)."""
-        return tick >= self._first(part) and (tick - self._first(part)) % self.period == 0
+        """Return whether the exchange of fragment `part` (from 0) starts at this tick (from 1).
+
+        A tick is an inner step or, if `every` is a time, that time.
+        """
+        return tick == self._due(part, tick)
 
     def parts_due(self, tick: int) -> list[int]:
         """Return the fragments whose exchange starts at this tick."""
@@ -97,19 +103,40 @@ class OuterSteps:
 
     def following(self, tick: int) -> int:
         """Return the next tick at which an exchange starts."""
-        firsts = [self._first(part) for part in range(self.parts)]
-        return min(first + max(0, (tick - first) // self.period + 1) * self.period for first in firsts)
+        ticks = [self._due(part, tick + 1) for part in range(self.parts)]
+        return min(each for each in ticks if each > tick)  # the last fragment's, if no other
 
     def done(self, part: int, tick: int) -> int:
         """Return how many exchanges of fragment `part` have started by this tick."""
-        return max(0, (tick - self._first(part)) // self.period + 1)
+        return self._round(tick)[0] + (tick >= self._due(part, tick))
 
-    def _first(self, part: int) -> int:
-        """Return at which tick the first exchange starts: after H inner steps for the last fragment."""
-        return -(-self.period * (part + 1) // self.parts)
+    def _due(self, part: int, tick: int) -> int:
+        """Return when a fragment is due in the round that has this tick: at its end, if it is the last."""
+        _, begin, length = self._round(tick)
+        return begin - (-length * (part + 1) // self.parts)
+
+    def _round(self, tick: int) -> tuple[int, int, int]:
+        """Return which round of H inner steps a tick is in, from 0, the tick before that, and H."""
+        if not isinstance(self.every, Schedule):
+            length = 1 if isinstance(self.every, timedelta) else self.every
+            index = max(0, tick - 1) // length
+            return index, index * length, length
+        ends = self._ends[0]
+        while ends[-1] < max(1, tick):
+            ends = (*ends, ends[-1] + self._length(self.every, len(ends) - 1))
+        self._ends[0] = ends  # replaced as a whole: another thread may look
+        index = max(1, bisect_left(ends, tick)) - 1
+        return index, ends[index], ends[index + 1] - ends[index]
+
+    @staticmethod
+    def _length(every: Schedule, index: int) -> int:
+        found = round(every(index))
+        if found < 1:
+            raise ValueError(f"every gives {found} inner steps at outer step {index}; expected at least 1")
+        return found
 
     def settings(self) -> dict[str, Any]:
         """Return all but recipe and optimizer, as plain values. Workers must agree on them."""
-        return {name: getattr(self, name) for name in ("every", "fragments", "delay", "mixing", "leave_out")} | {
-            "rate": words(self.rate)
-        }
+        every = words(self.every) if isinstance(self.every, Schedule) else self.every
+        plain = {name: getattr(self, name) for name in ("fragments", "delay", "mixing", "leave_out")}
+        return {"every": every} | plain | {"rate": words(self.rate)}

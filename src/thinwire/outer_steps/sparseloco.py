@@ -21,7 +21,7 @@ _TWO_BITS = Magnitudes()
 @checked
 def sparseloco(
     *,
-    every: Count = 30,
+    every: Count | Schedule = 30,
     density: Density = 64 / 4096,
     decay: Part = 0.95,
     rate: Amount | Schedule = 1.0,
@@ -34,7 +34,8 @@ def sparseloco(
     without momentum: global ← global − rate · mean of q.
 
     Args:
-        every: Inner steps from one outer step to the next; the abstract gives 15 to 250.
+        every: Inner steps from one outer step to the next, or a schedule of them by outer step; the abstract has 15 to
+            250.
         density: The share of elements to send, or a schedule of it by outer step; the abstract gives 1 to 3 %.
         decay: Decay of the residual.
         rate: The outer learning rate, or a schedule of it by outer step. In that run it fell from 1.0 to 0.4 in steps,

@@ -1070,6 +1070,7 @@ def test_what_is_wrong_on_one_worker_is_refused_on_all(ranks: Ranks, wrong: str)
         ({"every": timedelta(0)}, "expected a positive time"),
         ({"every": timedelta(1), "fragments": 2}, "a time, with 2 fragments and a delay of 0; expected one"),
         ({"every": timedelta(1), "delay": 1}, "a time, with 1 fragments and a delay of 1; expected one"),
+        ({"every": tw.schedules.Every(steps=1), "delay": 1}, "every is a schedule; expected no delay"),
         ({"every": 3, "mixing": 1.0}, "mixing is 1.0"),
         ({"every": 3, "fragments": 0}, "fragments is 0"),
     ],
@@ -1160,3 +1161,21 @@ def test_each_fragment_is_due_once_in_every_h_steps(every: int, parts: int) -> N
         assert [steps.done(part, step) for step in due] == [1, 2, 3, 4, 5]
         assert steps.done(part, due[0] - 1) == 0
     assert steps.due(parts - 1, every)
+
+
+def test_a_schedule_of_the_inner_steps() -> None:
+    every = tw.schedules.Stages(values=(2, 4), steps_each=2, final=6)
+    steps, plain = tw.OuterSteps(every=every, fragments=2), tw.outer_steps.sparseloco(every=every)
+    due = [2, 4, 8, 12, 18, 24]
+    assert (
+        [tick for tick in range(1, 25) if steps.due(1, tick)]
+        == [tick for tick in range(25) if plain.due(0, tick)]
+        == due
+    )
+    assert [tick for tick in range(1, 25) if steps.due(0, tick)] == [1, 3, 6, 10, 15, 21]
+    assert [plain.done(0, tick) for tick in due] == [1, 2, 3, 4, 5, 6]
+    assert [plain.following(tick) for tick in (-1, 0, 1, 2, 12, 17, 18)] == [2, 2, 2, 4, 18, 18, 24]
+    assert [steps.following(tick) for tick in (0, 1, 2, 4)] == [1, 2, 3, 6]
+    never = tw.OuterSteps(every=tw.schedules.Stages(values=(2,), steps_each=1, final=0))
+    with pytest.raises(ValueError, match="every gives 0 inner steps at outer step 1"):
+        never.due(0, 3)

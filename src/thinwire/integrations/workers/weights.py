@@ -17,7 +17,7 @@ _log = logging.getLogger("thinwire")
 class Clock:
     """Ticks after each inner step, or after the first at which so much time is over. `steps`: those since then."""
 
-    def __init__(self, every: int | timedelta) -> None:
+    def __init__(self, every: object) -> None:
         self._seconds = every.total_seconds() if isinstance(every, timedelta) else 0.0
         self.steps = 0
         self._began = time.monotonic()
