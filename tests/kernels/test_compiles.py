@@ -100,13 +100,13 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     *(
         ("codes", name, {**given, "scales": FLOAT, **_RUNS, **_TILES}, constants)
         for name, given, constants in (
-            ("_levels", {"codes": BYTE, "x": FLOAT}, {"LEVELS": 7}),
-            ("_ternary", {"codes": BYTE, "x": FLOAT}, {}),
             ("_decode", {"out": "*bf16", "codes": BYTE, "table": FLOAT}, {"LAST": 15}),
+            ("_encode", {"codes": BYTE, "x": FLOAT}, {"HOW": "uniform", "GRID": (7, False)}),
+            ("_encode", {"codes": BYTE, "x": FLOAT}, {"HOW": "ternary", "GRID": ()}),
             (
-                "_offset",
+                "_encode",
                 {"codes": BYTE, "x": FLOAT},
-                {"SHIFT": 20, "BASE": 0x3E0, "POSITIVES": 33, "NEGATIVES": 33, "ROUNDING": "stochastic"},
+                {"HOW": "stochastic", "GRID": (20, 0x3E0, 33, 33, "stochastic")},
             ),
         )
     ),

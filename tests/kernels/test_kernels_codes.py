@@ -12,7 +12,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.formats import Levels, OffsetFloat, Sign, Ternary
-from thinwire.kernels import OffsetGrid, Rounding
+from thinwire.kernels import OffsetGrid, Rounding, UniformGrid
+from thinwire.kernels.codes.reference import How
 from thinwire.kernels.dispatch import Backend
 from thinwire.kernels.memory import empty
 
@@ -72,6 +73,13 @@ def _codes(kernel: Callable[..., None], dtype: torch.dtype, x: Tensor, *rest: ob
     return first
 
 
+def _same_codes(dtype: torch.dtype, x: Tensor, scales: Tensor, group: int, how: How) -> Tensor:
+    args = (dtype, x, scales, _groups(x, group), how, [2**63 + 5])
+    found = _codes(kernels.codes_encode.cpu, *args)
+    assert torch.equal(found, _codes(kernels.codes_encode.reference, *args))
+    return found
+
+
 @pytest.mark.grid
 @inputs
 @widths
@@ -81,10 +89,8 @@ def test_offset_encode(make: Callable[[], Tensor], width: int | None, dtype: tor
     x = make()
     group = _width(x, width)
     for form, factor in product((GRIDS[4], GRIDS[8 if dtype == torch.uint8 else 10]), (1.0, 0.25)):
-        grid = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives)
-        args = (dtype, x, _powers(x, group, factor), _groups(x, group), grid, rounding, [2**63 + 5])
-        found = _codes(kernels.offset_encode.cpu, *args)
-        assert torch.equal(found, _codes(kernels.offset_encode.reference, *args))
+        grid = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives, rounding)
+        found = _same_codes(dtype, x, _powers(x, group, factor), group, grid)
         assert not found.numel() or int(found.max()) <= form.positives + form.negatives
 
 
@@ -97,9 +103,7 @@ def test_levels_encode(make: Callable[[], Tensor], width: int | None, levels: in
     group = _width(x, width)
     for order in (2.0, math.inf):
         for nearest in (False, True):
-            args = (dtype, x, _scales(x, group, order), _groups(x, group), levels, [11], nearest)
-            found = _codes(kernels.levels_encode.cpu, *args)
-            assert torch.equal(found, _codes(kernels.levels_encode.reference, *args))
+            found = _same_codes(dtype, x, _scales(x, group, order), group, UniformGrid(levels, nearest))
             assert not found.numel() or int(found.max()) <= 2 * levels
 
 
@@ -110,22 +114,17 @@ def test_levels_encode(make: Callable[[], Tensor], width: int | None, levels: in
 def test_ternary_and_sign_encode(make: Callable[[], Tensor], width: int | None, dtype: torch.dtype) -> None:
     x = make()
     group = _width(x, width)
-    args = (dtype, x, _scales(x, group, math.inf), _groups(x, group), [3])
-    assert torch.equal(_codes(kernels.ternary_encode.cpu, *args), _codes(kernels.ternary_encode.reference, *args))
+    _same_codes(dtype, x, _scales(x, group, math.inf), group, "ternary")
     assert torch.equal(_codes(kernels.sign_encode.cpu, dtype, x), _codes(kernels.sign_encode.reference, dtype, x))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_codes_of_a_group_whose_scale_is_nan_are_zero(backend: Backend) -> None:
     x, scales = torch.ones(9), torch.tensor([1.0, math.nan, 1.0])
-    grid = OffsetGrid(20, 0x3E0, 33, 33)
-    for name, rest in (
-        ("ternary_encode", ([0],)),
-        ("levels_encode", (7, [0])),
-        *(("offset_encode", (grid, rounding, [0])) for rounding in get_args(Rounding)),
-    ):
-        codes = _codes(getattr(kernels, name).on(backend), torch.uint8, x, scales, _groups(x, 3), *rest)
-        assert (codes == 0).tolist() == [False] * 3 + [True] * 3 + [False] * 3, name
+    grids = [OffsetGrid(20, 0x3E0, 33, 33, rounding) for rounding in get_args(Rounding)]
+    for how in ("ternary", UniformGrid(7), *grids):
+        codes = _codes(kernels.codes_encode.on(backend), torch.uint8, x, scales, _groups(x, 3), how, [0])
+        assert (codes == 0).tolist() == [False] * 3 + [True] * 3 + [False] * 3, how
 
 
 @pytest.mark.grid
@@ -185,7 +184,7 @@ def test_the_number_of_threads_changes_no_bit(group: int) -> None:
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        codes = _codes(kernels.levels_encode.cpu, torch.uint8, x, scales, _groups(x, group), 7, [0])
+        codes = _codes(kernels.codes_encode.cpu, torch.uint8, x, scales, _groups(x, group), UniformGrid(7), [0])
         norms = [kernels.group_norms.cpu(x, _groups(x, group), order) for order in (1.0, 2.0, math.inf)]
         found.append((codes, *norms, kernels.sketch_insert.cpu(x, 3, 1000, 0)))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
@@ -203,13 +202,12 @@ def test_stochastic_rounding_is_unbiased_over_the_elements(
     for value, seed in product((0.3, -0.71, 1e-6, 0.999), (0, 1)):
         codes = torch.full((n,), 0xA5, dtype=torch.uint8)
         args = (codes, torch.full((n,), value), torch.ones(1), kernels.Groups((n,)))
-        if isinstance(form, Levels):
-            kernels.levels_encode.on(backend)(*args, 3, [seed])
-        elif isinstance(form, Ternary):
-            kernels.ternary_encode.on(backend)(*args, [seed])
-        else:
-            steps = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives)
-            kernels.offset_encode.on(backend)(*args, steps, "stochastic", [seed])
+        how: How = "ternary"
+        if isinstance(form, OffsetFloat):
+            how = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives, "stochastic")
+        elif isinstance(form, Levels):
+            how = UniformGrid(3)
+        kernels.codes_encode.on(backend)(*args, how, [seed])
         above = int(torch.searchsorted(grid, value))
         low, high = float(grid[above - 1]), float(grid[above])
         deviation = math.sqrt((value - low) * (high - value) / n)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -307,15 +307,11 @@ def test_codes(make: Callable[[torch.dtype], Tensor], code: torch.dtype, group: 
     norms = kernels.group_norms.reference(x, groups, torch.inf).float()
     norms = torch.where(norms.isfinite() & (norms > 0), norms, torch.where(norms == 0, 1.0, torch.nan))
     powers, table = torch.exp2(norms.log2().ceil()), framed(vector(64))
-    for grid in (kernels.OffsetGrid(20, 0x3E0, 33, 33), kernels.OffsetGrid(23, 0x78, 10, 5)):
-        for rounding in ("truncate", "nearest", "stochastic"):
-            args = (x, framed(powers), groups, grid, rounding, [2**63 + 5])
-            same_codes(kernels.offset_encode.gpu, kernels.offset_encode.reference, code, table, *args)
-    for nearest in (False, True):
-        given = (x, framed(norms), groups, 7, [11], nearest)
-        same_codes(kernels.levels_encode.gpu, kernels.levels_encode.reference, code, table, *given)
-    same_codes(kernels.ternary_encode.gpu, kernels.ternary_encode.reference, code, table, x, framed(norms), groups, [3])
-    same_codes(kernels.sign_encode.gpu, kernels.sign_encode.reference, code, table, x)
+    grids = [(20, 0x3E0, 33, 33), (23, 0x78, 10, 5)]
+    offsets = [kernels.OffsetGrid(*grid, rounding) for grid in grids for rounding in get_args(kernels.Rounding)]
+    for how in (*offsets, kernels.UniformGrid(7), kernels.UniformGrid(7, nearest=True), "ternary"):
+        args = (x, framed(powers if how in offsets else norms), groups, how, [2**63 + 5])
+        same_codes(kernels.codes_encode.gpu, kernels.codes_encode.reference, code, table, *args)
 
 
 @pytest.mark.parametrize("order", [1.0, 2.0, torch.inf])
@@ -609,9 +605,9 @@ def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytes
 
 ABOVE = {
     "accumulate_select",
+    "codes_encode",
     "largest",
     "largest_in_rows",
-    "offset_encode",
     "select",
     "sketch_insert",
     "sketch_query",

@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.formats.base import Bits, Format, GroupSize, finite, flat32
+from thinwire.kernels import UniformGrid
 
 _ORDERS = {"l2": 2.0, "max": math.inf}
 
@@ -46,7 +47,8 @@ class Levels(Format):
         x, groups = flat32(x), self.groups(runs)
         scales = finite(kernels.group_norms(x, groups, _ORDERS[self.norm]), zero=1.0)
         codes = self.empty_codes(x)
-        kernels.levels_encode(codes, x, scales, groups, self._levels, seeds, self.rounding == "nearest")
+        grid = UniformGrid(self._levels, self.rounding == "nearest")
+        kernels.codes_encode(codes, x, scales, groups, grid, seeds)
         return codes, scales
 
     def table(self) -> Tensor:

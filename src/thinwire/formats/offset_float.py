@@ -123,8 +123,8 @@ class OffsetFloat(Format):
         """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
         x, groups = flat32(x), self.groups(runs)
         scales, codes = self._scales(peaks(x, groups)), self.empty_codes(x)
-        grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives)
-        kernels.offset_encode(codes, x, scales, groups, grid, self.rounding, seeds)
+        grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives, self.rounding)
+        kernels.codes_encode(codes, x, scales, groups, grid, seeds)
         return codes, scales
 
     def table(self) -> Tensor:

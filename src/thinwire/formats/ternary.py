@@ -41,7 +41,7 @@ class Ternary(Format):
             deviations = kernels.group_norms(x, groups, 2.0) / widths(groups, x.device).sqrt()
             scales = torch.minimum(scales, (self.clip * deviations).to(torch.float32))
         codes = self.empty_codes(x)
-        kernels.ternary_encode(codes, x, scales, groups, seeds)
+        kernels.codes_encode(codes, x, scales, groups, "ternary", seeds)
         return codes, scales
 
     def table(self) -> Tensor:

@@ -16,6 +16,7 @@ from thinwire.kernels.chunks.chunking import Transform as Transform
 from thinwire.kernels.codes import reference as _codes
 from thinwire.kernels.codes.reference import OffsetGrid as OffsetGrid
 from thinwire.kernels.codes.reference import Rounding as Rounding
+from thinwire.kernels.codes.reference import UniformGrid as UniformGrid
 from thinwire.kernels.dispatch import Kernel as Kernel
 from thinwire.kernels.exponents import reference as _exponents
 from thinwire.kernels.fourier import reference as _fourier
@@ -72,9 +73,7 @@ slots_decode = Kernel(_hashing.slots_decode, by="*rows", any_dtype=True)
 sketch_insert = Kernel(_sketch.sketch_insert, by="x")
 sketch_query = Kernel(_sketch.sketch_query, by="table")
 
-offset_encode = Kernel(_codes.offset_encode, by="x scales")
-levels_encode = Kernel(_codes.levels_encode, by="x scales")
-ternary_encode = Kernel(_codes.ternary_encode, by="x scales")
+codes_encode = Kernel(_codes.codes_encode, by="x scales")
 sign_encode = Kernel(_codes.sign_encode, by="x")
 table_decode = Kernel(_codes.table_decode, by="out codes scales", any_dtype=True)
 

@@ -5,15 +5,16 @@ group vectorises. Codes must equal those of the reference, so nothing is contrac
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
 from thinwire.kernels.blocks.cpu import part_of_group, place_of
-from thinwire.kernels.codes.reference import OffsetGrid, Rounding
-from thinwire.kernels.compiled import exactly
+from thinwire.kernels.codes.reference import How, OffsetGrid, UniformGrid
+from thinwire.kernels.compiled import exactly, overload
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
@@ -23,40 +24,51 @@ from thinwire.kernels.ranges import map_groups, map_ranges
 _ALIGN = 64
 
 
-def offset_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    grid: OffsetGrid,
-    rounding: Rounding,
-    seeds: Sequence[int],
-) -> None:
-    counts = tuple(np.int32(each) for each in grid)
-    smallest = np.int32(grid.base << grid.shift).view(np.float32)
-    if rounding == "stochastic":
-        _encode(_offset_stochastic_loop, codes, x, scales, groups, _keys(seeds), counts, smallest)
-        return
-    half, first = (
-        ((1 << grid.shift) >> 1, np.float32(smallest / 2)) if rounding == "nearest" else (0, np.float32(np.inf))
-    )
-    _encode(_offset_loop, codes, x, scales, groups, counts, np.int32(half), first.view(np.int32))
+class _Offset(NamedTuple):
+    """An `OffsetGrid`. From the magnitude `first` on, numbers below the smallest are rounded up to it."""
+
+    shift: Any
+    base: Any
+    positives: Any
+    negatives: Any
+    half: Any
+    first: Any
 
 
-def levels_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    levels: int,
-    seeds: Sequence[int],
-    nearest: bool = False,
-) -> None:
-    _encode(_levels_loop, codes, x, scales, groups, _keys(seeds), np.float32(levels), nearest)
+class _Stochastic(NamedTuple):
+    """An `OffsetGrid` that is rounded stochastically, and its smallest number."""
+
+    shift: Any
+    base: Any
+    positives: Any
+    negatives: Any
+    smallest: Any
 
 
-def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
-    _encode(_ternary_loop, codes, x, scales, groups, _keys(seeds))
+class _Uniform(NamedTuple):
+    """A `UniformGrid`."""
+
+    levels: Any
+    nearest: bool
+
+
+def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
+    drawn = np.array([keys(seed) for seed in seeds], np.uint32)
+    _over_pieces(_encode_loop, groups, codes.numpy(), x.numpy(), scales.numpy(), drawn, _numbers(how))
+
+
+def _numbers(how: How) -> _Offset | _Stochastic | _Uniform | None:
+    """Return how to encode in numbers of 32 bits, by whose type the loop is chosen: None is ternary."""
+    if isinstance(how, UniformGrid):
+        return _Uniform(np.float32(how.levels), how.nearest)
+    if not isinstance(how, OffsetGrid):
+        return None
+    shift, base, positives, negatives = (np.int32(each) for each in how[:4])
+    smallest = np.int32(how.base << how.shift).view(np.float32)
+    if how.rounding == "stochastic":
+        return _Stochastic(shift, base, positives, negatives, smallest)
+    half, first = ((1 << how.shift) >> 1, smallest / 2) if how.rounding == "nearest" else (0, np.inf)
+    return _Offset(shift, base, positives, negatives, np.int32(half), np.float32(first).view(np.int32))
 
 
 def sign_encode(codes: Tensor, x: Tensor) -> None:
@@ -71,17 +83,9 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
         out.copy_(wide)
 
 
-def _encode(loop: Callable[..., None], codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, *rest: Any) -> None:
-    _over_pieces(loop, groups, codes.numpy(), x.numpy(), scales.numpy(), *rest)
-
-
 def _over_pieces(loop: Callable[..., None], groups: Groups, *arrays: Any) -> None:
     pieces = groups.pieces(_ALIGN)
     map_groups(lambda first, last: loop(pieces[first:last], *arrays), pieces[:, 5] - pieces[:, 4])
-
-
-def _keys(seeds: Sequence[int]) -> np.ndarray[Any, Any]:
-    return np.array([keys(seed) for seed in seeds], np.uint32)
 
 
 @exactly
@@ -98,7 +102,7 @@ def _cut(magnitude, shift):
 
 
 @exactly
-def _uniform(noise):
+def _drawn(noise):
     return np.float32(np.int32(noise >> np.uint32(8))) * np.float32(2.0**-24)
 
 
@@ -106,6 +110,34 @@ def _uniform(noise):
 def _inverse(scale):
     # The inverse of a power of two is exact, so a product with it is exact whenever the quotient would be.
     return np.float32(np.float32(1) / scale)
+
+
+@exactly
+def _encode_loop(pieces, every_code, every_x, every_scale, keys, how):
+    for at in range(len(pieces)):
+        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
+        high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
+        for g in range(lo // group, -(-hi // group)):
+            start, stop = part_of_group(group, g, lo, hi)
+            if np.isnan(scales[g]):
+                codes[start:stop] = 0
+            else:
+                _encode(codes[start:stop], x[start:stop], scales[g], how, np.uint32(high + start), low)
+
+
+def _encode(codes: Any, x: Any, scale: Any, how: Any, high: Any, low: Any) -> None:
+    """Write the codes of a group's part: the loop for the type of `how`."""
+
+
+@overload(_encode, inline="always")
+def _encode_as(codes, x, scale, how, high, low):
+    if isinstance(how, types.NoneType):
+        return lambda codes, x, scale, how, high, low: _ternary(codes, x, scale, high, low)
+    if how.instance_class is _Uniform:
+        return lambda codes, x, scale, how, high, low: _uniform(codes, x, scale, how, high, low)
+    if how.instance_class is _Stochastic:
+        return lambda codes, x, scale, how, high, low: _offset_stochastic(codes, x, _inverse(scale), how, high, low)
+    return lambda codes, x, scale, how, high, low: _offset(codes, x, _inverse(scale), how)
 
 
 @exactly
@@ -117,8 +149,8 @@ def _numbered(rounded, negative, base, positives, negatives):
 
 
 @exactly
-def _offset(codes, x, inverse, grid, half, first):
-    shift, base, positives, negatives = grid
+def _offset(codes, x, inverse, grid):
+    shift, base, positives, negatives, half, first = grid
     for i in range(x.size):
         ratio = np.float32(x[i] * inverse)
         bits = np.float32(ratio).view(np.int32)
@@ -129,20 +161,8 @@ def _offset(codes, x, inverse, grid, half, first):
 
 
 @exactly
-def _offset_loop(pieces, every_code, every_x, every_scale, grid, half, first):
-    for at in range(len(pieces)):
-        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
-        for g in range(lo // group, -(-hi // group)):
-            start, stop = part_of_group(group, g, lo, hi)
-            if np.isnan(scales[g]):
-                codes[start:stop] = 0
-            else:
-                _offset(codes[start:stop], x[start:stop], _inverse(scales[g]), grid, half, first)
-
-
-@exactly
-def _offset_stochastic(codes, x, inverse, grid, smallest, high, low):
-    shift, base, positives, negatives = grid
+def _offset_stochastic(codes, x, inverse, grid, high, low):
+    shift, base, positives, negatives, smallest = grid
     last = np.int32((np.int32(1) << shift) - 1)
     for i in range(x.size):
         ratio = np.float32(x[i] * inverse)
@@ -150,63 +170,26 @@ def _offset_stochastic(codes, x, inverse, grid, smallest, high, low):
         magnitude = np.int32(bits & np.int32(0x7FFFFFFF))
         noise = draw(i, high, low)
         rounded = _cut(np.int32(magnitude + np.int32(np.int32(noise) & last)), shift)
-        upwards = base if _uniform(noise) * smallest < abs(ratio) else np.int32(0)
+        upwards = base if _drawn(noise) * smallest < abs(ratio) else np.int32(0)
         rounded = upwards if abs(ratio) < smallest else rounded
         codes[i] = _numbered(rounded, bits < 0, base, positives, negatives)
 
 
 @exactly
-def _offset_stochastic_loop(pieces, every_code, every_x, every_scale, keys, grid, smallest):
-    for at in range(len(pieces)):
-        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
-        high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
-        for g in range(lo // group, -(-hi // group)):
-            start, stop = part_of_group(group, g, lo, hi)
-            if np.isnan(scales[g]):
-                codes[start:stop] = 0
-            else:
-                part, out = x[start:stop], codes[start:stop]
-                _offset_stochastic(out, part, _inverse(scales[g]), grid, smallest, np.uint32(high + start), low)
-
-
-@exactly
-def _levels(codes, x, scale, levels, high, low, nearest):
+def _uniform(codes, x, scale, grid, high, low):
+    levels, nearest = grid
     for i in range(x.size):
         exact = min(max(x[i] / scale * levels, -levels), levels)
         lower = np.floor(exact)
-        upwards = (np.float32(0.5) if nearest else _uniform(draw(i, high, low))) < exact - lower
+        upwards = (np.float32(0.5) if nearest else _drawn(draw(i, high, low))) < exact - lower
         codes[i] = np.int32(lower + levels) + np.int32(upwards)
-
-
-@exactly
-def _levels_loop(pieces, every_code, every_x, every_scale, keys, levels, nearest):
-    for at in range(len(pieces)):
-        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
-        high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
-        for g in range(lo // group, -(-hi // group)):
-            start, stop = part_of_group(group, g, lo, hi)
-            if np.isnan(scales[g]):
-                codes[start:stop] = 0
-            else:
-                _levels(codes[start:stop], x[start:stop], scales[g], levels, np.uint32(high + start), low, nearest)
 
 
 @exactly
 def _ternary(codes, x, scale, high, low):
     for i in range(x.size):
-        chosen = _uniform(draw(i, high, low)) * scale < abs(x[i])
+        chosen = _drawn(draw(i, high, low)) * scale < abs(x[i])
         codes[i] = np.int32(chosen) << np.int32(x[i] < 0)
-
-
-@exactly
-def _ternary_loop(pieces, every_code, every_x, every_scale, keys):
-    # With a scale that is NaN nothing is chosen.
-    for at in range(len(pieces)):
-        codes, x, scales, group, lo, hi = _of_piece(pieces, at, every_code, every_x, every_scale)
-        high, low = keys[pieces[at, 0], 0], keys[pieces[at, 0], 1]
-        for g in range(lo // group, -(-hi // group)):
-            start, stop = part_of_group(group, g, lo, hi)
-            _ternary(codes[start:stop], x[start:stop], scales[g], np.uint32(high + start), low)
 
 
 @exactly

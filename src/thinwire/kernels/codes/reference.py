@@ -21,90 +21,73 @@ class OffsetGrid(NamedTuple):
     """Numbers whose float32 bit patterns, without the sign, start at base << shift and go in steps of 1 << shift.
 
     Code 0 is zero. Codes 1 to `positives` are the first numbers of the grid, and the next `negatives` codes are the
-    same numbers with a minus sign.
-    """
-
-    shift: int
-    base: int
-    positives: int
-    negatives: int
-
-
-def offset_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    grid: OffsetGrid,
-    rounding: Rounding,
-    seeds: Sequence[int],
-) -> None:
-    """Round x / scale to a number of the grid and write its code. Values beyond the last number become the last.
+    same numbers with a minus sign. Values beyond the last number become the last.
 
     The scales are powers of two, and normal numbers. Between two numbers of the grid, "truncate" drops the lowest
     `shift` bits of the pattern; "nearest" adds half a step first, and "stochastic" as many bits of `mix`. Below the
     grid's first number, "truncate" gives zero, "nearest" the first number from half of it on, and "stochastic" the
     first number if u times it is below x / scale.
     """
-    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
-        _offset(out, part, some, width, grid, rounding, seed)
+
+    shift: int
+    base: int
+    positives: int
+    negatives: int
+    rounding: Rounding = "truncate"
 
 
-def _offset(
-    codes: Tensor, x: Tensor, scales: Tensor, group: int, grid: OffsetGrid, rounding: Rounding, seed: int
-) -> None:
-    bits = (x / _each(scales, group, x)).view(torch.int32)
-    index = _rounded(bits & 0x7FFFFFFF, grid, rounding, seed).sub_(grid.base - 1).clamp_(min=0)
-    negative = index.clamp(max=grid.negatives).add_(grid.positives).mul_(index > 0)
-    _write(codes, torch.where(bits < 0, negative, index.clamp(max=grid.positives)), scales, group)
-
-
-def _rounded(magnitudes: Tensor, grid: OffsetGrid, rounding: Rounding, seed: int) -> Tensor:
-    if rounding == "truncate":
-        return magnitudes >> grid.shift
-    first = torch.tensor(grid.base << grid.shift, dtype=torch.int32).view(torch.float32).item()
-    if rounding == "nearest":
-        rounded = (magnitudes + ((1 << grid.shift) >> 1)) >> grid.shift
-        return torch.maximum(rounded, (magnitudes.view(torch.float32) >= first / 2) * grid.base)
-    noise = _noise(magnitudes, seed)
-    rounded = (magnitudes + (noise & ((1 << grid.shift) - 1)).to(torch.int32)) >> grid.shift
-    upwards = _uniform(noise) * first < magnitudes.view(torch.float32)
-    return torch.where(magnitudes < grid.base << grid.shift, upwards * grid.base, rounded)
-
-
-def levels_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    levels: int,
-    seeds: Sequence[int],
-    nearest: bool = False,
-) -> None:
-    """Write s + ⌊y⌋ + (u < y − ⌊y⌋) for y = x / scale · s, cut to −s..s (s = `levels`, in float32 throughout).
+class UniformGrid(NamedTuple):
+    """The code is s + ⌊y⌋ + (u < y − ⌊y⌋) for y = x / scale · s, cut to −s..s (s = `levels`, in float32 throughout).
 
     `nearest`: u is ½.
     """
+
+    levels: int
+    nearest: bool = False
+
+
+How = OffsetGrid | UniformGrid | Literal["ternary"]
+"""Which code a number gets. Ternary: 0 unless u · scale < |x|; else 1 for plus and 2 for minus."""
+
+
+def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
+    """Write the code of each number."""
     for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
-        _levels(out, part, some, width, levels, None if nearest else seed)
+        each = _each(some, width, part)
+        if isinstance(how, OffsetGrid):
+            found = _offset(part / each, how, seed)
+        elif isinstance(how, UniformGrid):
+            found = _uniform(part / each, how, seed)
+        else:
+            found = torch.where(part < 0, 2, 1) * (_drawn(part, seed).mul_(each) < part.abs())
+        out.copy_(torch.where(each.isnan(), 0, found))
 
 
-def _levels(codes: Tensor, x: Tensor, scales: Tensor, group: int, levels: int, seed: int | None) -> None:
-    exact = (x / _each(scales, group, x)).mul_(levels).clamp_(-levels, levels)
+def _offset(ratio: Tensor, grid: OffsetGrid, seed: int) -> Tensor:
+    bits = ratio.view(torch.int32)
+    index = _rounded(bits & 0x7FFFFFFF, grid, seed).sub_(grid.base - 1).clamp_(min=0)
+    negative = index.clamp(max=grid.negatives).add_(grid.positives).mul_(index > 0)
+    return torch.where(bits < 0, negative, index.clamp(max=grid.positives))
+
+
+def _rounded(magnitudes: Tensor, grid: OffsetGrid, seed: int) -> Tensor:
+    if grid.rounding == "truncate":
+        return magnitudes >> grid.shift
+    first = torch.tensor(grid.base << grid.shift, dtype=torch.int32).view(torch.float32).item()
+    if grid.rounding == "nearest":
+        rounded = (magnitudes + ((1 << grid.shift) >> 1)) >> grid.shift
+        return torch.maximum(rounded, (magnitudes.view(torch.float32) >= first / 2) * grid.base)
+    noise = (_noise(magnitudes, seed) & ((1 << grid.shift) - 1)).to(torch.int32)
+    upwards = _drawn(magnitudes, seed) * first < magnitudes.view(torch.float32)
+    rounded = (magnitudes + noise) >> grid.shift
+    return torch.where(magnitudes < grid.base << grid.shift, upwards * grid.base, rounded)
+
+
+def _uniform(ratio: Tensor, grid: UniformGrid, seed: int) -> Tensor:
+    exact = ratio.mul_(grid.levels).clamp_(-grid.levels, grid.levels)
     lower = exact.floor()
-    upwards = (0.5 if seed is None else _uniform(_noise(x, seed))) < exact - lower
-    _write(codes, lower.add_(levels).add_(upwards), scales, group)
-
-
-def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
-    """Write 0 unless u · scale < |x|; else 1 for plus and 2 for minus."""
-    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
-        _ternary(out, part, some, width, seed)
-
-
-def _ternary(codes: Tensor, x: Tensor, scales: Tensor, group: int, seed: int) -> None:
-    chosen = _uniform(_noise(x, seed)).mul_(_each(scales, group, x)) < x.abs()
-    _write(codes, torch.where(x < 0, 2, 1) * chosen, scales, group)
+    upwards = (0.5 if grid.nearest else _drawn(exact, seed)) < exact - lower
+    return lower.add_(grid.levels).add_(upwards)
 
 
 def sign_encode(codes: Tensor, x: Tensor) -> None:
@@ -122,10 +105,6 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
         place.copy_(table.index_select(0, places).mul_(_each(some, group, part)))
 
 
-def _write(codes: Tensor, found: Tensor, scales: Tensor, group: int) -> None:
-    codes.copy_(torch.where(_each(scales, group, codes).isnan(), 0, found))
-
-
 def _each(scales: Tensor, group: int, like: Tensor) -> Tensor:
     """Return the scale of each element."""
     return scales.repeat_interleave(min(group, like.numel()))[: like.numel()]
@@ -135,5 +114,5 @@ def _noise(like: Tensor, seed: int) -> Tensor:
     return mix(torch.arange(like.numel(), dtype=torch.int32, device=like.device), seed)
 
 
-def _uniform(noise: Tensor) -> Tensor:
-    return (noise >> 8).to(torch.float32).mul_(2.0**-24)
+def _drawn(like: Tensor, seed: int) -> Tensor:
+    return (_noise(like, seed) >> 8).to(torch.float32).mul_(2.0**-24)

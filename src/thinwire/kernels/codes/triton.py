@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.codes.reference import OffsetGrid, Rounding
+from thinwire.kernels.codes.reference import How, OffsetGrid
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.replay import Changing
@@ -19,33 +19,9 @@ _BLOCK = 1024
 _NUMBERS = ["begin", "first", "group", "high", "low", "count"]
 
 
-def offset_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    grid: OffsetGrid,
-    rounding: Rounding,
-    seeds: Sequence[int],
-) -> None:
-    limits = {"BASE": grid.base, "POSITIVES": grid.positives, "NEGATIVES": grid.negatives, "SHIFT": grid.shift}
-    _run(_offset, (codes, x, scales), groups, seeds, ROUNDING=rounding, **limits)
-
-
-def levels_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    levels: int,
-    seeds: Sequence[int],
-    nearest: bool = False,
-) -> None:
-    _run(_levels, (codes, x, scales), groups, seeds, LEVELS=levels, NEAREST=nearest)
-
-
-def ternary_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, seeds: Sequence[int]) -> None:
-    _run(_ternary, (codes, x, scales), groups, seeds)
+def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
+    kind = how if isinstance(how, str) else how.rounding if isinstance(how, OffsetGrid) else "uniform"
+    _run(_encode, (codes, x, scales), groups, seeds, HOW=kind, GRID=() if isinstance(how, str) else tuple(how))
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
@@ -81,95 +57,62 @@ def _given(x, scales, begin, n, first, group, high, low, tiles, count, BLOCK: tl
 
 
 @triton.jit
-def _uniform(noise):
+def _drawn(noise):
     return (noise >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2⁻²⁴
 
 
 @triton.jit
-def _write(codes, at, there, scale, found):
-    tl.store(codes + at, tl.where(scale != scale, 0, found).to(codes.dtype.element_ty), mask=there)
-
-
-@triton.jit(do_not_specialize=_NUMBERS)
-def _offset(
-    codes,
-    x,
-    scales,
-    begin,
-    n,
-    first,
-    group,
-    high,
-    low,
-    tiles,
-    count,
-    SHIFT: tl.constexpr,
-    BASE: tl.constexpr,
-    POSITIVES: tl.constexpr,
-    NEGATIVES: tl.constexpr,
-    ROUNDING: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    at, within, there, value, scale, high, low = _given(
-        x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
-    )
+def _offset(value, scale, noise, HOW: tl.constexpr, GRID: tl.constexpr):
+    SHIFT: tl.constexpr = GRID[0]
+    BASE: tl.constexpr = GRID[1]
+    POSITIVES: tl.constexpr = GRID[2]
     bits = tl.div_rn(value, scale).to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     size = magnitude.to(tl.float32, bitcast=True)
-    smallest = tl.full([BLOCK], BASE << SHIFT, tl.int32).to(tl.float32, bitcast=True)
-    if ROUNDING == "truncate":
+    smallest = tl.full(value.shape, BASE << SHIFT, tl.int32).to(tl.float32, bitcast=True)
+    if HOW == "truncate":
         rounded = magnitude >> SHIFT
-    elif ROUNDING == "nearest":
+    elif HOW == "nearest":
         rounded = (magnitude + ((1 << SHIFT) >> 1)) >> SHIFT
         rounded = tl.maximum(rounded, tl.where(size >= smallest / 2, BASE, 0))
     else:
-        noise = hash32(within, high, low)
         rounded = (magnitude + (noise & ((1 << SHIFT) - 1)).to(tl.int32)) >> SHIFT
-        upwards = tl.where(_uniform(noise) * smallest < size, BASE, 0)
+        upwards = tl.where(_drawn(noise) * smallest < size, BASE, 0)
         rounded = tl.where(magnitude < (BASE << SHIFT), upwards, rounded)
     index = tl.maximum(rounded - (BASE - 1), 0)
-    negative = tl.where(index > 0, tl.minimum(index, NEGATIVES) + POSITIVES, 0)
-    _write(codes, at, there, scale, tl.where(bits < 0, negative, tl.minimum(index, POSITIVES)))
+    negative = tl.where(index > 0, tl.minimum(index, GRID[3]) + POSITIVES, 0)
+    return tl.where(bits < 0, negative, tl.minimum(index, POSITIVES))
 
 
-@triton.jit(do_not_specialize=_NUMBERS)
-def _levels(
-    codes,
-    x,
-    scales,
-    begin,
-    n,
-    first,
-    group,
-    high,
-    low,
-    tiles,
-    count,
-    LEVELS: tl.constexpr,
-    NEAREST: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    at, within, there, value, scale, high, low = _given(
-        x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
-    )
+@triton.jit
+def _uniform(value, scale, noise, GRID: tl.constexpr):
+    LEVELS: tl.constexpr = GRID[0]
     exact = tl.div_rn(value, scale) * LEVELS
     exact = tl.where(exact > LEVELS, LEVELS, tl.where(exact < -LEVELS, -LEVELS, exact))
     exact = tl.where(exact == exact, exact, 0)  # NaN has no code, and its scale is NaN too
     lower = tl.floor(exact)
-    drawn = tl.full([BLOCK], 0.5, tl.float32)
-    if not NEAREST:
-        drawn = _uniform(hash32(within, high, low))
-    upwards = drawn < exact - lower
-    _write(codes, at, there, scale, lower.to(tl.int32) + LEVELS + upwards.to(tl.int32))
+    drawn = tl.full(value.shape, 0.5, tl.float32)
+    if not GRID[1]:
+        drawn = _drawn(noise)
+    return lower.to(tl.int32) + LEVELS + (drawn < exact - lower).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)
-def _ternary(codes, x, scales, begin, n, first, group, high, low, tiles, count, BLOCK: tl.constexpr):
+def _encode(
+    codes, x, scales, begin, n, first, group, high, low, tiles, count,
+    HOW: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at, within, there, value, scale, high, low = _given(
         x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
     )
-    chosen = _uniform(hash32(within, high, low)) * scale < tl.abs(value)
-    _write(codes, at, there, scale, tl.where(chosen, tl.where(value < 0, 2, 1), 0))
+    noise = hash32(within, high, low)
+    if HOW == "ternary":
+        found = tl.where(_drawn(noise) * scale < tl.abs(value), tl.where(value < 0, 2, 1), 0)
+    elif HOW == "uniform":
+        found = _uniform(value, scale, noise, GRID)
+    else:
+        found = _offset(value, scale, noise, HOW, GRID)
+    tl.store(codes + at, tl.where(scale != scale, 0, found).to(codes.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import Any
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Groups, Numbering, OffsetGrid
+from thinwire.kernels import Groups, Numbering, OffsetGrid, Rounding, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
 from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials
@@ -57,22 +57,13 @@ def _scales(kit: Kit, groups: Groups, *, powers: bool = False) -> Tensor:
     return framed(torch.where(norms.isfinite(), scales, torch.nan))
 
 
-def _encoding(*rest: Any, powers: bool = False) -> Callable[[Kit, int], Trials]:
-    """Return the trials of a kernel that writes codes; what it takes between the groups and the seeds is `rest`."""
-
-    def trials(kit: Kit, n: int) -> Trials:
+def _codes_encode(kit: Kit, n: int) -> Trials:
+    grids = (OffsetGrid(20, 0x3E0, 33, 33), OffsetGrid(23, 0x78, 10, 5))
+    offsets = [grid._replace(rounding=rounding) for grid in grids for rounding in get_args(Rounding)]
+    for how in (*offsets, UniformGrid(7), "ternary"):
         for code, groups in product((torch.uint8, torch.int16), _groups(n)):
-            seeds = [SEED + run for run in range(len(groups.runs))]
-            more = (_scales(kit, groups, powers=powers), groups, *rest, seeds)
-            yield Trial((kit.room(n, dtype=code), kit.vector(n), *more), (0,))
-
-    return trials
-
-
-def _offset_encode(kit: Kit, n: int) -> Trials:
-    for grid in (OffsetGrid(20, 0x3E0, 33, 33), OffsetGrid(23, 0x78, 10, 5)):
-        for rounding in ("truncate", "nearest", "stochastic"):
-            yield from _encoding(grid, rounding, powers=True)(kit, n)
+            seeds, scales = [SEED + run for run in range(len(groups.runs))], _scales(kit, groups, powers=how in offsets)
+            yield Trial((kit.room(n, dtype=code), kit.vector(n), scales, groups, how, seeds), (0,))
 
 
 def _table_decode(kit: Kit, n: int) -> Trials:
@@ -117,6 +108,7 @@ def _exponents(decode: bool) -> Callable[[Kit, int], Trials]:
 
 
 CASES: Mapping[str, Case] = {
+    "codes_encode": Case(make=_codes_encode, dtypes=ONLY_32),
     "elias_fano_decode": Case(make=_elias_fano(encode=False), dtypes=ONLY_32, contents=("normal",)),
     "elias_fano_decode_rows": Case(make=_elias_fano(encode=False, rows=True), dtypes=ONLY_32, contents=("normal",)),
     "elias_fano_encode": Case(make=_elias_fano(encode=True), dtypes=ONLY_32, contents=("normal",)),
@@ -128,8 +120,6 @@ CASES: Mapping[str, Case] = {
     "exponents_decode": Case(make=_exponents(decode=True), dtypes=ONLY_32, contents=("normal",)),
     "exponents_encode": Case(make=_exponents(decode=False), dtypes=ONLY_32, contents=("normal",)),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
-    "levels_encode": Case(make=_encoding(7), dtypes=ONLY_32),
-    "offset_encode": Case(make=_offset_encode, dtypes=ONLY_32),
     "ones": Case(
         make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)],
         dtypes=ONLY_32,
@@ -145,6 +135,5 @@ CASES: Mapping[str, Case] = {
     "subsets_decode": Case(make=_subsets(decode=True), dtypes=ONLY_32, contents=("normal",)),
     "subsets_encode": Case(make=_subsets(decode=False), dtypes=ONLY_32, contents=("normal",)),
     "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),
-    "ternary_encode": Case(make=_encoding(), dtypes=ONLY_32),
     "unpack_bits": Case(make=_unpack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
 }
