@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -30,6 +30,11 @@ class Payload(ABC):
 
     masks: ClassVar[bool] = True
     """Whether single elements are picked out, so that `mask` does something."""
+    transformed: ClassVar[bool] = False
+    """Whether coefficients travel: their transform does not fit into 16 bits."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
 
     @property
     def scratch(self) -> Scratch:
@@ -54,9 +59,9 @@ class Payload(ABC):
         """Return how many values travel without padding; a 0-dim tensor where only the device knows."""
         return sum(self.counts())
 
-    @abstractmethod
     def with_values(self, values: Tensor) -> Self:
-        """Return the same payload with other values of the same shape."""
+        """Return the same payload with other values of the same shape, as plain ones."""
+        return replace(self, values=values, coded=None)  # type: ignore[type-var]  # each is a dataclass
 
     @abstractmethod
     def to_buffer(self) -> Tensor:
@@ -89,16 +94,15 @@ class Payload(ABC):
         if parts:
             kernels.accumulate(Sum(parts, parts, taken, [1.0] * len(taken), seeds=seeds))
 
-    @abstractmethod
-    def mask(self, parts: Sequence[Tensor | None]) -> None:
+    def mask(self, parts: Sequence[Tensor | None]) -> None:  # noqa: B027 - not every payload does
         """Set each region's part to zero where this payload picked out single elements; skip parts that are None.
 
         A payload that carries every element masks nothing.
         """
 
-    @abstractmethod
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out`, just written, is finite everywhere this payload wrote."""
+        return regions_are_finite(out, self.regions)
 
     @classmethod
     @abstractmethod
@@ -115,10 +119,33 @@ class Payload(ABC):
         return list(_tensors(self))
 
     def dense(self) -> Tensor:
-        """Return the vector as a new flat tensor of the values' dtype."""
-        out = self.values.new_zeros(self.numel)
+        """Return the vector as a new flat tensor of the values' dtype; of a transform, in float32 or wider."""
+        out = self.values.new_zeros(self.numel, dtype=real(self.values.dtype) if self.transformed else None)
         self.write(out)
         return out
+
+
+class Regional(Payload):
+    """A payload of which each region's vector is computed as a whole."""
+
+    @abstractmethod
+    def vectors(self) -> Sequence[Tensor]:
+        """Return the vector of each region."""
+
+    def write(self, out: Tensor) -> None:
+        """Overwrite the regions."""
+        for (offset, length), x in zip(self.regions, self.vectors(), strict=True):
+            out[offset : offset + length].copy_(x)
+
+    def subtract_from(self, parts: Sequence[Tensor]) -> None:
+        """Subtract each region's vector from its part."""
+        for part, x in zip(parts, self.vectors(), strict=True):
+            part.sub_(x)
+
+
+def real(dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype, or float32 if that is wider: what transforms are computed in."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def regions_are_finite(out: Tensor, regions: Regions) -> bool:

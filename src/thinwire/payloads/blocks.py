@@ -51,7 +51,7 @@ class Blocks(Keyed):
     def __post_init__(self) -> None:
         if self.keys.dtype != torch.int32 or self.values.numel() != self.keys.numel() * self.width:
             raise PayloadError(f"{self.values.numel()} values for {self.keys.numel()} blocks of {self.width}")
-        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
+        super().__post_init__()
         object.__setattr__(self, "runs", self.runs or (self.keys.numel(),))
 
     summable: ClassVar[bool] = False  # never: which blocks travel differs by rank
@@ -91,10 +91,6 @@ class Blocks(Keyed):
     def nbytes(self) -> int:
         named = self.named_nbytes(self.keys.numel())
         return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + named
-
-    @override
-    def with_values(self, values: Tensor) -> Self:
-        return replace(self, values=values, coded=None)
 
     @override
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:

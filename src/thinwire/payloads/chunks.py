@@ -18,7 +18,7 @@ from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
 from thinwire.kernels.parts import Parts, are_of, cut_at
 from thinwire.payloads import indices, numbers, wire
-from thinwire.payloads.base import Payload, Regions, regions_are_finite
+from thinwire.payloads.base import Payload, Regions, real
 from thinwire.payloads.scratch import Scratch
 from thinwire.waits import on_host, refuse_if
 
@@ -47,7 +47,7 @@ class Chunks(Payload):
     coded: Coded | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
+        super().__post_init__()
         cut, lengths = [c.numel for c in self.chunkings], [length for _, length in self.regions]
         if cut != lengths:
             raise PayloadError(f"chunks of tensors of {cut} elements; expected the regions' {lengths}")
@@ -55,6 +55,7 @@ class Chunks(Payload):
         if found[0] != torch.int16 or found[1] != found[2] or (found[1] % count if count else found[1]):
             raise PayloadError(f"{found[2]} values at {found[1]} {found[0]} positions; expected {count} for each rank")
 
+    transformed: ClassVar[bool] = True
     summable: ClassVar[bool] = False  # never: which coefficients travel differs by rank
 
     @property
@@ -71,10 +72,6 @@ class Chunks(Payload):
     def counts(self) -> list[int]:
         ranks = self._ranks
         return [chunking.count * ranks for chunking in self.chunkings]
-
-    @override
-    def with_values(self, values: Tensor) -> Self:
-        return replace(self, values=values, coded=None)
 
     def to_buffer(self) -> Tensor:
         """Return header, layout, values and positions as uint8. Raises PayloadError for a sum of several ranks."""
@@ -98,12 +95,6 @@ class Chunks(Payload):
         flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
         return replace(self, positions=flat, values=values, coded=None)
 
-    def dense(self) -> Tensor:
-        """Return the vector in float32 or wider: the transform of 16-bit values does not fit in 16 bits."""
-        out = self.values.new_zeros(self.numel, dtype=_real(self.values.dtype))
-        self.write(out)
-        return out
-
     # positions and values, packed and unpacked
     scratch: ClassVar[Scratch] = Scratch(element=0.05, value=14, arriving=16)
 
@@ -122,10 +113,6 @@ class Chunks(Payload):
                 sent = values.new_empty(chunking.numel)
                 kernels.chunk_put([sent], positions, values, [chunking], subtract=False)
                 out.masked_fill_(sent != 0, 0)
-
-    @override
-    def is_finite(self, out: Tensor) -> bool:
-        return regions_are_finite(out, self.regions)
 
     @classmethod
     @override
@@ -156,7 +143,7 @@ class Chunks(Payload):
     @cached_property
     def _by_region(self) -> Sequence[tuple[Tensor, Tensor, Chunking]]:
         """Each region's positions and values, a row for each rank, the values in float32 or wider."""
-        values = self.values.to(_real(self.values.dtype))
+        values = self.values.to(real(self.values.dtype))
         columns = [
             x.view(self._ranks, -1).split([c.count for c in self.chunkings], 1) for x in (self.positions, values)
         ]
@@ -165,7 +152,7 @@ class Chunks(Payload):
 
     def _put(self, outs: Sequence[Tensor], *, subtract: bool) -> None:
         """Write or subtract each region: those of another dtype one by one."""
-        values = self.values.to(_real(self.values.dtype))
+        values = self.values.to(real(self.values.dtype))
         if not on_host(values) or are_of(outs, values.dtype):
             rows = self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
             kernels.chunk_put(outs, *rows, self.chunkings, subtract)
@@ -318,7 +305,3 @@ def _ranks(numbering: Numbering, like: Tensor) -> Tensor:
 def _firsts(chunking: Chunking, like: Tensor) -> Tensor:
     """Return where each chunk begins if all of their coefficients stand in a row, int32 (chunks, 1)."""
     return torch.arange(chunking.chunks, dtype=torch.int32, device=like.device)[:, None] * chunking.size
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

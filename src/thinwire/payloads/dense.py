@@ -1,7 +1,7 @@
 """Payloads that carry every element of their regions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from typing import ClassVar, Self, final
@@ -15,7 +15,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels.parts import Parts, cut_at, whole
 from thinwire.payloads import numbers, wire
-from thinwire.payloads.base import Payload, Regions, regions_are_finite
+from thinwire.payloads.base import Payload, Regions
 from thinwire.payloads.scratch import Scratch
 
 
@@ -40,8 +40,7 @@ class Dense(Payload):
     def __post_init__(self) -> None:
         if self.numel < 0:
             object.__setattr__(self, "numel", self.values.numel())
-        if not self.regions:
-            object.__setattr__(self, "regions", ((0, self.numel),))
+        super().__post_init__()
         if self.values.numel() != sum(self.counts()):
             raise PayloadError(f"{self.values.numel()} values for regions {self.regions}")
 
@@ -58,10 +57,6 @@ class Dense(Payload):
     @override
     def counts(self) -> list[int]:
         return list(map(itemgetter(1), self.regions))
-
-    @override
-    def with_values(self, values: Tensor) -> Self:
-        return replace(self, values=values, coded=None)
 
     @property
     def scratch(self) -> Scratch:
@@ -103,14 +98,6 @@ class Dense(Payload):
     @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         torch._foreach_sub_(list(parts), list(self._values()))
-
-    @override
-    def mask(self, parts: Sequence[Tensor | None]) -> None:
-        pass
-
-    @override
-    def is_finite(self, out: Tensor) -> bool:
-        return regions_are_finite(out, self.regions)
 
     @classmethod
     @override

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.payloads import numbers, wire
-from thinwire.payloads.base import Payload, Regions, regions_are_finite
+from thinwire.payloads.base import Regional, Regions
 
 
 class SketchTable(NamedTuple):
@@ -23,7 +23,7 @@ class SketchTable(NamedTuple):
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sketch(Payload):
+class Sketch(Regional):
     """One table per region: S[j, h_j(i)] = Σ s_j(i) · x[i] (Charikar et al. 2002).
 
     The estimate of element i is the median over j of s_j(i) · S[j, h_j(i)].
@@ -37,9 +37,6 @@ class Sketch(Payload):
     tables: tuple[SketchTable, ...]
     numel: int
     regions: Regions = field(default=())
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
 
     summable: ClassVar[bool] = True  # always: the sum of sketches is the sketch of the sum
 
@@ -66,24 +63,6 @@ class Sketch(Payload):
         tables = numbers.plain(buffers[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
         return self.with_values(kernels.row_sums(tables))
 
-    @override
-    def write(self, out: Tensor) -> None:
-        for (offset, length), estimate in zip(self.regions, self._estimates(), strict=True):
-            out[offset : offset + length].copy_(estimate)
-
-    @override
-    def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        for part, estimate in zip(parts, self._estimates(), strict=True):
-            part.sub_(estimate)
-
-    @override
-    def mask(self, parts: Sequence[Tensor | None]) -> None:
-        pass
-
-    @override
-    def is_finite(self, out: Tensor) -> bool:
-        return regions_are_finite(out, self.regions)
-
     @classmethod
     @override
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
@@ -100,11 +79,9 @@ class Sketch(Payload):
         stacked = torch.stack([p.values for p in payloads])
         return payloads[0].with_values(kernels.row_sums(stacked))
 
-    def _values(self) -> tuple[Tensor, ...]:
-        return self.values.split(self.counts())
-
-    def _estimates(self) -> list[Tensor]:
-        parts = zip(self.regions, self.tables, self._values(), strict=True)
+    @override
+    def vectors(self) -> list[Tensor]:
+        parts = zip(self.regions, self.tables, self.values.split(self.counts()), strict=True)
         return [
             kernels.sketch_query(values.view(table.rows, table.cells), length, table.seed)
             for (_, length), table, values in parts

@@ -49,7 +49,7 @@ class Sparse(Keyed):
             raise PayloadError(f"{self.numel} elements; int32 indices reach 2³¹ - 1: use smaller buckets")
         if self.indices.shape != self.values.shape or self.indices.dtype != torch.int32:
             raise PayloadError(f"{self.values.numel()} values for {self.indices.numel()} {self.indices.dtype} indices")
-        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
+        super().__post_init__()
         object.__setattr__(self, "runs", self.runs or (self.values.numel(),))
         if self.seeds and not len(self.seeds) == len(self.regions) == len(self.runs):
             raise PayloadError(f"{len(self.seeds)} seeds for {len(self.regions)} regions and {len(self.runs)} runs")
@@ -101,10 +101,6 @@ class Sparse(Keyed):
     def carried(self) -> Tensor:
         """Return how many values are not 0, as padding is."""
         return self.values.count_nonzero()
-
-    def with_values(self, values: Tensor) -> Self:
-        """Return the same indices with other values."""
-        return replace(self, values=values, coded=None)
 
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
         """Return other elements of the same vector; those outside the regions are left out."""

@@ -12,14 +12,14 @@ from typing_extensions import override
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.payloads import wire
-from thinwire.payloads.base import Payload, Regions, regions_are_finite
+from thinwire.payloads.base import Regional, Regions, real
 from thinwire.payloads.blocks import Blocks
 from thinwire.payloads.scratch import Scratch
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Spectral(Payload):
+class Spectral(Regional):
     """Real Fourier coefficients of blocks of elements.
 
     Args:
@@ -34,14 +34,12 @@ class Spectral(Payload):
     numel: int
     regions: Regions = field(default=())
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "regions", self.regions or ((0, self.numel),))
-
     @property
     def values(self) -> Tensor:  # type: ignore[override]  # those of the coefficients
         """The pairs."""
         return self.coefficients.values
 
+    transformed: ClassVar[bool] = True
     summable: ClassVar[bool] = False  # never: which frequencies travel differs by rank
 
     @property
@@ -81,32 +79,8 @@ class Spectral(Payload):
         wire.check_buffers(buffers, self._head(), self.nbytes)
         return replace(self, coefficients=self.coefficients.from_buffers(buffers[:, wire.HEADER_BYTES :]))
 
-    def dense(self) -> Tensor:
-        """Return the vector in float32 or wider: the transform of 16-bit values does not fit in 16 bits."""
-        out = self.values.new_zeros(self.numel, dtype=_real(self.values.dtype))
-        self.write(out)
-        return out
-
     # the whole spectrum and its inverse transform, beside what arrives
     scratch: ClassVar[Scratch] = Scratch(element=11.5, arriving=35)
-
-    @override
-    def write(self, out: Tensor) -> None:
-        for (offset, length), x in zip(self.regions, self._inverse(), strict=True):
-            out[offset : offset + length].copy_(x)
-
-    @override
-    def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        for part, x in zip(parts, self._inverse(), strict=True):
-            part.sub_(x)
-
-    @override
-    def mask(self, parts: Sequence[Tensor | None]) -> None:
-        pass
-
-    @override
-    def is_finite(self, out: Tensor) -> bool:
-        return regions_are_finite(out, self.regions)
 
     @classmethod
     @override
@@ -122,7 +96,8 @@ class Spectral(Payload):
     def concat(cls, payloads: Sequence[Self]) -> Self:
         return replace(payloads[0], coefficients=Blocks.concat([p.coefficients for p in payloads]))
 
-    def _inverse(self) -> list[Tensor]:
+    @override
+    def vectors(self) -> list[Tensor]:
         spectrum = self.coefficients.dense()
         spectra = spectrum.split([length for _, length in self.coefficients.regions])
         return [inverse(part, length, self.block) for (_, length), part in zip(self.regions, spectra, strict=True)]
@@ -144,16 +119,11 @@ def inverse(pairs: Tensor, numel: int, block: int) -> Tensor:
     """Return the first `numel` elements of the inverse of `forward`. Every CPU gives the same bits."""
     if not numel:
         return pairs.view(-1)
-    wide = pairs.view(-1, 2).to(_real(pairs.dtype)).contiguous()
-    found = kernels.inverse_fourier(wide, numel, min(block, numel))
-    return found
+    wide = pairs.view(-1, 2).to(real(pairs.dtype)).contiguous()
+    return kernels.inverse_fourier(wide, numel, min(block, numel))
 
 
 def spectrum_size(numel: int, block: int) -> int:
     """Return how many coefficients `forward` gives for `numel` elements."""
     width = max(1, min(block, numel))
     return -(-numel // width) * (width // 2 + 1)
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
