@@ -32,8 +32,8 @@ class Verdict:
         self._checks: list[tuple[Tensor, Error]] = []
 
     def note(self, wrong: Tensor, error: Error) -> None:
-        """Note a check: `wrong` (0-dim), and what returns the exception that it stands for."""
-        self._checks.append((wrong.bool(), error))  # torch's any() of uint8 is uint8
+        """Note a check: `wrong` (bools, of which none may be set), and what returns the exception it stands for."""
+        self._checks.append((wrong.view(-1).bool(), error))  # torch's any() of uint8 is uint8
 
     def clear(self) -> None:
         """Forget what was noted."""
@@ -45,13 +45,13 @@ class Verdict:
 
     @property
     def flags(self) -> Tensor | None:
-        """Whether each check failed, bool, on the device; None if nothing was checked."""
-        return torch.stack([wrong for wrong, _ in self._checks]) if self._checks else None
+        """The bools of all checks, on the device; None if nothing was checked."""
+        return torch.cat([wrong for wrong, _ in self._checks]) if self._checks else None
 
     @property
     def errors(self) -> list[Error]:
-        """What returns the exception of each check."""
-        return [error for _, error in self._checks]
+        """What returns the exception that each of the flags stands for."""
+        return [error for wrong, error in self._checks for _ in range(wrong.numel())]
 
     def read(self) -> None:
         """Wait, and raise the exception of the first check that failed."""
@@ -80,11 +80,11 @@ def noted_in() -> Verdict | None:
 
 
 def refuse_if(wrong: Tensor | bool, error: Error) -> bool:
-    """Raise what `error` returns if `wrong` holds; only note it, and return True, where the host must not wait."""
+    """Raise what `error` returns if any of `wrong` is set; where the host must not wait, note it and return True."""
     verdict = _open.get()
     if verdict is not None and isinstance(wrong, Tensor) and not on_host(wrong):
         verdict.note(wrong, error)
         return True
-    if wrong:
+    if wrong.any() if isinstance(wrong, Tensor) else wrong:
         raise error()
     return False

@@ -10,11 +10,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.kernels import Draw, Picks
 from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.payloads.base import Regions
 from thinwire.payloads.numbers import narrowed_each
 from thinwire.signals import Signal, Signals, largest, limited
 
@@ -89,7 +89,7 @@ def side_by_side(
     counts, regions = tuple(runs), cut.regions
     values, coded = narrowed_each(found[1], counts, narrow, signals.dtype, seeds, signals.share)
     return Sparse(
-        indices=_moved(found[0], regions, counts),
+        indices=kernels.placed(found[0], regions, counts),
         values=values,
         numel=numel,
         regions=regions,
@@ -98,13 +98,6 @@ def side_by_side(
         seeds=seeds if slots else (),
         coded=coded,
     )
-
-
-def _moved(indices: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
-    """Count indices from the first element of all, and replace −1 by the last index of its region."""
-    edges = [offset for offset, _ in regions] + [offset + length - 1 for offset, length in regions]
-    first, last = of_each(constant(tuple(edges), torch.int32, indices.device).view(2, -1), runs).unbind()
-    return torch.where(indices < 0, last, indices + first)
 
 
 def of_each(numbers: Tensor, runs: tuple[int, ...]) -> Tensor:

@@ -140,7 +140,8 @@ def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
     if on_host(scales):
         return torch.from_numpy(_finite(scales.numpy(), zero))
     scales = scales.to(torch.float32)
-    return torch.where(scales.isfinite(), torch.where(scales == 0, zero, scales), torch.nan)
+    found = scales + (scales - scales)  # in two launches
+    return found.masked_fill_(found == 0, zero) if zero else found
 
 
 def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
@@ -152,6 +153,7 @@ def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
     return narrow
 
 
+@kept  # layouts stay the same from step to step
 def widths(groups: Groups, device: torch.device) -> Tensor:
     """Return the number of elements of each group, float64."""
     found = torch.full((sum(groups.counts),), groups.size or 0, dtype=torch.float64, device=device)

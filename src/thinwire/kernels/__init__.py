@@ -29,6 +29,7 @@ from thinwire.kernels.hashing.reference import keys as keys
 from thinwire.kernels.hashing.reference import mix as mix
 from thinwire.kernels.hashing.reference import slot_of as slot_of
 from thinwire.kernels.matrices import reference as _matrices
+from thinwire.kernels.places import reference as _places
 from thinwire.kernels.sampled import reference as _sampled
 from thinwire.kernels.sampled.reference import Draw as Draw
 from thinwire.kernels.sampled.reference import limited as limited
@@ -65,6 +66,9 @@ scatter = Kernel(_scatter.scatter, by="out")
 scatter_add = Kernel(_scatter.scatter_add, by="*outs")
 mask = Kernel(_scatter.mask, by="*xs")
 merge = Kernel(_scatter.merge, by="*rows")
+placed = Kernel(_places.placed, by="indices", any_dtype=True)
+misplaced = Kernel(_places.misplaced, by="keys edges", any_dtype=True)
+differ = Kernel(_places.differ, by="fixed", any_dtype=True)
 
 hashed_slots_of_each = Kernel(_hashing.hashed_slots_of_each, by="*xs")
 slots_encode = Kernel(_hashing.slots_encode, by="indices", any_dtype=True)

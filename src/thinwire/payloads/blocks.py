@@ -108,10 +108,8 @@ class Blocks(Keyed):
 
     def to_buffer(self) -> Tensor:
         """Return header, shape, values and keys as uint8. Raises PayloadError unless keys ascend."""
-        if indices.is_cheap_to_check(self.keys):
-            indices.check_ascending(self.keys, strictly=True)
-        named = indices.section(self._coding, self.keys, self.key_space)
-        return wire.pack(self._head(), self._shape(), *numbers.sections(self.values, self.coded), named)
+        named = indices.section(self._coding, self.keys, self.key_space, least=1)
+        return wire.pack(self._head(), *numbers.sections(self.values, self.coded), named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Blocks":
@@ -124,20 +122,20 @@ class Blocks(Keyed):
             raise PayloadError(
                 f"{head.count} of {space} blocks of {width}; expected count ≤ blocks ≤ 2³¹ - 1, width > 0"
             )
-        size = wire.padded(head.count * width * dtype.itemsize)
-        named = indices.nbytes(head.coding, head.count, space)
-        wire.check_length(buffer, wire.HEADER_BYTES + _SHAPE.size + size + named)
-        keys = _read(head.coding, body[:, size:], head.count, space)[0]
+        size, named = head.count * width * dtype.itemsize, indices.length(head.coding, head.count, space)
+        wire.check_sections(buffer, wire.HEADER_BYTES + _SHAPE.size, size, named)
+        keys = indices.read(head.coding, body[:, wire.padded(size) :], head.count, space, least=1)[0]
         values = numbers.plain(body, head.count * width, dtype)[0]
         return cls(keys=keys, values=values, numel=space * width, width=width)
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's blocks after another's."""
-        head = torch.cat([self._head(), self._shape()])
-        wire.check_buffers(buffers, head, self.nbytes)
-        body = buffers[:, head.numel() :]
+        count, space = self.keys.numel(), self.key_space
+        lengths = (*numbers.lengths(self.values, self.coded), indices.length(self._coding, count, space))
+        wire.check_buffers(buffers, self._head(), *lengths)
+        body = buffers[:, wire.HEADER_BYTES + _SHAPE.size :]
         start = numbers.nbytes(self.values, self.coded)
-        keys = _read(self._coding, body[:, start:], self.keys.numel(), self.key_space).view(-1)
+        keys = indices.read(self._coding, body[:, start:], count, space, least=1).view(-1)
         values = numbers.read(body, self.values, self.coded).view(-1)
         return replace(self, keys=keys, values=values, runs=self.runs * buffers.shape[0], coded=None, held=())
 
@@ -222,12 +220,10 @@ class Blocks(Keyed):
     def _coding(self) -> int:
         return indices.shortest(self.keys.numel(), self.key_space, _CODINGS)
 
-    def _head(self) -> Tensor:
-        count = self.keys.numel()
-        return numbers.header(wire.BLOCKS, self.values, self.coded, count, self.numel, self._coding)
-
-    def _shape(self) -> Tensor:
-        return wire.on(_SHAPE.pack(self.width, self.key_space), self.keys.device)
+    def _head(self) -> bytes:
+        """Return the header, and the shape, which follows it."""
+        head = numbers.header(wire.BLOCKS, self.values, self.coded, self.keys.numel(), self.numel, self._coding)
+        return head + _SHAPE.pack(self.width, self.key_space)
 
 
 def _shape_of(buffer: Tensor) -> tuple[int, int]:
@@ -238,10 +234,3 @@ def _shape_of(buffer: Tensor) -> tuple[int, int]:
             f"a block payload has at least {wire.HEADER_BYTES + _SHAPE.size} bytes; got {buffer.numel()}"
         )
     return _SHAPE.unpack(packed)
-
-
-def _read(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
-    """Return the keys of every rank, (ranks, count). Raises PayloadError when malformed."""
-    keys = indices.read(coding, rows, count, space)
-    indices.check_ascending(keys, strictly=True)
-    return keys

@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import ClassVar, NamedTuple, Self, final
 
@@ -79,21 +79,21 @@ class Chunks(Payload):
             raise PayloadError(f"a sum of {self._ranks} payloads of chunks cannot be sent; only one rank's payload can")
         parts = self.positions.split([regions * chunking.count for chunking, regions in self._cut.runs])
         named = [_sections(part, *run) for part, run in zip(parts, self._cut.runs, strict=True)]
-        return wire.pack(self._head, self._layout, *numbers.sections(self.values, self.coded), torch.cat(named))
+        whole = named[0] if len(named) == 1 else torch.cat(named)
+        return wire.pack(self._head, *numbers.sections(self.values, self.coded), whole)
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
-        head = torch.cat([self._head, self._layout])
-        wire.check_buffers(buffers, head, self.nbytes)
-        body = buffers[:, head.numel() :]
+        wire.check_buffers(buffers, self._head, *numbers.lengths(self.values, self.coded), self._cut.named_nbytes)
+        body = buffers[:, len(self._head) :]
         named = body[:, numbers.nbytes(self.values, self.coded) :]
-        wire.check_padding(named, self._cut.named_nbytes)
         sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._cut.runs]
         parts = zip(named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True)
         positions = _checked([(_read_alike(part, *run), run[0]) for part, run in parts])
         values = numbers.read(body, self.values, self.coded).view(-1)
-        flat = torch.cat([part.to(torch.int16).flatten(1) for part in positions], dim=1).view(-1)
-        return replace(self, positions=flat, values=values, coded=None)
+        each = [part.to(torch.int16).flatten(1) for part in positions]
+        flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
+        return replace(self, positions=flat.view(-1), values=values, coded=None)
 
     # positions and values, packed and unpacked
     scratch: ClassVar[Scratch] = Scratch(element=0.05, value=14, arriving=16)
@@ -163,12 +163,9 @@ class Chunks(Payload):
             out.copy_(wide)
 
     @cached_property
-    def _head(self) -> Tensor:
-        return numbers.header(wire.CHUNKS, self.values, self.coded, self.values.numel(), self.numel)
-
-    @property
-    def _layout(self) -> Tensor:
-        return wire.on(self._cut.packed, self.values.device)
+    def _head(self) -> bytes:
+        """The header, and the layout, which follows it."""
+        return numbers.header(wire.CHUNKS, self.values, self.coded, self.values.numel(), self.numel) + self._cut.packed
 
 
 class _Cut(NamedTuple):
@@ -258,7 +255,9 @@ def _read(rows: Tensor, chunking: Chunking) -> Tensor:
     """Return every rank's positions, (ranks, chunks, kept), before they are checked."""
     if (numbering := _numbering(chunking)) is not None:
         return _read_numbered(rows, chunking, numbering)
-    keys = indices.read(_coding(chunking), rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
+    if (coding := _coding(chunking)) == wire.NUMBERS:
+        refuse_if(rows[:, 4 * chunking.count :].any(), partial(_malformed, chunking))
+    keys = indices.decoded(coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
     return keys.view(rows.shape[0], chunking.chunks, chunking.kept) - _firsts(chunking, keys)
 
 
@@ -267,21 +266,14 @@ def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:
     alike = [list(some) for _, some in groupby(found, lambda pair: (pair[1].size, pair[1].kept))]
     positions = [torch.cat([part for part, _ in some], 1) if len(some) > 1 else some[0][0] for some in alike]
     chunkings = [some[0][1] for some in alike]
-    seen = [(part, cut) for part, cut in zip(positions, chunkings, strict=True) if part.numel()]
-    wrong = [_malformed(part, cut) for part, cut in seen]
-    if wrong and refuse_if((all_wrong := torch.stack(wrong)).any(), lambda: _said(all_wrong, [cut for _, cut in seen])):
-        return [part.clamp(0, cut.size - 1) for part, cut in zip(positions, chunkings, strict=True)]
-    return positions
+    return [
+        indices.checked(part.flatten(0, 1), (0, cut.size), 1, partial(_malformed, cut)).view_as(part)
+        for part, cut in zip(positions, chunkings, strict=True)
+    ]
 
 
-def _said(wrong: Tensor, chunkings: Sequence[Chunking]) -> PayloadError:
-    cut = chunkings[int(wrong.nonzero()[0])]
-    return PayloadError(f"{cut.kept} positions of each chunk of {cut.size} coefficients are malformed")
-
-
-def _malformed(positions: Tensor, chunking: Chunking) -> Tensor:
-    low, high = torch.aminmax(positions)
-    return (low < 0) | (high >= chunking.size) | (positions.diff(dim=2) <= 0).any()
+def _malformed(chunking: Chunking) -> PayloadError:
+    return PayloadError(f"{chunking.kept} positions of each chunk of {chunking.size} coefficients are malformed")
 
 
 def _read_numbered(rows: Tensor, chunking: Chunking, numbering: Numbering) -> Tensor:

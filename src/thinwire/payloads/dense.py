@@ -73,14 +73,14 @@ class Dense(Payload):
         head = wire.parse(buffer, wire.DENSE)
         dtype = numbers.check_plain(head)
         wire.check_coding(head.coding, (wire.NUMBERS,))
-        wire.check_length(buffer, wire.HEADER_BYTES + wire.padded(head.count * dtype.itemsize))
+        wire.check_sections(buffer, wire.HEADER_BYTES, head.count * dtype.itemsize)
         if head.count != head.numel:
             raise PayloadError(f"{head.count} of {head.numel} values; a dense payload has all")
         return cls(values=numbers.plain(buffer[None, wire.HEADER_BYTES :], head.count, dtype)[0])
 
     def of_each(self, buffers: Tensor) -> Tensor:
         """Return the values of each of several ranks, (ranks, count), or raise PayloadError as `from_buffers` does."""
-        wire.check_buffers(buffers, self._header, self.nbytes)
+        wire.check_buffers(buffers, self._header, *numbers.lengths(self.values, self.coded))
         return numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
 
     @override
@@ -116,7 +116,7 @@ class Dense(Payload):
         return self.values.split(self.counts())
 
     @cached_property
-    def _header(self) -> Tensor:
+    def _header(self) -> bytes:
         count = self.values.numel()
         return numbers.header(wire.DENSE, self.values, self.coded, count, count)
 

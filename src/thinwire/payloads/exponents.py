@@ -49,7 +49,7 @@ def unpack(out: Tensor, buffer: Tensor) -> None:
     """
     if buffer.dtype != torch.uint8 or buffer.numel() < wire.HEADER_BYTES:
         raise PayloadError(f"a payload has at least {wire.HEADER_BYTES} uint8; got {buffer.numel()} of {buffer.dtype}")
-    wire.check_buffers(buffer[None, : wire.HEADER_BYTES], _header(out, int(buffer[15])), wire.HEADER_BYTES)
+    wire.check_buffers(buffer[None, : wire.HEADER_BYTES], _header(out, int(buffer[15])))
     wire.check_coding(coding := int(buffer[15]), (wire.NUMBERS, PREFIX))
     body = buffer[wire.HEADER_BYTES :]
     if coding == wire.NUMBERS:
@@ -113,8 +113,8 @@ def table_of(lengths: Sequence[int]) -> Tensor:
     return table
 
 
-def _header(x: Tensor, coding: int) -> Tensor:
-    return wire.Header(wire.EXPONENTS, x.dtype, x.numel(), x.numel(), coding=coding).pack(x.device)
+def _header(x: Tensor, coding: int) -> bytes:
+    return wire.Header(wire.EXPONENTS, x.dtype, x.numel(), x.numel(), coding=coding).pack()
 
 
 def _high(x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _section(body: Tensor, start: int, nbytes: int) -> tuple[Tensor, int]:
     end = start + wire.padded(nbytes)
     if body.numel() < end:
         raise PayloadError(f"a buffer ends after {body.numel()} bytes; expected at least {end}")
-    wire.check_padding(body[None, start:end], nbytes)
+    wire.check_padding(body[start:end], nbytes)
     return body[start : start + nbytes], end
 
 

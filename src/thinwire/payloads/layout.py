@@ -7,12 +7,10 @@ from functools import cached_property, lru_cache, partial
 import torch
 from torch import Tensor
 
-from thinwire.errors import PayloadError
 from thinwire.kernels.memory import constant
 from thinwire.payloads import indices, slots
 from thinwire.payloads.base import Regions
-from thinwire.payloads.wire import ELIAS_FANO, NUMBERS, SLOTS
-from thinwire.waits import known, refuse_if
+from thinwire.payloads.wire import ELIAS_FANO, NUMBERS, SLOTS, padded
 
 CODINGS = (NUMBERS, ELIAS_FANO, SLOTS)
 
@@ -49,19 +47,22 @@ class Layout:
         return sum(self.runs)
 
     @cached_property
-    def nbytes(self) -> int:
-        """Length of the section that names the elements, padding included."""
+    def length(self) -> int:
+        """Bytes of the section that names the elements, without padding."""
         if self.coding == SLOTS:
-            return slots.nbytes(self.regions, self.runs)
-        return indices.nbytes(self.coding, self.count, self.numel)
+            return slots.length(self.regions, self.runs)
+        return indices.length(self.coding, self.count, self.numel)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The same, padding included."""
+        return padded(self.length)
 
     def section(self, elements: Tensor, seeds: Sequence[int]) -> Tensor:
         """Return the section that names `elements` (int32). Raises PayloadError if they do not fit this layout."""
         if self.coding == SLOTS:
             return slots.section(elements, self.regions, self.runs, seeds)
-        if self.ascends and indices.is_cheap_to_check(elements):
-            indices.check_ascending(elements, strictly=False)
-        return indices.section(self.coding, elements, self.numel)
+        return indices.section(self.coding, elements, self.numel, least=0 if self.ascends else None)
 
     def read(self, buffers: Tensor) -> Tensor:
         """Return the indices, int32 (ranks, count), that the buffers of several ranks name.
@@ -70,12 +71,9 @@ class Layout:
         """
         if self.coding == SLOTS:
             found = slots.read(buffers, self.regions, self.runs)
-        else:
-            found = indices.read(self.coding, buffers, self.count, self.numel)
-        if self.ascends and self.coding == NUMBERS:
-            indices.check_ascending(found, strictly=False)
-        self._check_inside(found)
-        return found
+            return indices.checked(found, self._bounds, None, partial(slots.no_index, found, self.regions, self.runs))
+        least = 0 if self.ascends else None
+        return indices.read(self.coding, buffers, self.count, self.numel, least=least, edges=self._bounds)
 
     def by_region(self, keys: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return the order that groups `keys` by region, ascending in each, and how many fall in each region."""
@@ -97,23 +95,8 @@ class Layout:
     def _bounds(self) -> tuple[int, ...]:
         return tuple(edge for offset, length in sorted(self.regions) for edge in (offset, offset + length))
 
-    def _check_inside(self, elements: Tensor) -> None:
-        if self.regions == ((0, self.numel),) or not elements.numel():
-            return
-        edges = constant(self._bounds, torch.int32, elements.device)
-        if self.ascends:
-            each_row = edges.expand(elements.shape[0], -1).contiguous()
-            below = torch.searchsorted(elements, each_row).view(-1, len(self.regions), 2)
-            inside = (below[..., 1] - below[..., 0]).sum()
-        else:
-            inside = (torch.searchsorted(edges, elements, right=True) % 2).sum()
-        refuse_if(known(inside) != elements.numel(), partial(_outside, inside, elements.numel()))
 
-
-def _outside(inside: Tensor, count: int) -> PayloadError:
-    return PayloadError(f"{count - int(inside)} of {count} indices lie outside the payload's regions")
-
-
+@lru_cache(maxsize=1024)
 def in_order(regions: Regions) -> bool:
     """Whether regions follow one another, so that indices that ascend in each region ascend overall."""
     ends = (offset + length for offset, length in regions)

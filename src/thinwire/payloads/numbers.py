@@ -79,32 +79,28 @@ def nbytes(values: Tensor, coded: Coded | None) -> int:
     return sum(map(wire.padded, lengths(values, coded)))
 
 
-def header(
-    kind: int, values: Tensor, coded: Coded | None, count: int, numel: int, coding: int = wire.NUMBERS
-) -> Tensor:
+def header(kind: int, values: Tensor, coded: Coded | None, count: int, numel: int, coding: int = wire.NUMBERS) -> bytes:
     """Return the header for these numbers; the payload's kind decides what `count` counts."""
     dtype, bits = (values.dtype, 0) if coded is None else (None, coded.format.bits)
-    return wire.Header(kind, dtype, count, numel, bits, coding).pack(values.device)
+    return wire.Header(kind, dtype, count, numel, bits, coding).pack()
 
 
 def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
-    """Return every rank's numbers, (ranks, count), from sections like those of `values`, or raise PayloadError."""
+    """Return every rank's numbers, (ranks, count), from sections like those of `values`, whose padding was checked."""
     if coded is None:
         return plain(buffers, values.numel(), values.dtype)
     own, packed = lengths(values, coded)
-    wire.check_padding(buffers, own, packed)
     start, ranks, count = wire.padded(own), buffers.shape[0], coded.codes.numel()
     each, apart = divmod(8 * packed, coded.format.bits)
     together = each == count and not apart and not on_host(buffers)  # codes fill their bytes, and launches count
     rows = [buffers] if together else buffers.split(1)
-    parts = [_unpack(row[:, :own], row[:, start : start + packed], coded) for row in rows]
-    return torch.cat([part.values(values.dtype) for part in parts]).view(ranks, count)
+    parts = [_unpack(row[:, :own], row[:, start : start + packed], coded).values(values.dtype) for row in rows]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(ranks, count)
 
 
 def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Return every rank's `count` numbers, (ranks, count), from the section at the start of each buffer."""
     nbytes = count * dtype.itemsize
-    wire.check_padding(buffers, nbytes)
     # Cloned, because the numbers of a single rank would otherwise be a view of its buffer.
     return (
         buffers[:, :nbytes]

@@ -59,7 +59,7 @@ class Sketch(Regional):
 
     @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        wire.check_buffers(buffers, self._head(), self.nbytes)
+        wire.check_buffers(buffers, self._head(), self.values.nbytes)
         tables = numbers.plain(buffers[:, wire.HEADER_BYTES :], self.values.numel(), self.values.dtype)
         return self.with_values(kernels.row_sums(tables))
 
@@ -87,5 +87,5 @@ class Sketch(Regional):
             for (_, length), table, values in parts
         ]
 
-    def _head(self) -> Tensor:
+    def _head(self) -> bytes:
         return numbers.header(wire.DENSE, self.values, None, self.values.numel(), self.values.numel())

@@ -14,8 +14,7 @@ from thinwire.kernels import Slotted
 from thinwire.kernels.memory import constant, sent_anew
 from thinwire.payloads import wire
 from thinwire.payloads.base import Regions
-from thinwire.payloads.indices import is_cheap_to_check
-from thinwire.waits import known, refuse_if
+from thinwire.waits import on_host, refuse_if
 
 _COUNT_BYTES = 8
 _SEED = struct.Struct("<Q")
@@ -24,7 +23,7 @@ _LARGEST_SEED = 2**64 - 1
 
 def nbytes(regions: Regions, runs: tuple[int, ...]) -> int:
     """Return the length of the section, padding included."""
-    return wire.padded(_length(regions, runs))
+    return wire.padded(length(regions, runs))
 
 
 def section(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Sequence[int]) -> Tensor:
@@ -35,7 +34,7 @@ def section(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Seq
     """
     head = sent_anew(lambda: _head(seeds), indices.device)
     codes, misplaced = kernels.slots_encode(indices, _parts(regions, runs), head.view(torch.int64)[1:])
-    if is_cheap_to_check(codes) and int(misplaced):
+    if on_host(codes) and int(misplaced):
         counts, by = (", ".join(map(str, numbers)) for numbers in (runs, seeds))
         raise PayloadError(f"indices are not in the order of {counts} slots by seed {by}")
     return torch.cat([head, codes])
@@ -47,20 +46,16 @@ def _head(seeds: Sequence[int]) -> Tensor:
 
 
 def read(buffers: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
-    """Read the indices, int32 (ranks, count), from the ranks' sections. Raises PayloadError when malformed.
+    """Read the indices, int32 (ranks, count), from the ranks' sections, whose padding was checked: −1 for none.
 
-    The seeds differ by rank. On a GPU only the device knows them, and the host need not.
+    The seeds differ by rank. On a GPU only the device knows them, and the host need not. Raises PayloadError for
+    another number of regions, and for bits behind a region's codes.
     """
-    wire.check_padding(buffers, _length(regions, runs))
-    parts, start = _parts(regions, runs), _COUNT_BYTES + len(regions) * _SEED.size
-    counts, seeds = buffers[:, :start].contiguous().view(torch.int64).split([1, len(regions)], dim=1)
-    refuse_if(known((counts != len(regions)).any()), partial(_other_count, counts, len(regions)))
-    rows = buffers[:, start : _length(regions, runs)]
-    _check_last_bytes(rows, parts)
-    found = kernels.slots_decode(rows, parts, seeds)
-    if found.numel() and refuse_if(known((found < 0).any()), partial(_no_index, found, parts)):
-        return found.clamp(min=0)
-    return found
+    fixed = constant(_fixed(regions, runs), torch.int32, buffers.device).view(3, -1)
+    refuse_if(kernels.differ(buffers, fixed), partial(_unlike, buffers, len(regions)))
+    start = _COUNT_BYTES + len(regions) * _SEED.size
+    seeds = buffers[:, _COUNT_BYTES:start].contiguous().view(torch.int64)
+    return kernels.slots_decode(buffers[:, start : length(regions, runs)], _parts(regions, runs), seeds)
 
 
 def seeds(buffer: Tensor, count: int) -> tuple[int, ...]:
@@ -68,33 +63,37 @@ def seeds(buffer: Tensor, count: int) -> tuple[int, ...]:
     data = bytes(buffer[: _COUNT_BYTES + count * _SEED.size].tolist())
     found, *values = struct.unpack(f"<Q{count}Q", data)
     if found != count:
-        raise _other_count(torch.tensor(found), count)
+        raise _other_count([found], count)
     return tuple(values)
 
 
-def _check_last_bytes(rows: Tensor, parts: Sequence[Slotted]) -> None:
-    """Raise PayloadError unless the bits behind each part's codes are zero."""
-    ends = accumulate(part.nbytes for part in parts)
-    last = [(end - 1, part.slots * part.bits % 8) for end, part in zip(ends, parts, strict=True) if part.slots]
-    places, bits = ([pair[i] for pair in last if pair[1]] for i in (0, 1))
-    if places:
-        found = rows.index_select(1, constant(tuple(places), torch.int64, rows.device))
-        limits = constant(tuple(1 << used for used in bits), torch.int32, rows.device)
-        refuse_if(known((found >= limits).any()), _not_padded)
+@lru_cache(maxsize=256)
+def _fixed(regions: Regions, runs: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what `kernels.differ` compares: the number of regions, and the bits behind each region's codes."""
+    ends = accumulate((part.nbytes for part in _parts(regions, runs)), initial=_COUNT_BYTES + len(regions) * _SEED.size)
+    pairs = zip(list(ends)[1:], _parts(regions, runs), strict=True)
+    last = [(end - 1, 0, 255 << used & 255) for end, part in pairs if (used := part.slots * part.bits % 8)]
+    rows = [(place, byte, 255) for place, byte in enumerate(struct.pack("<Q", len(regions)))] + last
+    return tuple(number for column in zip(*rows, strict=True) for number in column)
 
 
-def _not_padded() -> PayloadError:
-    return PayloadError("the codes of a region's slots are not padded with zeros")
+def _unlike(buffers: Tensor, count: int) -> PayloadError:
+    found = buffers[:, :_COUNT_BYTES].contiguous().view(torch.int64).flatten().tolist()
+    if found == [count] * len(found):
+        return PayloadError("the codes of a region's slots are not padded with zeros")
+    return _other_count(found, count)
 
 
-def _no_index(found: Tensor, parts: Sequence[Slotted]) -> PayloadError:
+def no_index(found: Tensor, regions: Regions, runs: tuple[int, ...]) -> PayloadError:
+    """Return what is wrong if an index is none, or none of its region's."""
+    parts = _parts(regions, runs)
     rank, place = divmod(int((found < 0).flatten().to(torch.uint8).argmax()), found.shape[1])
     part = next(part for part, end in zip(parts, accumulate(p.slots for p in parts), strict=True) if place < end)
     return PayloadError(f"rank {rank}: a code of {part.slots} slots stands for no index below {part.length}")
 
 
-def _other_count(found: Tensor, count: int) -> PayloadError:
-    wrong = [number for number in found.flatten().tolist() if number != count]
+def _other_count(found: Sequence[int], count: int) -> PayloadError:
+    wrong = [number for number in found if number != count]
     return PayloadError(f"a section of {wrong[0]} regions in slot order; expected {count}")
 
 
@@ -104,6 +103,7 @@ def _parts(regions: Regions, runs: tuple[int, ...]) -> list[Slotted]:
 
 
 @lru_cache(maxsize=256)
-def _length(regions: Regions, runs: tuple[int, ...]) -> int:
+def length(regions: Regions, runs: tuple[int, ...]) -> int:
+    """Return the bytes of the section, without padding."""
     parts = sum(part.nbytes for part in _parts(regions, runs) if part.slots)
     return _COUNT_BYTES + len(regions) * _SEED.size + parts

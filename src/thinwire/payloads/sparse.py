@@ -15,7 +15,7 @@ from thinwire.kernels.parts import Parts
 from thinwire.payloads import indices, numbers, slots, wire
 from thinwire.payloads.base import Regions
 from thinwire.payloads.keyed import Keyed
-from thinwire.payloads.layout import CODINGS, Layout
+from thinwire.payloads.layout import CODINGS, Layout, in_order
 
 
 @final
@@ -57,7 +57,8 @@ class Sparse(Keyed):
     @cached_property
     def layout(self) -> Layout:
         """Where the elements lie, in which order, and how their indices travel."""
-        return Layout.of(self.regions, self.runs, self.numel, ascending=self.ascending, slotted=bool(self.seeds))
+        ascending = self.ascending and len(self.runs) == len(self.regions)
+        return Layout.of(self.regions, self.runs, self.numel, ascending=ascending, slotted=bool(self.seeds))
 
     @property
     def summable(self) -> bool:
@@ -135,7 +136,7 @@ class Sparse(Keyed):
             raise PayloadError(f"{head.count} of {head.numel} elements; expected count ≤ elements ≤ 2³¹ - 1")
         layout = Layout(((0, head.numel),), (head.count,), head.numel, head.coding)
         size = wire.padded(head.count * dtype.itemsize)
-        wire.check_length(buffer, wire.HEADER_BYTES + size + layout.nbytes)
+        wire.check_sections(buffer, wire.HEADER_BYTES, head.count * dtype.itemsize, layout.length)
         return cls(
             indices=layout.read(body[:, size:])[0],
             values=numbers.plain(body, head.count, dtype)[0],
@@ -146,16 +147,17 @@ class Sparse(Keyed):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's elements after another's."""
-        wire.check_buffers(buffers, self._header, self.nbytes)
+        wire.check_buffers(buffers, self._header, *numbers.lengths(self.values, self.coded), self.layout.length)
         body = buffers[:, wire.HEADER_BYTES :]
         found = self.layout.read(body[:, numbers.nbytes(self.values, self.coded) :])
         values = numbers.read(body, self.values, self.coded).view(-1)
-        runs, ascending = self.runs * buffers.shape[0], self._ascends and buffers.shape[0] == 1
-        return self._plain(found.view(-1), values, runs, ascending=ascending)
+        return self._plain(found.view(-1), values, self.runs * buffers.shape[0], ascending=self._ascends)
 
     def write(self, out: Tensor) -> None:
         """Set the regions of `out` to zero and add the values."""
-        kernels.scatter(out, self.regions, self.indices, self.values, self.runs)
+        kernels.scatter(
+            out, self.regions, self.indices, self.values, self.runs, self.ascending and in_order(self.regions)
+        )
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
@@ -203,7 +205,7 @@ class Sparse(Keyed):
         """Return the sum of payloads over the same space: the elements of all of them."""
         found, values = (torch.cat(list(part)) for part in zip(*((p.indices, p.values) for p in payloads), strict=True))
         runs = tuple(run for p in payloads for run in p.runs)
-        return payloads[0]._plain(found, values, runs, ascending=len(payloads) == 1 and payloads[0]._ascends)
+        return payloads[0]._plain(found, values, runs, ascending=all(p._ascends for p in payloads))
 
     @property
     def _whole(self) -> bool:
@@ -232,6 +234,6 @@ class Sparse(Keyed):
         )
 
     @cached_property
-    def _header(self) -> Tensor:
+    def _header(self) -> bytes:
         count, coding = self.values.numel(), self.layout.coding
         return numbers.header(wire.SPARSE, self.values, self.coded, count, self.numel, coding)

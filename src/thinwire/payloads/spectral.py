@@ -61,7 +61,7 @@ class Spectral(Regional):
 
     @override
     def to_buffer(self) -> Tensor:
-        return torch.cat([self._head(), self.coefficients.to_buffer()])
+        return wire.pack(self._head(), self.coefficients.to_buffer())
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Spectral":
@@ -76,7 +76,7 @@ class Spectral(Regional):
 
     @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        wire.check_buffers(buffers, self._head(), self.nbytes)
+        wire.check_buffers(buffers, self._head(), self.coefficients.nbytes)
         return replace(self, coefficients=self.coefficients.from_buffers(buffers[:, wire.HEADER_BYTES :]))
 
     # the whole spectrum and its inverse transform, beside what arrives
@@ -102,8 +102,8 @@ class Spectral(Regional):
         spectra = spectrum.split([length for _, length in self.coefficients.regions])
         return [inverse(part, length, self.block) for (_, length), part in zip(self.regions, spectra, strict=True)]
 
-    def _head(self) -> Tensor:
-        return wire.Header(wire.SPECTRAL, torch.float32, self.block, self.numel).pack(self.values.device)
+    def _head(self) -> bytes:
+        return wire.Header(wire.SPECTRAL, torch.float32, self.block, self.numel).pack()
 
 
 def forward(x: Tensor, width: int) -> Tensor:

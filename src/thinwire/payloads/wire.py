@@ -2,14 +2,16 @@
 
 import struct
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.collectives import room
 from thinwire.errors import PayloadError
-from thinwire.kernels.memory import kept, sent
+from thinwire.kernels.memory import constant, kept, sent
 from thinwire.waits import refuse_if
 
 HEADER_BYTES = 16
@@ -35,19 +37,18 @@ class Header:
     bits: int = 0
     coding: int = NUMBERS
 
-    def pack(self, device: torch.device) -> Tensor:
+    def pack(self) -> bytes:
         """Return the 16 bytes. Raises PayloadError for a dtype without a code."""
         if self.dtype is not None and self.dtype not in DTYPE_CODES:
             raise PayloadError(f"values are {self.dtype}; the wire carries {', '.join(map(str, DTYPE_CODES))}")
         code = _CODED if self.dtype is None else DTYPE_CODES[self.dtype]
         last = self.numel | self.coding << _NUMEL_BITS
-        packed = _LAYOUT.pack(VERSION, self.kind, code, self.bits, self.count, last)
-        return on(packed, device)
+        return _LAYOUT.pack(VERSION, self.kind, code, self.bits, self.count, last)
 
 
 @kept
 def on(packed: bytes, device: torch.device) -> Tensor:
-    """Return bytes as uint8 on a device, kept because headers stay the same."""
+    """Return bytes, one or more, as uint8 on a device, kept because headers stay the same."""
     return sent(torch.frombuffer(bytearray(packed), dtype=torch.uint8), device)
 
 
@@ -72,22 +73,23 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // 8) * 8
 
 
-def pack(head: Tensor, *sections: Tensor) -> Tensor:
-    """Join header and sections, each padded with zeros to a multiple of 8 bytes."""
-    starts = [HEADER_BYTES]
+def pack(head: bytes, *sections: Tensor) -> Tensor:
+    """Join header and flat sections, at least one, each padded with zeros to a multiple of 8 bytes."""
+    device, parts, end = sections[0].device, [on(head, sections[0].device)], len(head)
     for section in sections:
-        starts.append(starts[-1] + padded(section.nbytes))
-    buffer = room(starts[-1], head.device).zero_()
-    buffer[:HEADER_BYTES] = head
-    for section, start in zip(sections, starts, strict=False):
-        buffer[start : start + section.nbytes].view(section.dtype).copy_(section)
-    return buffer
+        parts.append(section.contiguous().view(torch.uint8))
+        if gap := padded(section.nbytes) - section.nbytes:
+            parts.append(on(bytes(gap), device))
+        end += section.nbytes + gap
+    return torch.cat(parts, out=room(end, device))
 
 
-def check_length(buffer: Tensor, expected: int) -> None:
-    """Raise PayloadError unless a buffer has the length that its header calls for."""
+def check_sections(buffer: Tensor, start: int, *sections: int) -> None:
+    """Raise PayloadError unless a buffer is as long as its header says, and its sections are padded with zeros."""
+    expected = start + sum(map(padded, sections))
     if buffer.numel() != expected:
         raise PayloadError(f"a buffer of {buffer.numel()} bytes, whose header calls for {expected} bytes")
+    check_padding(buffer[start:], *sections)
 
 
 def check_coding(coding: int, known: tuple[int, ...]) -> None:
@@ -96,30 +98,48 @@ def check_coding(coding: int, known: tuple[int, ...]) -> None:
         raise PayloadError(f"header has coding {coding}; expected one of {known}")
 
 
-def check_padding(buffers: Tensor, *sections: int) -> None:
-    """Raise PayloadError unless the padding of each of `sections` (bytes, at the start of buffers) is zero."""
+def check_padding(body: Tensor, *sections: int) -> None:
+    """Raise PayloadError unless each of `sections` (bytes) at the start of flat `body` is padded with zeros."""
     start = 0
     for nbytes in sections:
         end = start + padded(nbytes)
         if end > start + nbytes:
-            refuse_if(buffers[:, start + nbytes : end].any(), partial(_not_padded, nbytes))
+            refuse_if(body[start + nbytes : end].any(), partial(_not_padded, nbytes))
         start = end
 
 
-def check_buffers(buffers: Tensor, expected: Tensor, nbytes: int) -> None:
-    """Raise PayloadError unless uint8 `buffers` are of `nbytes` bytes each and begin with the bytes `expected`."""
-    check_shape(buffers, nbytes)
-    headers = buffers[:, : expected.numel()]
-    refuse_if((headers != expected).any(), partial(_other_header, headers, expected))
+def check_buffers(buffers: Tensor, head: bytes, *sections: int) -> None:
+    """Raise PayloadError unless each row of `buffers` is `head` and then `sections` (bytes), each padded with zeros."""
+    fixed = _fixed(head, sections)
+    nbytes = len(head) + sum(map(padded, sections))
+    if buffers.dtype != torch.uint8 or buffers.dim() != 2 or buffers.shape[1] != nbytes:
+        raise PayloadError(f"got {buffers.dtype} of shape {tuple(buffers.shape)}; expected buffers of {nbytes} uint8")
+    wrong = kernels.differ(buffers, constant(fixed, torch.int32, buffers.device).view(3, -1))
+    refuse_if(wrong, partial(_unlike, buffers, head, sections))
 
 
-def _other_header(headers: Tensor, expected: Tensor) -> PayloadError:
-    rank = int((headers != expected).any(dim=1).nonzero()[0])
-    pairs = zip(_FIELDS, _fields(headers[rank]), _fields(expected), strict=True)
+@lru_cache(maxsize=1024)  # layouts stay the same from step to step
+def _fixed(head: bytes, sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what `kernels.differ` compares: the header's bytes, and the zeros behind each section."""
+    places, end = list(range(len(head))), len(head)
+    for nbytes in sections:
+        places += range(end + nbytes, end := end + padded(nbytes))
+    return (*places, *head, *[0] * (len(places) - len(head)), *[255] * len(places))
+
+
+def _unlike(buffers: Tensor, head: bytes, sections: tuple[int, ...]) -> PayloadError:
+    heads, expected = buffers[:, : len(head)].cpu(), torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    unlike = (heads != expected).any(dim=1).nonzero().flatten().tolist()
+    if not unlike:
+        ends = accumulate(map(padded, sections), initial=len(head))
+        spare = zip(sections, ends, strict=False)
+        found = (nbytes for nbytes, end in spare if buffers[:, end + nbytes : end + padded(nbytes)].any())
+        return _not_padded(next(found, 0))
+    pairs = zip(_FIELDS, _fields(heads[unlike[0]]), _fields(expected), strict=True)
     differing = [f"{name} {theirs}, not {mine}" for name, theirs, mine in pairs if theirs != mine]
     return PayloadError(
-        f"rank {rank} sent a header with {'; '.join(differing) or 'another layout'} as on this rank: attach the same "
-        "recipe on every rank, to the same parameters; if it is the same, the message was corrupted in transit"
+        f"rank {unlike[0]} sent a header with {'; '.join(differing) or 'another layout'} as on this rank: attach the "
+        "same recipe on every rank, to the same parameters; if it is the same, the message was corrupted in transit"
     )
 
 
@@ -130,9 +150,3 @@ def _fields(header: Tensor) -> tuple[int, ...]:
 
 def _not_padded(nbytes: int) -> PayloadError:
     return PayloadError(f"a section of {nbytes} bytes is not padded with zeros to {padded(nbytes)}")
-
-
-def check_shape(buffers: Tensor, nbytes: int) -> None:
-    """Raise PayloadError unless `buffers` are uint8, of `nbytes` bytes each."""
-    if buffers.dtype != torch.uint8 or buffers.dim() != 2 or buffers.shape[1] != nbytes:
-        raise PayloadError(f"got {buffers.dtype} of shape {tuple(buffers.shape)}; expected buffers of {nbytes} uint8")

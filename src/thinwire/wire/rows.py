@@ -69,6 +69,5 @@ def _read_named(entry: Entry, section: Tensor) -> Tensor:
     length = _HEAD.size + indices.nbytes(coding, count, space)
     if section.numel() != length:
         raise FrameError(f"{section.numel()} bytes for {count} ids of {entry.name}; expected {length}")
-    keys = indices.read(coding, section[None, _HEAD.size :], count, space)[0]
-    indices.check_ascending(keys, strictly=True)
-    return keys
+    wire.check_padding(section[_HEAD.size :], indices.length(coding, count, space))
+    return indices.read(coding, section[None, _HEAD.size :], count, space, least=1)[0]

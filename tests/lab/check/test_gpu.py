@@ -29,15 +29,15 @@ CPU = torch.device("cpu")
 LAUNCHES = {
     "dense": (1, 1, 0),
     "bf16": (2, 1, 1),
-    "topk": (16, 8, 27),
-    "sampled_topk": (26, 8, 27),
-    "dgc": (26, 8, 28),
-    "dragonn": (30, 10, 29),
-    "fading": (18, 17, 41),
-    "orthogonal": (59, 17, 41),
-    "qsgd": (12, 7, 15),
-    "terngrad": (22, 7, 17),
-    "signsgd": (16, 7, 16),
+    "topk": (12, 5, 17),
+    "sampled_topk": (20, 5, 17),
+    "dgc": (20, 5, 18),
+    "dragonn": (24, 7, 20),
+    "fading": (10, 5, 16),
+    "orthogonal": (50, 5, 16),
+    "qsgd": (9, 4, 10),
+    "terngrad": (13, 4, 10),
+    "signsgd": (9, 4, 11),
 }
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
 
@@ -66,7 +66,7 @@ def test_a_bucket_launches_no_more_than_it_did(dtype: str, sizes: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COUNT, dtype, str(sizes)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
-    more = 3 if dtype == "bfloat16" else 0  # values are cast
+    more = 2 if dtype == "bfloat16" else 0  # values are cast
     for name, launches in json.loads(done.stdout):
         assert all(launches[phase] <= most + more for phase, most in zip(PHASES, LAUNCHES[name], strict=True)), (
             f"{name}: {launches}, at most {LAUNCHES[name]}"

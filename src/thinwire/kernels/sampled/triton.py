@@ -57,8 +57,8 @@ def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor,
 
     at, size, samples, offset, stride, rank, room, begin = table_of(device, columns)
     size_of_all = len(xs) * COUNTERS[like.element_size()]
-    zeros = torch.zeros(2 * size_of_all + len(xs), dtype=torch.int32, device=device)
-    first, second, nans = zeros.split([size_of_all, size_of_all, len(xs)])
+    zeros = torch.zeros(2 * size_of_all + 2 * len(xs), dtype=torch.int32, device=device)
+    first, second, nans, over = zeros.split([size_of_all, size_of_all, len(xs), len(xs)])
     most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, fixed(draws), strict=True))  # the same in every step
     count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), first, rank, nans)
     indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=device)
@@ -67,7 +67,7 @@ def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor,
     among = (like, at, size, first, nans, rank, tiles.of, tiles.total)
     sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
     launch(_find, tiles.total, counts, kept, *among, **sizes)
-    ends, over = counts.cumsum(0, dtype=torch.int32), torch.zeros_like(room)
+    ends = counts.cumsum(0, dtype=torch.int32)
     args = (indices, values, counts, kept, ends, room, begin, over, *among)
     launch(_gather, tiles.total, *args, **sizes)
     write_largest(Strided(at, size), like, tiles, second, over, begin, (indices, values))

@@ -37,9 +37,14 @@ def scatter_add(
 
 
 def scatter(
-    out: Tensor, regions: Sequence[tuple[int, int]], indices: Tensor, values: Tensor, runs: Sequence[int]
+    out: Tensor,
+    regions: Sequence[tuple[int, int]],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    ascending: bool = False,
 ) -> None:
-    """See `reference.scatter`; everything is written once."""
+    """See `reference.scatter`; everything is written once. Whether runs ascend is looked up, which costs little."""
     arrays = (indices.numpy(), values.to(out.dtype).numpy())
     starts, stops = _stretches(arrays[0], runs)
     ordered = _ascend(arrays[0], starts, stops)

@@ -26,9 +26,18 @@ def scatter_add(
 
 
 def scatter(
-    out: Tensor, regions: Sequence[tuple[int, int]], indices: Tensor, values: Tensor, runs: Sequence[int]
+    out: Tensor,
+    regions: Sequence[tuple[int, int]],
+    indices: Tensor,
+    values: Tensor,
+    runs: Sequence[int],
+    ascending: bool = False,
 ) -> None:
-    """Set the regions ((offset, length), …) of `out` to zero, then `scatter_add`. No index lies outside the regions."""
+    """Set the regions ((offset, length), …) of `out` to zero, then `scatter_add`. No index lies outside the regions.
+
+    With `ascending`, indices are known to ascend within each run, and from a payload's run to its next one where the
+    regions do.
+    """
     for offset, length in regions:
         out[offset : offset + length].zero_()
     scatter_add([out], [0], indices, values, runs)

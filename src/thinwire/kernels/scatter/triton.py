@@ -52,7 +52,9 @@ def scatter_add(
             launch(_add, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
 
 
-def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
+def scatter(
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Sequence[int], ascending: bool = False
+) -> None:
     """See `reference.scatter`; if the runs of a payload ascend together, everything is written once."""
     values = values.to(out.dtype)
     starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
@@ -60,20 +62,21 @@ def scatter(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs
     count = len(stretches) - 1
     if 8 * count * tiles > out.nbytes:  # so many short runs that the table of bounds would outgrow the output
         stretches, count = (0,), 0
-    edges = _on(stretches, out.device)
-    disorder, bounds = starts.new_zeros(1), starts.new_empty(2, count, tiles)
+    edges, bounds = _on(stretches, out.device), starts.new_empty(2, count, tiles)
+    disorder = None if ascending and count else starts.new_zeros(1)
     if count:
-        checks = (indices, edges, indices.numel(), count, disorder)
-        launch(_check, tiles_of(indices.numel(), _CHUNK), *checks, CHUNK=_CHUNK)
+        if disorder is not None:
+            checks = (indices, edges, indices.numel(), count, disorder)
+            launch(_check, tiles_of(indices.numel(), _CHUNK), *checks, CHUNK=_CHUNK)
         steps = max(map(int.__sub__, stretches[1:], stretches)).bit_length()
         launch(
             _search, tiles_of(count * tiles, 128), indices, edges, starts, stops, bounds, count, tiles, steps, SIZE=128
         )
-    elif indices.numel():
+    elif indices.numel() and disorder is not None:
         disorder.fill_(1)
     args = (out, starts, stops, indices, values, bounds, disorder, count, tiles)
     launch(_write, tiles, *args, TILE=_TILE, CHUNK=_CHUNK // 4, num_warps=8)
-    if indices.numel():
+    if indices.numel() and disorder is not None:
         _add_owned(out, indices, values, runs, 1.0, disorder)
 
 
@@ -213,7 +216,7 @@ def _write(
     start, stop = tl.load(starts + tile), tl.load(stops + tile)
     at = tl.arange(0, TILE)
     tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
-    if tl.load(disorder) != 0:
+    if _falls(disorder):
         return
     for stretch in range(count):
         tl.debug_barrier()  # one after the other, and after the zeros
@@ -226,16 +229,26 @@ def _write(
 
 
 @triton.jit
-def _superfluous(disorder):
+def _in_order(disorder):
+    """Whether runs were looked at, and ascend."""
     result = False
     if disorder is not None:
         result = tl.load(disorder) == 0
     return result
 
 
+@triton.jit
+def _falls(disorder):
+    """Whether runs were looked at, and do not ascend."""
+    result = False
+    if disorder is not None:
+        result = tl.load(disorder) != 0
+    return result
+
+
 @triton.jit(do_not_specialize=["count"])
 def _add_share(out, indices, values, edges, disorder, n, share, count, sign, CHUNK: tl.constexpr):
-    if _superfluous(disorder):
+    if _in_order(disorder):
         return
     lo = tl.program_id(0).to(tl.int64) * share
     hi = tl.minimum(lo + share, n)

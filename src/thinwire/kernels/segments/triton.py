@@ -120,7 +120,7 @@ def write_largest(
     """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on."""
     levels = LEVELS[like.element_size()]
     count_digits(xs, like, tiles, histograms, wanted)
-    counts = torch.zeros(tiles.total, dtype=torch.int64, device=like.device)
+    counts = torch.empty(tiles.total, dtype=torch.int64, device=like.device)
     args = (histograms, like, xs.at, xs.size, wanted, tiles.of, tiles.total, counts)
     launch(_count, tiles.total, *args, LEVELS=levels, TILE=TILE, num_warps=8)
     ends = counts.cumsum(0)
@@ -208,6 +208,7 @@ def _count(histograms, like, at, size, wanted, tiles, count, counts, LEVELS: tl.
     vector, start = tl.load(tiles + tile), tl.load(tiles + count + tile)
     k = tl.load(wanted + vector)
     if k == 0:
+        tl.store(counts + tile, 0)
         return
     bar, _left = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
     above, ties, _index, _x = _above_and_ties(like, at, size, vector, start, bar, TILE)

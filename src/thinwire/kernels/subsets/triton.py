@@ -28,9 +28,7 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     limits = (*digits_of(numbering.subsets, 2), numbering.kept, numbering.space, numbering.space.bit_length())
     sizes = {"BITS": bits, "DIGITS": numbering.digits, "BLOCK": _BLOCK}
     launch(_subset, tiles_of(ranks * count, _BLOCK), *args, *limits, **sizes)
-    padding = rows[:, count * bits // 8 :].clone()
-    padding[:, :1] >>= count * bits % 8
-    return positions.masked_fill_((wrong.any(1) | padding.bool().any(1))[:, None], -1)
+    return positions.masked_fill_(wrong.any(1)[:, None], -1)
 
 
 @triton.jit(do_not_specialize=["count", "nbytes", "kept", "space"])
@@ -99,6 +97,10 @@ def _subset(
     else:
         rest &= (1 << BITS) - 1
     beyond = (rest_high > subsets_high) | ((rest_high == subsets_high) & (rest >= subsets))
+    last, end = there & (at % count == count - 1), count.to(tl.int64) * BITS  # it looks at what is behind it, too
+    for place in range(end // 8, nbytes):
+        byte = tl.load(rows + at // count * nbytes + place, mask=last, other=0).to(tl.int64)
+        beyond |= last & (byte >> tl.where(place == end // 8, end % 8, 0) != 0)
     tl.store(wrong + at, beyond, mask=there)
     high = tl.full([BLOCK], 0, tl.int32) + space
     for i in range(kept):

@@ -1,6 +1,6 @@
 """Kernels that put values in their places: scattered, merged, hashed into slots, sketched, summed by rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,15 +20,16 @@ def _runs(kit: Kit, n: int, ranks: int = 3) -> tuple[Tensor, Tensor, tuple[int, 
 
 def _scatter(kit: Kit, n: int) -> Trials:
     indices, values, runs = _runs(kit, n)
-    yield Trial((kit.vector(n, 1), ((0, n),), indices, values, runs), (0,))
+    for known in (False, True):
+        yield Trial((kit.vector(n, 1), ((0, n),), indices, values, runs, known), (0,))
     downwards = torch.cat([run.flip(0) for run in indices.split(list(runs))])  # as slots are: in no order
     yield Trial((kit.vector(n, 1), ((0, n),), framed(downwards), values, runs), (0,))
     if third := n // 3:
         ends = [torch.cat([kit.picks(third, rank), kit.picks(third, rank + 3) + (n - third)]) for rank in range(3)]
         regions, apart = ((0, third), (n - third, third)), framed(torch.cat(ends))
-        yield Trial(
-            (kit.vector(n, 1), regions, apart, kit.vector(apart.numel()), tuple(run.numel() for run in ends)), (0,)
-        )
+        runs = tuple(run.numel() for run in ends)
+        for known in (False, True):
+            yield Trial((kit.vector(n, 1), regions, apart, kit.vector(apart.numel()), runs, known), (0,))
 
 
 def _scatter_add(kit: Kit, n: int) -> Trials:
@@ -73,6 +74,46 @@ def _merge(kit: Kit, n: int) -> Trials:
     yield Trial((list(indices.split(runs)), [part[:, None] for part in values.split(runs)]))
 
 
+def _placed(kit: Kit, n: int) -> Trials:
+    picks = [kit.picks(n), kit.whole(0, 0, 1), kit.picks(n, 1)]
+    regions, runs = ((3, n), (n + 3, 5), (n + 8, n)), tuple(each.numel() for each in picks)
+    indices = torch.cat(picks)
+    indices[kit.whole(indices.numel(), 0, 2).bool()] = -1
+    yield Trial((framed(indices), regions, runs))
+    yield Trial((framed(picks[0]), ((0, n),), runs[:1]))
+
+
+def _misplaced(kit: Kit, n: int) -> Trials:
+    """Yield keys that are right, and for each fault some that are wrong in one place."""
+    picks = kit.picks(n)
+    edges, right = kit.seeds([3, 3 + n // 2, n + 3, 2 * n + 3]).int(), picks + 3 + (picks >= n // 2) * (n - n // 2)
+    for least in (None, 0, 1):
+        rows = torch.stack([right, right])
+        yield Trial((framed(rows.view(-1)).view_as(rows), edges, least))
+        for fault in (2, 3 + n // 2, 2 * n + 3, -1, int(right[0]) if right.numel() else 0):
+            if right.numel():
+                rows = torch.stack([right, right])
+                rows[1, -1] = fault
+                yield Trial((framed(rows.view(-1)).view_as(rows), edges, least))
+
+
+def _differ(kit: Kit, n: int) -> Trials:
+    """Yield rows that agree, and some of which one does not."""
+    row = kit.whole(n + 8, 0, 256, torch.uint8)
+    places = [*range(8), *range(n + 8)[-min(n, 150) :]]
+    bits = kit.whole(len(places), 0, 256)
+    fixed = torch.stack([kit.seeds(places).int(), row[places].int() & bits, bits])
+    for flip in (0, 1, 128):
+        rows = torch.stack([row] * 3)
+        rows[2, places[-1]] ^= flip
+        yield Trial((framed(rows.view(-1)).view_as(rows), framed(fixed.view(-1)).view_as(fixed)))
+
+
+def _as_wrong(_: Trial, found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
+    wrong, said = (bool(flags[0].any()) for flags in (found, expected))
+    return "" if wrong == said else f"is {wrong}, expected {said}"
+
+
 def _hashed_slots_of_each(kit: Kit, n: int) -> Trials:
     pieces = several(kit.vector(n))
     picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
@@ -107,11 +148,14 @@ def _in_slots(kit: Kit, n: int) -> Tensor:
 
 
 CASES: Mapping[str, Case] = {
+    "differ": Case(make=_differ, dtypes=ONLY_32, contents=("normal",), alike=_as_wrong),
     "gather_each": Case(make=_gather_each),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
     "mask": Case(make=_mask),
     "merge": Case(make=_merge),
+    "misplaced": Case(make=_misplaced, dtypes=ONLY_32, contents=("normal",), alike=_as_wrong),
     "peak_of_each": Case(make=_peak_of_each),
+    "placed": Case(make=_placed, dtypes=ONLY_32, contents=("normal",)),
     "row_sums": Case(make=lambda kit, n: [Trial((framed(torch.stack([kit.vector(n, rank) for rank in range(3)])),))]),
     "scatter": Case(make=_scatter),
     "scatter_add": Case(make=_scatter_add),

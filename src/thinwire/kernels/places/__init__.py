@@ -1,0 +1,1 @@
+"""Indices on their way: moved to where their vectors lie, and checked when they arrive."""

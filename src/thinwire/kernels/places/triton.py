@@ -1,0 +1,90 @@
+"""Indices on their way: moved to where their vectors lie, and checked when they arrive."""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thinwire.kernels.memory import constant
+from thinwire.kernels.segments.triton import tiles_of_each
+from thinwire.kernels.triton import launch, tiles_of
+
+_BLOCK = 1024
+_FIXED = 64
+"""How many fixed bytes are compared at a time."""
+
+
+def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[int]) -> Tensor:
+    """See `reference.placed`."""
+    out, device = torch.empty_like(indices), indices.device
+    starts, begin = [], 0
+    for run in runs:
+        starts.append(begin)
+        begin += run
+    columns = zip(*((offset, offset + length - 1) for offset, length in regions), strict=True)
+    table = constant(tuple(number for column in (*columns, starts, runs) for number in column), torch.int32, device)
+    tiles = tiles_of_each(tuple(runs), device, _BLOCK)
+    launch(_place, tiles.total, out, indices, table, len(runs), *tiles, BLOCK=_BLOCK)
+    return out
+
+
+def misplaced(keys: Tensor, edges: Tensor, least: int | None) -> Tensor:
+    """See `reference.misplaced`: a bool for each tile."""
+    rows, n = keys.shape
+    wrong = torch.empty(tiles_of(rows * n, _BLOCK), dtype=torch.bool, device=keys.device)
+    steps = edges.numel().bit_length()
+    order = {"LEAST": -1 if least is None else least, "STEPS": steps, "BLOCK": _BLOCK}
+    launch(_check, wrong.numel(), wrong, keys.contiguous(), edges, rows * n, n, edges.numel(), **order)
+    return wrong
+
+
+def differ(rows: Tensor, fixed: Tensor) -> Tensor:
+    """See `reference.differ`: one bool."""
+    wrong = torch.empty(1, dtype=torch.bool, device=rows.device)
+    launch(_differ, 1, wrong, rows, fixed, rows.shape[0], *rows.stride(), fixed.shape[1], BLOCK=_FIXED)
+    return wrong
+
+
+@triton.jit(do_not_specialize=["regions", "count"])
+def _place(out, indices, table, regions, tiles, count, BLOCK: tl.constexpr):
+    at = table + tl.load(tiles + tl.program_id(0))
+    begin = tl.load(tiles + count + tl.program_id(0))
+    there = begin + tl.arange(0, BLOCK) < tl.load(at + 3 * regions)
+    place = tl.load(at + 2 * regions).to(tl.int64) + begin + tl.arange(0, BLOCK)
+    index = tl.load(indices + place, mask=there, other=0)
+    tl.store(out + place, tl.where(index < 0, tl.load(at + regions), index + tl.load(at)), mask=there)
+
+
+@triton.jit(do_not_specialize=["total", "n", "count"])
+def _check(wrong, keys, edges, total, n, count, LEAST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < total
+    key = tl.load(keys + at, mask=there, other=0)
+    low, high = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32) + count
+    for _ in tl.static_range(STEPS):  # how many edges are at most the key
+        middle = (low + high) // 2
+        within = (low < high) & (tl.load(edges + middle, mask=there & (low < high), other=0) <= key)
+        low, high = tl.where(within, middle + 1, low), tl.where(within, high, middle)
+    bad = there & (low % 2 == 0)
+    if LEAST >= 0:
+        inner = there & (at % n > 0)
+        before = tl.load(keys + at - 1, mask=inner, other=0)
+        bad |= inner & (key.to(tl.int64) < before.to(tl.int64) + LEAST)
+    tl.store(wrong + tl.program_id(0), tl.max(bad.to(tl.int32), 0) > 0)
+
+
+@triton.jit(do_not_specialize=["rows", "stride", "step", "count"])
+def _differ(wrong, bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr):
+    bad = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        there = at < count
+        place = tl.load(fixed + at, mask=there, other=0).to(tl.int64)
+        expected = tl.load(fixed + count + at, mask=there, other=0)
+        bits = tl.load(fixed + 2 * count + at, mask=there, other=0)
+        for row in range(rows):
+            found = tl.load(bytes_ + row * stride + place * step, mask=there, other=0).to(tl.int32)
+            bad |= ((found & bits) != expected).to(tl.int32)
+    tl.store(wrong, tl.max(bad, 0) > 0)
