@@ -209,6 +209,12 @@ def plan(
             "sparseloco:30=1.2; replaces the measured figures."
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Also say what each way to train sends over this network: DDP, FSDP2, thinwire's."
+        ),
+    ] = False,
     unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
@@ -218,6 +224,8 @@ def plan(
     from thinwire_lab.inputs import BadInput
     from thinwire_lab.plan import apart, command, options
     from thinwire_lab.plan import pipeline as stages
+    from thinwire_lab.plan.explain import Explained
+    from thinwire_lab.plan.report import Chapter
 
     with refusing("plan"):
         optimizer = asked["optimizer"] = options.optimizer_called(optimizer)
@@ -226,11 +234,12 @@ def plan(
             densities=density, candidates=candidates, error_feedback=error_feedback, optimizer=optimizer, loss=loss
         )
         alone = apart.read(outer, more_steps)
+        chapters: list[Chapter] = [*([alone] if alone else ()), *([Explained()] if explain else ())]
         if pipeline == 1:
             source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
-            code = command.run(source, wishes, **files, unfolded=unfolded, apart=alone)
-        elif alone is not None:
-            raise BadInput("--outer is about models in one piece; leave --pipeline out")
+            code = command.run(source, wishes, **files, unfolded=unfolded, chapters=chapters)
+        elif chapters:
+            raise BadInput("--outer and --explain are about models in one piece; leave --pipeline out")
         else:
             code = stages.run(request.pipelined(pipeline), wishes, json=json, html=html, unfolded=unfolded)
         raise typer.Exit(code)

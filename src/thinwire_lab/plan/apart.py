@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from thinwire.planner import Plan
 from thinwire_lab.apart import SCHEMES, STEPS, Way, basis, ways
@@ -11,7 +11,7 @@ from thinwire_lab.inputs import BadInput, counts
 from thinwire_lab.show.table import Column, Table, tabulated
 from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, milliseconds
 
-NOTES = (
+_NOTES = (
     f"until dense's loss: seconds until the loss that uncompressed training has after {STEPS:,} steps. {UNKNOWN}: "
     "nobody has measured how many steps that takes.",
     basis(),
@@ -36,6 +36,9 @@ class Apart:
 
     every: tuple[int, ...]
     assumed: Mapping[tuple[str, int], float]
+    key: ClassVar[str] = "outer"
+    title: ClassVar[str] = "Together at each step, or apart?"
+    notes: ClassVar[tuple[str, ...]] = _NOTES
 
     def found(self, plan: Plan) -> list[Way]:
         """Return the ways to train, best first."""
@@ -43,7 +46,7 @@ class Apart:
 
     def table(self, plan: Plan) -> Table:
         """Return them as a table."""
-        return tabulated(_COLUMNS, self.found(plan), title="Together at each step, or apart?")
+        return tabulated(_COLUMNS, self.found(plan), title=self.title)
 
     def conclusion(self, plan: Plan) -> str:
         """Name the first at that loss."""

@@ -1,7 +1,7 @@
 """`thinwire plan`, from a request to the printed plan and written files."""
 
 import json as documents
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +10,7 @@ from rich.console import Console
 from thinwire.planner import Plan, decide
 from thinwire_lab.cluster.workers import ended, is_first
 from thinwire_lab.inputs import BadInput, check_writable, write_atomically
-from thinwire_lab.plan.apart import Apart
-from thinwire_lab.plan.report import every, folded, print_plan, write_html
+from thinwire_lab.plan.report import Chapter, every, folded, print_plan, write_html
 from thinwire_lab.plan.sources import Known, Source, Wishes
 from thinwire_lab.plan.words import UNKNOWN_OPTIMIZER
 from thinwire_lab.show.terminal import complain, print_raw, print_written
@@ -25,7 +24,7 @@ def run(
     html: Path | None,
     profile: Path | None,
     unfolded: bool,
-    apart: Apart | None = None,
+    chapters: Sequence[Chapter] = (),
 ) -> int:
     """Get a profile, decide, print, write the files, and return the exit code. Raises BadInput."""
     first = is_first()
@@ -37,10 +36,10 @@ def run(
             known = source.known(wishes)
             _write(files[0], known.measured.to_json() + "\n")  # first of all: measuring takes longest
             plan = decided(known)
-        _write(files[1], _document(plan, apart) + "\n")
+        _write(files[1], _document(plan, chapters) + "\n")
         if files[2] is not None:
-            write_html(known.measured, plan, files[2], apart)
-        print_plan(console, known.measured, plan, every(plan) if unfolded else folded(plan), apart)
+            write_html(known.measured, plan, files[2], chapters)
+        print_plan(console, known.measured, plan, every(plan) if unfolded else folded(plan), chapters)
         print_written(console, files)
         hint(replace(wishes, optimizer=known.budget.optimizer))
 
@@ -52,10 +51,9 @@ def _write(path: Path | None, text: str) -> None:
         write_atomically(path, text)
 
 
-def _document(plan: Plan, apart: Apart | None) -> str:
-    if apart is None:
-        return plan.to_json()
-    return documents.dumps(documents.loads(plan.to_json()) | {"outer": apart.document(plan)}, indent=1)
+def _document(plan: Plan, chapters: Sequence[Chapter]) -> str:
+    whole = documents.loads(plan.to_json())
+    return documents.dumps(whole | {each.key: each.document(plan) for each in chapters}, indent=1)
 
 
 def guarded(work: Callable[[], None]) -> int:

@@ -5,13 +5,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Protocol, Self
 
 from rich.console import Console
 
 from thinwire.planner import Plan, Profile, Row, step_seconds
 from thinwire_lab.inputs import write_atomically
-from thinwire_lab.plan.apart import NOTES, Apart
 from thinwire_lab.plan.plots import CAPTION, least_ratio, timeline
 from thinwire_lab.plan.words import conclusions, network, origin, title
 from thinwire_lab.show import page
@@ -106,10 +105,27 @@ _NOTE = "saves: how much longer a step would take if only these tensors were unc
 _ADVICE = "What would help more:"
 
 
+class Chapter(Protocol):
+    """A further question that a plan answers in a table and a sentence; `key` names it in JSON."""
+
+    key: ClassVar[str]
+    title: ClassVar[str]
+    notes: ClassVar[tuple[str, ...]]
+
+    def table(self, plan: Plan) -> Table:
+        """Return the table."""
+
+    def conclusion(self, plan: Plan) -> str:
+        """Return the sentence."""
+
+    def document(self, plan: Plan) -> list[dict[str, Any]]:
+        """Return the rows as plain JSON values."""
+
+
 def print_plan(
-    console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors], apart: Apart | None = None
+    console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors], chapters: Sequence[Chapter] = ()
 ) -> None:
-    """Print the plan's subject, table and conclusions, what else would help, and what outer steps would bring."""
+    """Print the plan's subject, table and conclusions, what else would help, and further chapters."""
     say(console, title(plan.profile), "bold")
     for line in origin(measured, plan.profile):
         say(console, line, "dim")
@@ -131,31 +147,29 @@ def print_plan(
         say(console, _ADVICE)
     for text in plan.advice:
         say(console, f"- {text}", indent="  ")
-    if apart is not None:
-        _print_apart(console, apart, plan)
+    for chapter in chapters:
+        say(console, f"\n{chapter.title}\n", "bold")
+        print_table(console, chapter.table(plan))
+        for note in ("", *chapter.notes):
+            say(console, note, "dim")
+        say(console, f"\n{chapter.conclusion(plan)}", "bold")
 
 
-def _print_apart(console: Console, apart: Apart, plan: Plan) -> None:
-    table = apart.table(plan)
-    say(console, f"\n{table.title}\n", "bold")
-    print_table(console, table)
-    for note in ("", *NOTES):
-        say(console, note, "dim")
-    say(console, f"\n{apart.conclusion(plan)}", "bold")
-
-
-def write_html(measured: Profile, plan: Plan, path: Path, apart: Apart | None = None) -> None:
+def write_html(measured: Profile, plan: Plan, path: Path, chapters: Sequence[Chapter] = ()) -> None:
     """Write the page; an earlier file stays whole if that fails."""
-    write_atomically(path, html(measured, plan, apart))
+    write_atomically(path, html(measured, plan, chapters))
 
 
-def html(measured: Profile, plan: Plan, apart: Apart | None = None) -> str:
+def html(measured: Profile, plan: Plan, chapters: Sequence[Chapter] = ()) -> str:
     """Return the page."""
     blocks = list(sections(measured, plan))
-    if apart is not None:
-        table = apart.table(plan)
-        said = page.paragraphs([apart.conclusion(plan)]), page.table(table), page.paragraphs(NOTES, "soft")
-        blocks.append(page.section(table.title, *said))
+    for each in chapters:
+        said = (
+            page.paragraphs([each.conclusion(plan)]),
+            page.table(each.table(plan)),
+            page.paragraphs(each.notes, "soft"),
+        )
+        blocks.append(page.section(each.title, *said))
     return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *blocks))
 
 

@@ -46,7 +46,8 @@ def _measured(job: dict[str, Any]) -> tuple[Profile, Budget]:
     model = wrapped(subject.module)
     budget = _budget(Budget(**job["budget"]), subject, named=job["named"])
     found = profile(model, lambda: subject.loss(model), update=subject.update, budget=budget)
-    return replace(found, made={**found.made, "model": subject.description}), budget
+    frozen = sum(p.numel() for p in subject.module.parameters() if not p.requires_grad)
+    return replace(found, made={**found.made, "model": subject.description, "frozen_elements": frozen}), budget
 
 
 def _budget(given: Budget, subject: Subject, *, named: bool) -> Budget:
