@@ -1,15 +1,14 @@
 """Collectives: the parts of torch.distributed that the rest of the package uses.
 
 `groups` has process groups, `gathers` the collectives of tensors, `messages` carries plain values and states without
-pickle, `peers` sends bytes between two ranks, `pool` makes one message of several, `staging` keeps buffers, `thread`
-runs exchanges of several rounds, and `exit` waits for all of them to finish before the interpreter ends.
+pickle, `peers` sends bytes between two ranks, `staging` keeps buffers, `thread` runs exchanges of several rounds, and
+`exit` waits for all of them to finish before the interpreter ends.
 """
 
-from thinwire.collectives.gathers import all_gather, all_reduce, all_to_all
+from thinwire.collectives.gathers import Pool, all_gather, all_reduce, all_to_all, pooled, pooling
 from thinwire.collectives.groups import Group, adopt_group, all_or, forget_group, plain_device
 from thinwire.collectives.messages import all_gather_plain, broadcast_state, packed, receive_state, send_state, unpacked
 from thinwire.collectives.peers import Peers
-from thinwire.collectives.pool import Pool, pooled, pooling
 from thinwire.collectives.staging import Staging, room, taking, used_here
 from thinwire.collectives.thread import communication_thread
 

@@ -1,7 +1,8 @@
-"""How a payload names its rows (docs/explanation/wire-format.md): int32 numbers, a bitmap or an Elias-Fano code."""
+"""How a payload names its rows (docs/explanation/wire-format.md): by numbers, a bitmap, an Elias-Fano code or slots."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.kernels import EliasFano
 from thinwire.kernels.memory import constant
-from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS, padded
+from thinwire.payloads import slots
+from thinwire.payloads.base import Regions
+from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS, SLOTS, padded
 from thinwire.waits import known, on_host, refuse_if
 
 LARGEST_SPACE = 2**31 - 1
@@ -109,3 +112,95 @@ def _bitmap(row: Tensor, count: int) -> Tensor:
     keys, found = kernels.ones(kernels.unpack_bits(row, 8 * row.numel(), 1, torch.uint8), count)
     refuse_if(known(found) != count, lambda: PayloadError(f"a bitmap names {int(found)} rows; expected {count}"))
     return keys
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How runs of elements lie in the `regions` of a vector of `numel` elements, and how their indices travel.
+
+    `runs` are the lengths of the runs. With `ascends`, indices ascend from the first element to the last. Padding
+    repeats an index, so a bitmap is not among the codings.
+    """
+
+    regions: Regions
+    runs: tuple[int, ...]
+    numel: int
+    coding: int = NUMBERS
+    ascends: bool = False
+
+    @classmethod
+    @lru_cache(maxsize=1024)  # they stay the same from step to step
+    def of(
+        cls, regions: Regions, runs: tuple[int, ...], numel: int, *, ascending: bool, slotted: bool = False
+    ) -> "Layout":
+        """Return the layout with the shortest coding. Elements ascend in each region, or lie in slots."""
+        if slotted:
+            return cls(regions, runs, numel, _shorter_in_slots(regions, runs, numel))
+        if not (ascending and in_order(regions)):
+            return cls(regions, runs, numel)
+        return cls(regions, runs, numel, shortest(sum(runs), numel, (NUMBERS, ELIAS_FANO)), ascends=True)
+
+    @cached_property
+    def count(self) -> int:
+        """How many elements there are."""
+        return sum(self.runs)
+
+    @cached_property
+    def length(self) -> int:
+        """Bytes of the section that names the elements, without padding."""
+        if self.coding == SLOTS:
+            return slots.length(self.regions, self.runs)
+        return length(self.coding, self.count, self.numel)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The same, padding included."""
+        return padded(self.length)
+
+    def section(self, elements: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Return the section that names `elements` (int32). Raises PayloadError if they do not fit this layout."""
+        if self.coding == SLOTS:
+            return slots.section(elements, self.regions, self.runs, seeds)
+        return section(self.coding, elements, self.numel, least=0 if self.ascends else None)
+
+    def read(self, buffers: Tensor) -> Tensor:
+        """Return the indices, int32 (ranks, count), that the buffers of several ranks name.
+
+        Raises PayloadError if a buffer is malformed or names an element outside the regions.
+        """
+        if self.coding == SLOTS:
+            found = slots.read(buffers, self.regions, self.runs)
+            return checked(found, self._bounds, None, partial(slots.no_index, found, self.regions, self.runs))
+        least = 0 if self.ascends else None
+        return read(self.coding, buffers, self.count, self.numel, least=least, edges=self._bounds)
+
+    def by_region(self, keys: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the order that groups `keys` by region, ascending in each, and how many fall in each region."""
+        ascend = bool((keys[1:] >= keys[:-1]).all())
+        ascending, order = (keys, torch.arange(keys.numel(), device=keys.device)) if ascend else keys.sort()
+        edges = tuple(edge for offset, length in self.regions for edge in (offset, offset + length))
+        bounds = torch.searchsorted(ascending, constant(edges, keys.dtype, keys.device).view(-1, 2)).tolist()
+        return torch.cat([order[low:high] for low, high in bounds]), tuple(high - low for low, high in bounds)
+
+    def padded(self, missing: int) -> tuple[int, tuple[int, ...]]:
+        """Return the index for `missing` elements of padding (the last one of all regions), and the runs with them."""
+        filled = [i for i, (_, length) in enumerate(self.regions) if length]
+        last = filled[-1] if filled else len(self.regions) - 1
+        place = max(0, len(self.runs) - len(self.regions) + last)
+        runs = (*self.runs[:place], self.runs[place] + missing, *self.runs[place + 1 :])
+        return max(0, sum(self.regions[last]) - 1), runs
+
+    @cached_property
+    def _bounds(self) -> tuple[int, ...]:
+        return tuple(edge for offset, length in sorted(self.regions) for edge in (offset, offset + length))
+
+
+@lru_cache(maxsize=1024)
+def in_order(regions: Regions) -> bool:
+    """Whether regions follow one another, so that indices that ascend in each region ascend overall."""
+    ends = (offset + length for offset, length in regions)
+    return all(end <= offset for end, (offset, _) in zip(ends, regions[1:], strict=False))
+
+
+def _shorter_in_slots(regions: Regions, runs: tuple[int, ...], numel: int) -> int:
+    return SLOTS if slots.nbytes(regions, runs) < nbytes(NUMBERS, sum(runs), numel) else NUMBERS

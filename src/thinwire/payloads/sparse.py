@@ -12,10 +12,10 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels.parts import Parts
-from thinwire.payloads import indices, numbers, slots, wire
+from thinwire.payloads import numbers, slots, wire
 from thinwire.payloads.base import Regions
+from thinwire.payloads.indices import LARGEST_SPACE, Layout, in_order
 from thinwire.payloads.keyed import Keyed
-from thinwire.payloads.layout import CODINGS, Layout, in_order
 
 
 @final
@@ -45,7 +45,7 @@ class Sparse(Keyed):
     coded: Coded | None = None
 
     def __post_init__(self) -> None:
-        if self.numel > indices.LARGEST_SPACE:
+        if self.numel > LARGEST_SPACE:
             raise PayloadError(f"{self.numel} elements; int32 indices reach 2³¹ - 1: use smaller buckets")
         if self.indices.shape != self.values.shape or self.indices.dtype != torch.int32:
             raise PayloadError(f"{self.values.numel()} values for {self.indices.numel()} {self.indices.dtype} indices")
@@ -131,8 +131,8 @@ class Sparse(Keyed):
         """Read what `to_buffer` wrote, as one region. Raises PayloadError if malformed, or in slots of several."""
         head = wire.parse(buffer, wire.SPARSE)
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES :]
-        wire.check_coding(head.coding, CODINGS)
-        if not head.count <= head.numel <= indices.LARGEST_SPACE:
+        wire.check_coding(head.coding, (wire.NUMBERS, wire.ELIAS_FANO, wire.SLOTS))
+        if not head.count <= head.numel <= LARGEST_SPACE:
             raise PayloadError(f"{head.count} of {head.numel} elements; expected count ≤ elements ≤ 2³¹ - 1")
         layout = Layout(((0, head.numel),), (head.count,), head.numel, head.coding)
         size = wire.padded(head.count * dtype.itemsize)

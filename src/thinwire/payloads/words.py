@@ -14,7 +14,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Format
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.dense import Dense
-from thinwire.payloads.layout import Layout
+from thinwire.payloads.indices import Layout
 from thinwire.payloads.numbers import Float, Narrow
 from thinwire.payloads.sparse import Sparse
 

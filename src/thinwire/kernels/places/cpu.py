@@ -21,6 +21,20 @@ def misplaced(keys: Tensor, edges: Tensor, least: int | None) -> Tensor:
     return torch.tensor(_misplaced_loop(keys.numpy(), edges.numpy(), -1 if least is None else least))
 
 
+def differ(rows: Tensor, fixed: Tensor) -> Tensor:
+    """See `reference.differ`."""
+    return torch.tensor(_differ_loop(rows.numpy(), fixed.numpy()))
+
+
+@compiled
+def _differ_loop(rows, fixed):
+    wrong = False
+    for row in rows:
+        for i in range(fixed.shape[1]):
+            wrong |= (row[fixed[0, i]] & fixed[2, i]) != fixed[1, i]
+    return wrong
+
+
 @compiled
 def _place_loop(indices, regions, runs, out):
     at = 0
