@@ -119,7 +119,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         )
     ),
     (
-        "gathered",
+        "select",
         "_gather_each",
         {"values": FLOAT, "indices": LONG, "address": LONG, "size": LONG, "start": LONG, **_TILES},
         {},

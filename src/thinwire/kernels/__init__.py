@@ -20,7 +20,6 @@ from thinwire.kernels.codes.reference import UniformGrid as UniformGrid
 from thinwire.kernels.dispatch import Kernel as Kernel
 from thinwire.kernels.exponents import reference as _exponents
 from thinwire.kernels.fourier import reference as _fourier
-from thinwire.kernels.gathered import reference as _gathered
 from thinwire.kernels.groups import Groups as Groups
 from thinwire.kernels.hashing import reference as _hashing
 from thinwire.kernels.hashing.reference import Slotted as Slotted
@@ -39,7 +38,7 @@ from thinwire.kernels.select.reference import Picks as Picks
 from thinwire.kernels.select.reference import gather as gather
 from thinwire.kernels.sketch import reference as _sketch
 from thinwire.kernels.subsets import reference as _subsets
-from thinwire.kernels.subsets.numbering import Numbering as Numbering
+from thinwire.kernels.subsets.reference import Numbering as Numbering
 from thinwire.kernels.sums import Sum as Sum
 
 accumulate = Kernel(_accumulate.accumulate, by="sums")
@@ -50,7 +49,7 @@ largest = Kernel(_select.largest, by="x")
 largest_of_each = Kernel(_select.largest_of_each, by="*xs")
 accumulate_select = Kernel(_select.accumulate_select, by="sums")
 accumulate_sampled_select = Kernel(_sampled.accumulate_sampled_select, by="sums")
-peak_of_each = Kernel(_gathered.peak_of_each, by="*xs")
+peak_of_each = Kernel(_select.peak_of_each, by="*xs")
 
 chunk_topk = Kernel(_chunks.chunk_topk, by="*xs")
 accumulate_chunk_topk = Kernel(_chunks.accumulate_chunk_topk, by="sums")
@@ -61,7 +60,7 @@ largest_blocks = Kernel(_blocks.largest_blocks, by="x")
 largest_in_rows = Kernel(_blocks.largest_in_rows, by="x")
 group_norms = Kernel(_blocks.group_norms, by="x")
 
-gather_each = Kernel(_gathered.gather_each, by="*xs")
+gather_each = Kernel(_select.gather_each, by="*xs")
 scatter = Kernel(_scatter.scatter, by="out")
 scatter_add = Kernel(_scatter.scatter_add, by="*outs")
 mask = Kernel(_scatter.mask, by="*xs")

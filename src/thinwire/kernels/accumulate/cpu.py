@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.accumulate import reference
-from thinwire.kernels.compiled import compiled, exactly
+from thinwire.kernels.compiled import compiled, element, exactly, vector
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.parts import REALS, addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups, map_ranges
-from thinwire.kernels.several import element, vector
 from thinwire.kernels.sums import Sum
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from thinwire.kernels import simd
 from thinwire.kernels.accumulate.cpu import sum_at
 from thinwire.kernels.chunks import square, vectors
-from thinwire.kernels.compiled import compiled
-from thinwire.kernels.several import element, vector
+from thinwire.kernels.compiled import compiled, element, vector
 
 _TOGETHER = 1024
 """How many chunks are accumulated before they are transformed: they are still in the cache."""

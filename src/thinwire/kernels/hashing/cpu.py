@@ -11,10 +11,9 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.bits.cpu import pack_bits, unpack_bits
-from thinwire.kernels.compiled import compiled, exactly
+from thinwire.kernels.compiled import compiled, exactly, vector
 from thinwire.kernels.hashing.reference import Slotted
 from thinwire.kernels.parts import Array, addresses, sizes
-from thinwire.kernels.several import vector
 
 _AHEAD = 32
 """How many slots ahead of the one being read an element is fetched."""

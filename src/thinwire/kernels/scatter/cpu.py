@@ -9,12 +9,11 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.kernels import simd
-from thinwire.kernels.compiled import compiled
+from thinwire.kernels.compiled import compiled, vector
 from thinwire.kernels.parts import REALS, addresses, cut_at, sizes
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
 from thinwire.kernels.select.cpu import STREAM_BYTES
-from thinwire.kernels.several import vector
 
 _Array = np.ndarray[Any, Any]
 _TILE, _GROUP = 1 << 13, 1 << 16

@@ -86,6 +86,13 @@ def _largest_of_small(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tens
     return torch.from_numpy(indices), values
 
 
+def peak_of_each(xs: Sequence[Tensor]) -> Tensor:
+    """See `reference.peak_of_each`. As integers, magnitudes of NaN are the largest."""
+    peaks = xs[0].new_empty(len(xs))
+    loops.peaks_of_each(addresses(xs), sizes(xs), *as_integers(peaks))
+    return peaks
+
+
 def sampled(take: Callable[[int], Tensor], k: int, numel: int) -> tuple[Tensor, int]:
     """Return a threshold that a few more than k of `numel` magnitudes should reach, and the most that may reach it.
 

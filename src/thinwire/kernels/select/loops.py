@@ -9,8 +9,7 @@ import numpy as np
 
 from thinwire.kernels import simd
 from thinwire.kernels.accumulate.cpu import sum_at
-from thinwire.kernels.compiled import compiled
-from thinwire.kernels.several import vector
+from thinwire.kernels.compiled import compiled, vector
 
 BLOCK = simd.BLOCK
 _LONG = 1 << 16
@@ -215,3 +214,13 @@ def _likely(bits, sign, k, sampled):
     bar, _ = kth(sample, sign, rank)
     room = np.int64(np.ceil((rank + 4 * np.sqrt(rank)) / sample.size * bits.size))
     return max(bits.dtype.type(1), bits.dtype.type(bar)), min(bits.size, room)
+
+
+@compiled
+def peaks_of_each(places, lengths, peaks, sign):
+    for at in range(lengths.size):
+        bits = vector(places[at, 0], lengths[at], peaks)
+        largest = sign & type(sign)(0)
+        for i in range(bits.size):
+            largest = max(largest, bits[i] & sign)
+        peaks[at] = largest

@@ -27,17 +27,19 @@ from thinwire.kernels.segments.triton import (
     Strided,
     addresses,
     bar_of,
+    pointer,
     table,
     tiles_of_each,
     write_largest,
 )
+from thinwire.kernels.select import reference
 from thinwire.kernels.select.reference import Picks, gather
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tile_of, tiles_of, wide
 
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
-_GROUP = 32
+_GROUP, _BLOCK = 32, 1024
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -71,6 +73,21 @@ def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor
     tiles = tiles_of_each(tuple(lengths), device)
     write_largest(Strided(at, size), like, tiles, histograms, k, begin, (indices, values))
     return indices, values
+
+
+def gather_each(xs: Sequence[Tensor], indices: Tensor, runs: Sequence[int]) -> Tensor:
+    values = xs[0].new_empty(indices.numel())
+    columns = table(values.device, addresses(xs), runs, list(accumulate(runs[:-1], initial=0)))
+    tiles = tiles_of_each(tuple(runs), values.device, _BLOCK)
+    launch(_gather_each, tiles.total, values, indices, *columns, *tiles, BLOCK=_BLOCK)
+    return values
+
+
+def peak_of_each(xs: Sequence[Tensor]) -> Tensor:
+    """See `reference.peak_of_each`. Torch has it in one launch, but for vectors without elements."""
+    if not all(x.numel() for x in xs):
+        return reference.peak_of_each(xs)
+    return torch.stack(torch._foreach_norm(list(xs), torch.inf))
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
@@ -234,3 +251,12 @@ def _gather(
                 hit = _hits(bits, valid, threshold)
                 place = tl.load(ends + tile) - count_here + tl.cumsum(hit, 0) - 1
                 tl.store(picks + place, index, mask=hit > 0)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gather_each(values, indices, address, size, start, tiles, count, BLOCK: tl.constexpr):
+    vector = tl.load(tiles + tl.program_id(0))
+    within = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+    there, at = within < tl.load(size + vector), tl.load(start + vector) + within
+    index = tl.load(indices + at, mask=there, other=0)
+    tl.store(values + at, tl.load(pointer(address, vector, values) + index, mask=there), mask=there)

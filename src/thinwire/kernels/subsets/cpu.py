@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
 from thinwire.kernels.ranges import map_ranges
-from thinwire.kernels.subsets.numbering import DIGIT, Numbering, digits_of
+from thinwire.kernels.subsets.reference import DIGIT, Numbering, digits_of
 
 Array = np.ndarray[Any, Any]
 _WORD = 64

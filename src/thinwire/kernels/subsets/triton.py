@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.subsets.numbering import Numbering, digits_of
+from thinwire.kernels.subsets.reference import Numbering, digits_of
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 128

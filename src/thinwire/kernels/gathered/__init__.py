@@ -1,1 +1,0 @@
-"""Elements of several vectors at given places, and the largest magnitude of each."""
