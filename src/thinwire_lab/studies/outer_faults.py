@@ -41,7 +41,7 @@ def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return (model(x) - (x[:, :8] * x[:, 8:16]).tanh()).square().mean()
 
 
-def train(store: str, log: Path, seed: int, pace: float) -> None:
+def train(store: str, log: Path, seed: int, pace: float, certificate: Path | None) -> None:
     """Train as a worker until SIGTERM, and note each outer step."""
     ends = list[int]()
     signal.signal(signal.SIGTERM, lambda number, _: ends.append(number))
@@ -49,7 +49,7 @@ def train(store: str, log: Path, seed: int, pace: float) -> None:
     model = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     steps = tw.outer_steps.sparseloco(every=_EVERY, density=0.1, minimum_size=256)
-    handle = tw.outer(model, optimizer, steps, store=store, grace=2.0, quorum=0.5)
+    handle = tw.outer(model, optimizer, steps, store=store, grace=2.0, quorum=0.5, certificate=certificate)
     shown, held = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 8)), torch.Generator().manual_seed(0)
     batch, last = torch.randn(256, 24, generator=held), handle.ticks
     with log.open("a") as file:
@@ -75,6 +75,7 @@ class Course:
     star: Star
     logs: Path
     pace: float
+    certificate: Path | None
     processes: dict[int, int] = field(default_factory=dict)
     started: int = 0
     later: list[tuple[float, partial[None]]] = field(default_factory=list)
@@ -84,7 +85,8 @@ class Course:
     def start(self, place: int) -> None:
         """Start a worker."""
         self.started += 1
-        work = partial(train, f"tcp://{address(0)}:{_PORT}", self.logs / f"{self.started}", self.started, self.pace)
+        store, log = f"tcp://{address(0)}:{_PORT}", self.logs / f"{self.started}"
+        work = partial(train, store, log, self.started, self.pace, self.certificate)
 
         def begin() -> None:
             os.dup2(os.open(self.logs / f"{self.started}.err", os.O_CREAT | os.O_WRONLY), sys.stderr.fileno())
@@ -156,11 +158,12 @@ def main(
     pace: Annotated[float, typer.Option()] = 0.2,
     seed: Annotated[int, typer.Option()] = 0,
     most: Annotated[int, typer.Option(help="Workers in trouble at once; 0 for none at all.")] = 2,
+    certificate: Annotated[Path | None, typer.Option(help="See `thinwire.outer`.")] = None,
 ) -> None:
     """Run a course of faults."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
-        course = Course(Star(workers + 1, parse_rate(link)), Path(folder), pace)
+        course = Course(Star(workers + 1, parse_rate(link)), Path(folder), pace, certificate)
         store = fork(partial(_serve, course.star))
         for place in range(1, workers + 1):
             course.start(place)

@@ -24,9 +24,9 @@ from thinwire_lab.cluster.link import LATENCY_VARIABLE, parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.star import INTERFACE
 from thinwire_lab.cluster.worker import Emit
-from thinwire_lab.cluster.workers import join_group
+from thinwire_lab.cluster.workers import host, join_group
 
-_EVERY_PROTOCOL, _OUTGOING, _TCP, _TIMESTAMPS = 3, 4, 6, 35
+_PORT, _EVERY_PROTOCOL, _OUTGOING, _TCP, _TIMESTAMPS = 29400, 3, 4, 6, 35
 
 
 class Packet(NamedTuple):
@@ -71,7 +71,12 @@ def exchanges(job: dict[str, Any], emit: Emit) -> None:
     tap, latency = Tap(), float(os.environ[LATENCY_VARIABLE])
     problem = problems.build("transformer", seed=0, data=None, scale=1.0)
     optimizer = torch.optim.AdamW(problem.model.parameters(), lr=1e-3)
-    handle = tw.outer(problem.model, optimizer, tw.outer_steps.sparseloco(every=job["every"]))
+    made: Any = dist  # which does not export TCPStore, as mypy has it
+    kept = made.TCPStore("0.0.0.0", _PORT, is_master=True, wait_for_workers=False) if not dist.get_rank() else None
+    options: dict[str, Any] = (
+        {"store": f"tcp://{host(0)}:{_PORT}", "workers": dist.get_world_size()} if job["store"] else {}
+    )
+    handle = tw.outer(problem.model, optimizer, tw.outer_steps.sparseloco(every=job["every"]), **options)
     for step in range(job["every"] * job["steps"]):
         last = (step + 1) % job["every"] == 0
         optimizer.zero_grad()
@@ -86,6 +91,8 @@ def exchanges(job: dict[str, Any], emit: Emit) -> None:
             taken = time.perf_counter() - began
             time.sleep(6 * latency)
             emit({"seconds": taken, "waited": handle.waited - waited} | _counted(tap.read(), latency))
+    handle.remove()
+    del kept
 
 
 def _counted(packets: list[Packet], latency: float) -> dict[str, Any]:
@@ -104,15 +111,16 @@ def main(
     link: Annotated[str, typer.Option()] = "10mbit/50ms",
     steps: Annotated[int, typer.Option()] = 6,
     every: Annotated[int, typer.Option()] = 2,
+    store: Annotated[bool, typer.Option("--store", help="Have workers find each other by a store.")] = False,
 ) -> None:
     """Print a line for each exchange but the first, which also compares what workers start from."""
     with Cluster(workers, parse_rate(link), f"{__name__.replace('__main__', _MODULE)}:exchanges") as cluster:
         found: dict[int, list[dict[str, Any]]] = {}
-        for rank, event in cluster.run({"steps": steps, "every": every}):
+        for rank, event in cluster.run({"steps": steps, "every": every, "store": store}):
             found.setdefault(rank, []).append(event)
     for each in list(zip(*found.values(), strict=True))[1:]:
         most = dict(max(each, key=lambda event: event["trips"]))
-        most["seconds"] = max(event["seconds"] for event in each)
+        most |= {name: max(event[name] for event in each) for name in ("seconds", "waited")}
         print(json.dumps({key: round(x, 3) for key, x in most.items()}))
 
 
