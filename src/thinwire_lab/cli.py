@@ -87,9 +87,11 @@ def bench(
             "asynchronously."
         ),
     ] = 0,
-    slow: Annotated[float, typer.Option(help="With --servers: how many times as long the last worker computes.")] = 1.0,
+    slow: Annotated[
+        float, typer.Option(help="With --servers or --outer: how many times as long the last worker computes.")
+    ] = 1.0,
     kill: Annotated[
-        bool, typer.Option("--kill", help="With --servers: kill the last worker midway, in the runs on servers.")
+        bool, typer.Option("--kill", help="With --servers or --outer: have the last worker vanish midway.")
     ] = False,
     pipeline: Annotated[int, typer.Option(help="Number of stages to split the model into, each on a worker.")] = 1,
     boundary: Annotated[

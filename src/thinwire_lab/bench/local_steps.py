@@ -1,8 +1,12 @@
 """A row in outer steps: every worker trains on its own, and every so many steps they exchange how far they moved."""
 
 import copy
+import json
 import time
-from typing import final
+from collections import Counter
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, final
 
 import torch.distributed as dist
 from torch import nn
@@ -12,14 +16,24 @@ from thinwire.integrations import outer
 from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
 from thinwire_lab.bench.methods import ENTRANTS
 from thinwire_lab.bench.options import RowJob
+from thinwire_lab.bench.served import Bell
+from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
+from thinwire_lab.cluster.workers import host
 from thinwire_lab.problems import Problem
+from thinwire_lab.problems.base import held_out_loss
 from thinwire_lab.problems.optimizers import optimizers, step_all, zero_all
+
+_GRACE = 5.0
 
 
 @final
 class LocalSteps:
-    """See `worker.Run`. Losses are those of the global parameters, which change at outer steps alone."""
+    """See `worker.Run`. Losses are those of the global parameters, which change at outer steps alone.
+
+    If one worker is slow or vanishes, they find each other by a store, each at its own pace; the first one leads.
+    `waited_for` then has the seconds that each rank has waited for each, but while the first one evaluates.
+    """
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
         self.meter, self.seconds = meter, 0.0
@@ -28,7 +42,13 @@ class LocalSteps:
         self._optimizers = optimizers(job.optimizer, self._model, problem)
         make = ENTRANTS[job.recipe].outer_steps
         assert make is not None  # options have seen to that
-        self._handle = outer(self._model, self._optimizers, make(job.density, job.outer))
+        self._slowness, self._bell, options = Slowness(job.slowness(dist.get_rank())), None, dict[str, Any]()
+        self.waited_for: list[list[float]] | None = None
+        self._paused = Counter[str]()  # what was waited for while the first worker evaluates
+        if job.uneven:
+            self._bell, address = Bell(job.ports[0]), f"tcp://{host(0)}:{job.ports[0]}"
+            options = {"store": address, "workers": dist.get_world_size(), "grace": _GRACE}
+        self._handle = outer(self._model, self._optimizers, make(job.density, job.outer), **options)
 
     def step(self, step: int) -> dict[str, float]:
         """Take one inner step; the batch is ready before the clock starts."""
@@ -38,7 +58,8 @@ class LocalSteps:
         waited = self._handle.waited
         with trace.listen(trace.Recorder()) as recorder:
             start = time.perf_counter()
-            self._problem.loss(self._model, batch).backward()
+            with self._slowness:
+                self._problem.loss(self._model, batch).backward()
             step_all(self._optimizers)
             total = time.perf_counter() - start
         self.seconds += total
@@ -53,11 +74,49 @@ class LocalSteps:
         shown: nn.Module = self._shown
         shown.load_state_dict(self._model.state_dict())
         shown.load_state_dict(self._handle.parameters, strict=False)  # tied weights have one name here
-        return mean_held_out(self._problem, shown, self.meter)
+        if self._bell is None:
+            return mean_held_out(self._problem, shown, self.meter)
+        with self._bell.paused():
+            found = float(held_out_loss(self._problem, shown))
+        self.meter.skip()
+        return found
 
     def differing(self) -> list[str]:
-        """Compare the global parameters."""
-        return self._handle.differing_parameters()
+        """Compare the global parameters; workers of unequal pace do so themselves, at each outer step."""
+        if self._bell is None:
+            return self._handle.differing_parameters()
+        self._bell.end()
+        self._leave(self._bell)
+        told = [json.loads(self._bell.store.get(f"waited {rank}")) for rank in range(dist.get_world_size())]
+        names = [name for name, _ in told]
+        self.waited_for = [[waited.get(name, 0.0) for name in names] for _, waited in told]
+        return []
+
+    def follow(self, most_steps: float) -> None:
+        """Train at one's own pace until the first worker has had enough; vanish after `most_steps`."""
+        assert self._bell is not None  # whoever follows has one
+        for step in count():
+            if self._bell.has_ended():
+                break
+            if step < most_steps:
+                before = self._handle.waited_for
+                self.step(step)
+                if self._bell.rings():
+                    self._paused.update(self._waits(before))
+            elif step == most_steps:
+                self._leave(self._bell, goodbye=False)
+            else:
+                time.sleep(0.01)
+        self._leave(self._bell)
+
+    def _leave(self, bell: Bell, *, goodbye: bool = True) -> None:
+        """Tell what was waited for, and go."""
+        told = json.dumps([self._handle.name, self._waits(self._paused)])
+        bell.store.set(f"waited {dist.get_rank()}", told)
+        self._handle.remove(goodbye=goodbye)
+
+    def _waits(self, before: Mapping[str, float]) -> dict[str, float]:
+        return {name: seconds - before.get(name, 0.0) for name, seconds in self._handle.waited_for.items()}
 
 
 def _split(recorder: trace.Recorder, total: float, waited: float) -> dict[str, float]:

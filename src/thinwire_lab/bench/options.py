@@ -63,7 +63,7 @@ class Options:
     with `seed` and those after it. shard: how many neighbours hold a model together, None where each holds a whole one.
     outer: after how many inner steps workers meet, each a row of every method that takes outer steps.
     servers: parameter servers, on processes of their own; then each recipe has a second row that trains on them. slow:
-    how many times as long the last worker computes. kill: whether that one vanishes midway from rows that are served.
+    how many times as long the last worker computes. kill: whether that one vanishes midway, if a row can bear it.
     gathers: how parameters travel where a model is sharded without replicas, each a row of every recipe.
     then: the second act, if there is one.
     """
@@ -252,8 +252,8 @@ class Options:
             raise BadInput(f"--servers is {self.servers}; expected 0 or more")
         if not 1 <= self.slow < math.inf:
             raise BadInput(f"--slow is {self.slow:g}; expected 1 (as fast as the others) or more")
-        if not self.servers and (self.slow > 1 or self.kill):
-            raise BadInput("--slow and --kill compare with parameter servers: give --servers 1 as well")
+        if not (self.servers or self.outer) and (self.slow > 1 or self.kill):
+            raise BadInput("--slow and --kill are about servers or outer steps: give --servers 1 or --outer 30 as well")
         if self.servers and (self.pipeline > 1 or self.shard is not None):
             raise BadInput("on parameter servers each worker has the whole model: leave --pipeline and --shard out")
         if self.workers == 1:
@@ -318,6 +318,11 @@ class RowJob:
     def own_steps(self, rank: int) -> float:
         """Return after how many steps of its own this rank vanishes."""
         return self.steps // 2 if self.kill and rank == self.trainers - 1 else math.inf
+
+    @property
+    def uneven(self) -> bool:
+        """Whether workers take outer steps, and not all at the same pace."""
+        return self.outer > 0 and (self.slow > 1 or self.kill)
 
     @property
     def scheduled_density(self) -> float | Schedule:

@@ -1,6 +1,7 @@
 """The report of a bench run: one table (two on a narrow terminal), notes, and a page with figures."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -57,6 +58,7 @@ def _blocks(results: Results) -> list[str]:
             page.paragraphs(in_words(results)),
         ),
         page.section("Recipes", page.table(_whole(results)), page.paragraphs(_notes(results), "soft")),
+        *(page.section("Who waited for whom, in seconds", page.table(table)) for table in _waits(results)),
         page.section("Figures", page.figures(*(draw(results) for draw in _FIGURES))),
         page.section("Environment", page.definitions(results.environment)),
     ]
@@ -65,9 +67,10 @@ def _blocks(results: Results) -> list[str]:
 def _tables(console: Console, results: Results) -> list[Table]:
     whole = _whole(results)
     if fits(console, whole):
-        return [whole]
+        return [whole, *_waits(results)]
     halves = {"time": _time_columns(results), "bytes and loss": _byte_and_loss_columns(results)}
-    return [tabulated([_NAMES, *columns], results.rows, title=title) for title, columns in halves.items()]
+    tables = [tabulated([_NAMES, *columns], results.rows, title=title) for title, columns in halves.items()]
+    return tables + _waits(results)
 
 
 def _whole(results: Results) -> Table:
@@ -133,18 +136,40 @@ def _loss(row: Row) -> str:
     return loss_text(row.final_loss) + (f" ± {deviation:.3f}" if math.isfinite(deviation) else "")
 
 
-def _on_servers(results: Results) -> list[str]:
-    lines = [
+def _on_servers() -> list[str]:
+    return [
         "served: asynchronously on parameter servers, which step at each update, at the learning rate over the number "
         "of workers and over 1 + staleness. Steps, bytes and losses are the first worker's; exchange: until the answer "
         "has come, which has parameters in full, or the largest changes where little is sent."
     ]
+
+
+def _waits(results: Results) -> list[Table]:
+    """Return who waited for whom in outer steps, if they were not all at one pace."""
+    things = [(row.label, rank, seconds) for row in results.rows for rank, seconds in enumerate(row.waited_for or ())]
+
+    def whom(peer: int) -> Column[tuple[str, int, Sequence[float]]]:
+        return Column(
+            heading=f"for\n{peer}", text=lambda thing: UNKNOWN if thing[1] == peer else f"{thing[2][peer]:.1f}"
+        )
+
+    columns = [
+        Column[tuple[str, int, Sequence[float]]](heading="recipe", text=lambda thing: thing[0], left=True),
+        Column[tuple[str, int, Sequence[float]]](heading="worker", text=lambda thing: str(thing[1])),
+        *map(whom, range(max((len(seconds) for *_, seconds in things), default=0))),
+    ]
+    return [tabulated(columns, things, title="who waited for whom, in seconds")] if things else []
+
+
+def _uneven(results: Results) -> list[str]:
+    """Say what becomes of the last worker."""
+    lines = []
     if (slow := results.environment.get("slow", 1)) > 1:
         lines.append(f"The last worker computes {slow:g} times as long as the others, in all rows.")
     if results.environment.get("kill"):
         lines.append(
-            "The last worker vanishes midway from the rows that are served. DDP would end with it: its rows ran "
-            "undisturbed."
+            "The last worker vanishes midway from the rows that are served or in outer steps. DDP would end with it: "
+            "its rows ran undisturbed."
         )
     return lines
 
@@ -182,7 +207,8 @@ def _notes(results: Results) -> list[str]:
             "exchange is all that was waited for, and losses are those of the global parameters."
         )
     if results.servers:
-        lines += _on_servers(results)
+        lines += _on_servers()
+    lines += _uneven(results)
     if results.seeds > 1:
         lines.append(
             f"loss: mean ± standard deviation over {results.seeds} seeds of weights and batches. Times and bytes are "

@@ -78,7 +78,8 @@ class Row:
     without a pipeline. ``spread`` is there, and in the document, if the row was trained with several seeds: then losses
     are means, and times and bytes medians. ``outer``, in the document if not 0: the inner steps between outer ones;
     then times are means over so many steps, losses those of the global parameters, and ``outer_exchange_seconds``, a
-    median, what the first worker waits for in an outer step. ``served``, in the document if true: trained
+    median, what the first worker waits for in an outer step; ``waited_for`` has the seconds that each worker has waited
+    for each, where one is slow or vanishes. ``served``, in the document if true: trained
     asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are not compared.
     ``gathers``, in the document if not empty: how the parameters of a sharded model travelled.
     """
@@ -98,6 +99,7 @@ class Row:
     spread: Spread | None = None
     outer: int = 0
     outer_exchange_seconds: float | None = None
+    waited_for: tuple[tuple[float, ...], ...] | None = None
     served: bool = False
     gathers: str = ""
 
@@ -232,7 +234,14 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        absent = {"spread": None, "outer": 0, "outer_exchange_seconds": None, "served": False, "gathers": ""}
+        absent = {
+            "spread": None,
+            "outer": 0,
+            "outer_exchange_seconds": None,
+            "waited_for": None,
+            "served": False,
+            "gathers": "",
+        }
         rows = [_without(_plain(asdict(row)), **absent) for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
         return document if self.then is None else document | {"then": self.then.to_json()}

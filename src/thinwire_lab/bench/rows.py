@@ -25,12 +25,14 @@ class Record:
     _steps: list[Event] = field(default_factory=list)
     _losses: list[Event] = field(default_factory=list)
     _different: list[str] = field(default_factory=list)
+    _waited_for: list[list[float]] | None = None
 
     def add(self, event: Event) -> None:
         """Add a "step", "tail", "loss" or "done" event."""
         takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append}
         if event["kind"] == "done":
             self._different += event["different"]
+            self._waited_for = event.get("waited_for")
         else:
             takers[event["kind"]](event)
 
@@ -74,6 +76,7 @@ class Record:
             speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if is_dense else None,
             replicas_identical=not self._different,
             outer_exchange_seconds=self._outer_exchange(),
+            waited_for=None if self._waited_for is None else tuple(map(tuple, self._waited_for)),
         )
 
     def _counted(self) -> list[Event]:

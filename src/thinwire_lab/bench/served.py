@@ -3,6 +3,8 @@
 import copy
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cache
@@ -71,15 +73,14 @@ class Served:
 
     def held_out_loss(self) -> float:
         """Return the mean loss over the held-out set, while the others wait."""
-        self._bell.ring(_PAUSE)
-        mean = held_out_loss(self._problem, self._model)
-        self.meter.skip()
-        self._bell.ring(_GO_ON)
+        with self._bell.paused():
+            mean = held_out_loss(self._problem, self._model)
+            self.meter.skip()
         return float(mean)
 
     def differing(self) -> list[str]:
         """Let everybody go. Trainers have the servers' parameters, of different versions, so there is no comparison."""
-        self._bell.ring(_END)
+        self._bell.end()
         self._trainer.close()
         return []
 
@@ -102,22 +103,36 @@ class Bell:
     """How the first trainer tells the others to pause, to go on and to end, through a store that it keeps."""
 
     def __init__(self, port: int) -> None:
-        self._store, self._heard = _store(port), 0
+        self.store, self._heard = _store(port), 0
 
-    def ring(self, word: str) -> None:
-        """Tell the others."""
-        self._store.set(str(self._heard), word)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have the others pause."""
+        self._ring(_PAUSE)
+        yield
+        self._ring(_GO_ON)
+
+    def end(self) -> None:
+        """Tell the others that it is over."""
+        self._ring(_END)
+
+    def _ring(self, word: str) -> None:
+        self.store.set(str(self._heard), word)
         self._heard += 1
+
+    def rings(self) -> bool:
+        """Whether there is a word that this worker has not heard yet."""
+        return bool(self.store.check([str(self._heard)]))
 
     def has_ended(self) -> bool:
         """Whether it is over. Waits through a pause."""
-        while self._store.check([str(self._heard)]):
-            word = self._store.get(str(self._heard)).decode()
+        while self.rings():
+            word = self.store.get(str(self._heard)).decode()
             self._heard += 1
             if word == _END:
                 return True
             if word == _PAUSE:
-                self._store.wait([str(self._heard)])
+                self.store.wait([str(self._heard)])
         return False
 
 

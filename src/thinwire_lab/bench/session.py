@@ -127,7 +127,8 @@ class Session:
         row["optimizer"] = self.options.optimizer
         row["shards"] = self.options.shard or 1
         row |= {"trainers": self.options.workers, "servers": self.options.servers, "slow": self.options.slow}
-        row |= {"kill": self.options.kill, "ports": free_ports(1 + self.options.servers) if setting.served else ()}
+        apart = setting.served or setting.outer
+        row |= {"kill": self.options.kill, "ports": free_ports(1 + self.options.servers) if apart else ()}
         row["skip"] = _skip(steps)
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
         row["every"] = most + 1 if quick else self.options.every
@@ -163,7 +164,8 @@ def _environment(options: Options) -> dict[str, Any]:
         **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
         **({"shard": options.shard} if options.shard else {}),
         **({"outer": list(options.outer)} if options.outer else {}),
-        **({"servers": options.servers, "slow": options.slow, "kill": options.kill} if options.servers else {}),
+        **({"servers": options.servers} if options.servers else {}),
+        **({"slow": options.slow, "kill": options.kill} if options.servers or options.outer else {}),
         **({"left_out": list(options.left_out)} if options.left_out else {}),
         "scale": options.scale,
         "cpu": processor(),

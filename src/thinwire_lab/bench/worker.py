@@ -47,8 +47,9 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
             serve(row, problem)
         return
     join_group(row.trainers or None)
-    if row.served and rank:
-        Served(row, problem, Meter()).follow(row.own_steps(rank))
+    if rank and (row.served or row.uneven):
+        kind = Served if row.served else LocalSteps
+        kind(row, problem, Meter()).follow(row.own_steps(rank))
     else:
         train(row, _kind(row)(row, problem, Meter()), emit)
 
@@ -86,5 +87,6 @@ def train(job: RowJob, run: Run, emit: Emit) -> None:
                 break
         if step < job.most_steps:
             emit({"kind": "step", "step": step, **run.step(step)})
-    emit({"kind": "done", "different": run.differing()})
+    different, waited_for = run.differing(), getattr(run, "waited_for", None)
+    emit({"kind": "done", "different": different} | ({"waited_for": waited_for} if waited_for else {}))
     gc.collect()  # the row's model is in a reference cycle, and may be large

@@ -1,6 +1,7 @@
 """Rows of the bench in outer steps."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -9,13 +10,24 @@ from typer.testing import CliRunner
 
 from thinwire_lab.bench import options
 from thinwire_lab.bench.options import Setting
-from thinwire_lab.bench.results import Row
+from thinwire_lab.bench.report import html
+from thinwire_lab.bench.results import Results, Row
 from thinwire_lab.bench.rows import Record
 from thinwire_lab.bench.worker import handle
 from thinwire_lab.cli import app
 from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.cluster.workers import free_ports
 
 STEPS, H = 6, 3
+ROW = {
+    "density": 1 / 64,
+    "steps": STEPS,
+    "most_steps": STEPS,
+    "every": H,
+    "outer": H,
+    "trainers": 2,
+    "optimizer": "adamw",
+}
 USUAL: dict[str, Any] = {
     "workers": None, "link": None, "recipes": None, "densities": "0.01", "steps": 300, "model": "transformer",
     "data": None, "scale": 1.0, "seed": 0, "target": None, "extend": 1.5,
@@ -77,8 +89,6 @@ def test_a_step_is_a_mean_over_those_from_one_outer_step_to_the_next() -> None:
 
 def test_a_row_is_read_as_it_was_written() -> None:
     row = _record(3).row(dense=None, target=None)
-    from thinwire_lab.bench.results import Results
-
     document = Results(environment={"complete": True}, rows=(row,)).to_json()
     assert document["rows"][0]["outer"] == 3
     assert Row.from_json(document["rows"][0]) == row
@@ -94,10 +104,10 @@ def pair() -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["diloco", "streaming_diloco", "sparseloco"])
 def test_workers_train_apart_and_send_at_outer_steps_alone(pair: Cluster, recipe: str) -> None:
-    row = {"recipe": recipe, "density": 1 / 64, "steps": STEPS, "most_steps": STEPS, "every": H, "outer": H}
+    row = ROW | {"recipe": recipe}
     problem = {"name": "transformer", "seed": 0, "data": None, "scale": 1.0}
     events: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
-    for rank, event in pair.run({"row": {**row, "optimizer": "adamw"}, "problem": problem}):
+    for rank, event in pair.run({"row": row, "problem": problem}):
         events[rank].append(event)
     losses = [[event["loss"] for event in each if event["kind"] == "loss"] for each in events.values()]
     assert losses[0] == losses[1]
@@ -108,3 +118,22 @@ def test_workers_train_apart_and_send_at_outer_steps_alone(pair: Cluster, recipe
     if recipe != "streaming_diloco":  # whose fragments take turns
         assert [bool(each) for each in sent] == [False, False, True] * 2
     assert sum(sent) < sum(event["dense_bytes"] for event in events[0] if event["kind"] == "step") / 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_slow_and_vanishes_does_not_end_the_row(pair: Cluster) -> None:
+    row = ROW | {"recipe": "sparseloco", "slow": 2.0, "kill": True, "ports": free_ports(1)}
+    problem = {"name": "transformer", "seed": 0, "data": None, "scale": 1.0}
+    events = list(pair.run({"row": row, "problem": problem}))
+    assert {rank for rank, _ in events} == {0}
+    assert sum(event["kind"] == "step" for _, event in events) == STEPS
+    waited_for = events[-1][1]["waited_for"]
+    assert [len(each) for each in waited_for] == [2, 2]
+    assert waited_for[0][0] == 0.0
+
+
+def test_the_report_says_who_waited_for_whom() -> None:
+    rows = (replace(_record(3).row(dense=None, target=None), waited_for=((0.0, 1.26), (3.0, 0.0))),)
+    page = html(Results(environment={}, rows=rows))
+    assert "Who waited for whom" in page
+    assert "1.3" in page

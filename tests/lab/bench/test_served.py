@@ -99,8 +99,8 @@ def test_what_trainers_cannot_use_is_not_served() -> None:
     [
         (["--servers", "-1"], "--servers is -1"),
         (["--servers", "1", "--slow", "0.5"], "--slow is 0.5"),
-        (["--slow", "10"], "give --servers 1 as well"),
-        (["--kill"], "give --servers 1 as well"),
+        (["--slow", "10"], "give --servers 1 or --outer 30 as well"),
+        (["--kill"], "give --servers 1 or --outer 30 as well"),
         (["--servers", "1", "--pipeline", "2"], "leave --pipeline and --shard out"),
         (["--servers", "1", "--optimizer", "muon"], "--optimizer sgd or adamw"),
         (["--workers", "1"], "give --workers 2 or more, or --servers 1 as well"),
