@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ranks import Ranks, told
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.integrations.workers import swarm
 from thinwire.integrations.workers.directory import Directory
 from thinwire.integrations.workers.swarm import Swarm
 
@@ -231,6 +233,26 @@ def _one_has_no_state_yet() -> list[bool]:
 
 def test_who_has_no_state_is_not_waited_for(ranks: Ranks) -> None:
     assert ranks.run(1, _one_has_no_state_yet) == [[True, False]]
+
+
+def _nobody_can_be_reached() -> list[str]:
+    """One worker takes a step alone, and cannot be reached by another one that wants to join."""
+    with _store() as store, patch.multiple(swarm, _LOST=1.0, _FOUNDING=0.0):
+        first, late = (Swarm(store, "", lambda tick: tick + 1, workers=1, quorum=1.0, grace=1.0) for _ in range(2))
+        first.begin(0, [first.id], 0)
+        first.send(1, b"share", 0.0)
+        assert first.outcome(1) is not None
+        while not first._directory.has("begun"):
+            time.sleep(0.01)
+        first.close(goodbye=False)
+        with patch.object(Swarm, "_somebody", lambda self: False):
+            said = told(late.found)
+        late.close(goodbye=True)
+        return [said]
+
+
+def test_who_reaches_nobody_begins_no_second_training(ranks: Ranks) -> None:
+    assert all("none of its workers can be reached" in said for said in ranks.run(1, _nobody_can_be_reached)[0])
 
 
 def _other_settings() -> str:

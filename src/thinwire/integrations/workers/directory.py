@@ -76,6 +76,10 @@ class Directory:
 
         return self._ask(work)
 
+    def has(self, key: str) -> bool:
+        """Whether a key is set. Raises StoreError."""
+        return self._ask(lambda store: _read(store, key)) != _NOTHING
+
     def replace(self, key: str, old: str, new: str) -> str:
         """Return what a key has after it was set to `new` if it had `old`. Raises StoreError."""
         return self._ask(lambda store: str(store.compare_set(key, old, new).decode()))

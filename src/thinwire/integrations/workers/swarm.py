@@ -35,6 +35,7 @@ _GIVEN_UP = 600.0  # seconds for which a worker that is gone is called
 _TURN = 0.5  # seconds by which the next one is later to propose
 _STALLED = 2.0  # seconds for everybody to say that all is there
 _MOST = 1 << 40
+_BEGUN = "begun"  # a key of the store: there is a state that others must take over
 
 
 class Share(NamedTuple):
@@ -106,23 +107,26 @@ class Swarm:
         """Wait until this worker may begin the training (True), or another one is there to take its state from.
 
         Raises:
-            StateError: If those that had a state are gone.
+            StateError: If the training has begun, and nobody who takes part can be reached.
         """
-        began, heard = time.monotonic(), False
+        began = time.monotonic()
         while True:
             with self._changed:
                 self._changed.wait_for(self._somebody, timeout=0.5)
                 self._check()
-                heard |= bool(self._decisions)
                 if self._somebody():
                     return False
                 there = 1 + len(self._links)
             waited = time.monotonic() - began
-            if heard and waited > _LOST:
-                raise StateError("all workers of this run are gone: restart its store to begin a new run")
             with suppress(StoreError):
                 enough = there >= self._first and (self._first > 1 or waited > _FOUNDING)
-                if enough and self._may_found(late=waited > _LOST):
+                if self._directory.has(_BEGUN):
+                    if waited > _LOST:
+                        raise StateError(
+                            "this run has begun, and none of its workers can be reached from here: let workers reach "
+                            "each other's ports or, if all are gone, restart the store"
+                        )
+                elif enough and self._may_found(late=waited > _LOST):
                     return True
 
     def _may_found(self, *, late: bool) -> bool:
@@ -435,6 +439,8 @@ class Swarm:
                     self._ask()
                     if self._directory.is_new():
                         self._register()
+                    if self._decisions:
+                        self._directory.replace(_BEGUN, "", self.id)
 
     def _decide(self, proposal: Decision, *, most: bool) -> None:
         text = self._directory.decide(f"step {proposal.tick}", json.dumps(proposal._asdict()), most=most)
