@@ -147,6 +147,7 @@ FURTHER: Mapping[str, str] = {
     "through.points": "[]",
     "serve.address": "x",  # host:port
     "outer.store": "x",
+    "outer.certificate": "x",  # wants a store
     "serve.index": "1",  # of one server
     "serve.fetch_rows": "True",  # the model has none
     "candidate.name": "x",

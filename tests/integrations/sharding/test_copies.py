@@ -4,12 +4,14 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from cases import GATHERS
 from ddp_models import same
 from ranks import Ranks, told
@@ -22,6 +24,7 @@ import thinwire as tw
 from thinwire import trace
 from thinwire.integrations.training.gradients import local
 
+dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 WAYS = {
     name: replace(USES[name], policy=BF16) for name in ("several groups", "one group", "idle blocks", "checkpoints")
@@ -394,6 +397,38 @@ def _resumed() -> tuple[bool, bool]:
 
 def test_who_resumes_makes_the_steps_of_who_goes_on(ranks: Ranks) -> None:
     assert ranks.run(3, _resumed) == [(True, True)] * 3
+
+
+def _whole(each: Gathered, *saved: str) -> dict[str, Any]:
+    return {"model": each.net.state_dict(), "thinwire": tw.Checkpoint(each.handle, *saved)}
+
+
+def _weights(each: Gathered) -> dict[str, Tensor]:
+    return {name: p.detach().full_tensor().clone() for name, p in each.net.named_parameters()}  # type: ignore[attr-defined]
+
+
+def _begun(path: str) -> dict[str, Tensor]:
+    each = Gathered().run(range(3))
+    dcp.save(_whole(each), checkpoint_id=path)
+    return _weights(each)
+
+
+def _gone_on(path: str) -> tuple[dict[str, Tensor], float, bool]:
+    each = Gathered().run(range(1))  # so that there is a copy, of other parameters
+    dcp.load(_whole(each, path), checkpoint_id=path)
+    loaded = _weights(each)
+    each.evaluate(3)
+    off = each.off()
+    each.run(range(3, 5))
+    return loaded, off, each.handle.verify_replicas()
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
+def test_a_checkpoint_of_other_ranks_is_gathered_exactly(ranks: Ranks, tmp_path: Path, before: int, after: int) -> None:
+    weights = ranks.run(before, _begun, str(tmp_path))[0]
+    for loaded, off, verified in ranks.run(after, _gone_on, str(tmp_path)):
+        assert same(loaded, weights)
+        assert (off, verified) == (0.0, True)
 
 
 def _kept() -> tuple[int, int, int]:
