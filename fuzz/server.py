@@ -20,11 +20,12 @@ from thinwire.errors import PayloadError
 from thinwire.server.downlink import read_update, rows_for
 from thinwire.server.server import Server
 from thinwire.server.session import RefusedError, Session
+from thinwire.trainer.fetched import Rows
 from thinwire.trainer.uplink import Uplink
+from thinwire.wire.entries import asking, most_ids, read_ids
 from thinwire.wire.frames import HEADER, LOSS, MAGIC, PROTOCOL, Flag, Frame, FrameError, Kind, messages, parse
-from thinwire.wire.layout import Layout, entries, pack
-from thinwire.wire.rows import longest_question, question, read_answer, read_question
-from thinwire.wire.terms import Terms
+from thinwire.wire.layout import pack, unpack
+from thinwire.wire.terms import layouts
 
 WHO, REPORT = "0" * 32, 50_000
 
@@ -44,31 +45,33 @@ class Fuzzed:
     """A server, a body that it would accept, and what it must still be after all that follows."""
 
     def __init__(self, recipe: thinwire.reducer.Reducer, chance: random.Random) -> None:
-        self.recipe, self.chance, model = recipe, chance, Model()
+        self.chance = chance
         self.server: Server = thinwire.serve(
-            model, recipe, make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1), fetch_rows=True, timeout=5.0
+            Model(), recipe, make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1), fetch_rows=True, timeout=5.0
         )
         self.central = self.server._shared.central
-        self.layout, mine = self.central.layout, entries(model)
-        self.agreed = Terms(recipe=recipe, down=None, fetch_rows=True, parameters=[mine]).agreed(0)
-        gradients = {name: torch.randn_like(p) for name, p in model.named_parameters() if name != "rows.weight"}
+        self.layout = self.central.layout
+        (mine,) = layouts(Model(), recipe, None, servers=1, fetch_rows=True)
+        gradients = {name: torch.randn_like(p) for name, p in Model().named_parameters() if name != "rows.weight"}
         keys = torch.tensor([[1, 5, 30]])
         gradients["rows.weight"] = torch.sparse_coo_tensor(keys, torch.ones(3, 4), (40, 4))
-        sections = pack(Uplink(recipe, Layout(mine), WHO).encode(1, gradients, drain=False))
+        sections = pack(Uplink(mine, WHO).encode(1, gradients, drain=False))
         self.body = LOSS.pack(1.5) + b"".join(bytes(x) for x in sections)
         self.keys = [keys[0]]
-        self.asked = [b"".join(question(self.layout, [ids])) for ids in (*self.keys, torch.arange(0, 40, 2))]
+        (self.entry,), self.rows = self.layout.fetched, Rows(mine, Model())
+        several = (*self.keys, torch.arange(0, 40, 2))
+        self.asked = [b"".join(bytes(x) for x in pack([asking(self.entry, each)])) for each in several]
         rows = rows_for(self.central, memoryview(bytearray(self.asked[0])))
         self.told = b"".join(bytes(x) for x in rows)
         self.limits = {
             Kind.PING: 0,
             Kind.BYE: 0,
-            Kind.UPDATE: LOSS.size + self.layout.limit(self.layout.of_recipe(recipe, 0), self.layout.rows),
-            Kind.FETCH: longest_question(self.layout),
+            Kind.UPDATE: LOSS.size + self.layout.longest_update,
+            Kind.FETCH: 8 + most_ids(self.entry),
         }
         self.before = self.state()
 
-    def state(self) -> tuple[object, ...]:
+    def state(self) -> tuple[int, dict[str, int], tuple[bytes, ...]]:
         """What must not change."""
         flat = [bytes(x.detach().view(torch.uint8).numpy()) for x in self.central.parameters.values()]
         return self.central.version, dict(self.central.applied), tuple(flat)
@@ -101,16 +104,14 @@ class Fuzzed:
         """Give the readers a damaged header, or a damaged body."""
         try:
             if self.chance.random() < 0.3:
-                *_, length = parse(self.damaged(self.frame())[: HEADER.size], self.limits)
-                assert length <= max(self.limits.values())
+                frame = parse(self.damaged(self.frame())[: HEADER.size], self.limits)
+                assert len(frame.body) <= max(self.limits.values())
                 return "header read"
             if self.chance.random() < 0.3:
                 return self.look_up()
             flags = self.chance.choice((Flag(0), Flag.DRAINED))
             body = bytearray(self.damaged(self.body, resized=self.chance.random() < 0.3))
-            update = read_update(
-                self.central.layout, self.recipe, WHO, Frame(Kind.UPDATE, flags, 1, 0, memoryview(body))
-            )
+            update = read_update(self.layout, WHO, Frame(Kind.UPDATE, flags, 1, 0, memoryview(body)))
             self.inspect(update)
         except (FrameError, PayloadError) as error:
             return type(error).__name__
@@ -120,11 +121,9 @@ class Fuzzed:
         """Give the readers of FETCH and ROWS a damaged body."""
         body = bytearray(self.damaged(self.chance.choice((*self.asked, self.told)), resized=self.chance.random() < 0.3))
         if self.chance.random() < 0.5:
-            (rows,) = read_answer(self.layout, self.keys, memoryview(body))
-            assert torch.equal(rows.keys, self.keys[0].int())
+            self.rows.take(self.keys, memoryview(body), 1)
             return "rows read"
-        (keys,) = read_question(self.layout, memoryview(body))
-        check_keys(keys)
+        check_keys(read_ids(self.entry, unpack(memoryview(body), 1)[0]))
         return "question read"
 
     def inspect(self, update: object) -> None:
@@ -156,7 +155,7 @@ class Fuzzed:
 
     def _joined(self) -> Session:
         """Return a session that has joined; now and then the words with which it does are damaged, too."""
-        said = json.dumps({"trainer": WHO, "agreed": self.agreed}).encode()
+        said = json.dumps({"trainer": WHO, "agreed": self.layout.agreed}).encode()
         session = Session(self.server._shared, WHO.encode(), "here")
         session.take(next(messages(Kind.JOIN, [said if self.chance.random() < 0.8 else self.damaged(said)])))
         return session

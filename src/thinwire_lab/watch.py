@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from thinwire.wire.frames import GoneError, Kind
-from thinwire.wire.keys import named, tickets
+from thinwire.wire.keys import said, ticket
 from thinwire.wire.sockets import Bell, Link, check_installed
 
 _LONGEST, _TIMEOUT = 1 << 24, 10.0
@@ -26,13 +26,11 @@ def run(addresses: Sequence[str], every: float | None) -> None:
 def look(address: str) -> dict[str, Any]:
     """Return `server.status()` of the server there. Raises ConnectionError without one, ValueError for no ticket."""
     check_installed()
-    ticket, limits = tickets(named(None), [address])[0](), {Kind.STATUS: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
-    with closing(Bell()) as bell:
-        link = Link(address, ticket.server, ticket.mine, bell, timeout=_TIMEOUT, limits=limits)
-        with closing(link):
-            link.send(Kind.WATCH)
-            while (frame := link.receive()) is None or frame.kind is Kind.PING:
-                pass
+    key, limits = ticket(said(None)[0], address, 0), {Kind.STATUS: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
+    with closing(Link(address, key.server, key.trainers, Bell(), timeout=_TIMEOUT, limits=limits)) as link:
+        link.send(Kind.WATCH)
+        while (frame := link.receive()) is None or frame.kind is Kind.PING:
+            pass
     if frame.kind is not Kind.STATUS:
-        raise GoneError(bytes(frame.body).decode(errors="replace"))
+        raise GoneError(frame.words)
     return dict(json.loads(bytes(frame.body)))

@@ -18,10 +18,10 @@ from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.trainer.uplink import Uplink
 from thinwire.wire.frames import LOSS, NONE, Flag, Frame, GoneError, Kind
-from thinwire.wire.keys import named, tickets
-from thinwire.wire.layout import Layout, entries, pack
+from thinwire.wire.keys import said, ticket
+from thinwire.wire.layout import pack
 from thinwire.wire.sockets import Bell, Link, open_sockets
-from thinwire.wire.terms import Terms
+from thinwire.wire.terms import layouts
 
 NUMEL = 200
 
@@ -115,8 +115,8 @@ def cut(server: Server) -> None:
 def connections(address: str, call: Callable[[socket.socket], object] = bool, *, listening: bool = False) -> int:
     """Call something for each socket of this process that is connected at that address, and return how many are."""
     found, port = 0, int(address.rpartition(":")[2])
-    for name in open_sockets():
-        with suppress(OSError), socket.fromfd(name, socket.AF_INET, socket.SOCK_STREAM) as each:
+    for _, each in open_sockets():
+        with suppress(OSError):
             listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if each.getsockname()[1] == port and (listening or not listens):
                 found += 1
@@ -217,15 +217,14 @@ class Raw:
         join: bool = True,
     ) -> None:
         self.recipe, self.who = recipe or thresholded(), who
-        mine = entries(model or Vector())
-        self._uplink, self._bell = Uplink(self.recipe, Layout(mine), who), Bell()
-        ticket = tickets(named(None), [address])[0]()
+        (layout,) = layouts(model or Vector(), self.recipe, None, servers=1, fetch_rows=fetch_rows)
+        self._uplink = Uplink(layout, who)
+        key = ticket(said(None)[0], address, 0)
         limits = dict.fromkeys(Kind, 1 << 24)
-        self.link = Link(address, ticket.server, ticket.mine, self._bell, timeout=20.0, limits=limits)
+        self.link = Link(address, key.server, key.trainers, Bell(), timeout=20.0, limits=limits)
         _kept(self)
         self.send, self.send_raw = self.link.send, self.link.send_raw
-        terms = Terms(recipe=self.recipe, down=None, fetch_rows=fetch_rows, parameters=[mine])
-        self.said = json.dumps({"trainer": who, "agreed": terms.agreed(0)}).encode()
+        self.said = json.dumps({"trainer": who, "agreed": layout.agreed}).encode()
         if join:
             self.send(Kind.JOIN, self.said)
             self.welcome = self.receive()
@@ -251,4 +250,3 @@ class Raw:
     def close(self) -> None:
         """Close the connection."""
         self.link.close()
-        self._bell.close()

@@ -29,9 +29,9 @@ from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
 from thinwire.trainer.fetched import Rows
+from thinwire.wire.entries import asking, entries, most_ids, read_ids, table
 from thinwire.wire.frames import HEADER, MAGIC, PROTOCOL, FrameError, GoneError, Kind
-from thinwire.wire.layout import Layout, entries, pack, table
-from thinwire.wire.rows import longest_question, question, read_answer, read_question
+from thinwire.wire.layout import Layout, pack, unpack
 
 NAME = "rows.weight"
 IDS = torch.tensor([7, 3, 49, 7, 0])
@@ -282,9 +282,9 @@ def test_a_server_with_rows_alone_counts_from_their_fetch() -> None:
 
 
 def test_rows_are_no_newer_than_the_server_that_started_again() -> None:
-    rows, (entry,) = Rows(LAYOUT, Table()), LAYOUT.fetched
+    rows = Rows(LAYOUT, Table())
     for keys, version in (([1, 2], 9), ([3], 2)):
-        answer = pack([table(entry, torch.tensor(keys), torch.ones(len(keys), 4)).to_buffer()])
+        answer = pack([table(ENTRY, torch.tensor(keys), torch.ones(len(keys), 4))])
         rows.take([torch.tensor(keys)], memoryview(bytearray(b"".join(bytes(x) for x in answer))), version)
     rows.rejoined(4)
     gradients = [torch.sparse_coo_tensor(torch.tensor([[key]]), torch.ones(1, 4), (50, 4)) for key in (1, 3)]
@@ -361,11 +361,13 @@ def guarded(caplog: pytest.LogCaptureFixture) -> Iterator[Server]:
     assert len(warnings(caplog)) == 1
 
 
-LAYOUT = Layout(entries(Table()), fetch_rows=True)
+LAYOUT = Layout(entries(Table()), thresholded(), fetch_rows=True)
+(ENTRY,) = LAYOUT.fetched
 
 
 def _asked(coding: int, count: int, rest: bytes) -> bytes:
-    body = struct.pack("<II", coding, count) + rest
+    head = wire.Header(wire.BLOCKS, torch.float32, count, 50, coding=coding).pack()
+    body = head + rest
     return struct.pack("<Q", len(body)) + body
 
 
@@ -403,12 +405,12 @@ def _refused(server: Server, raw: Raw, body: bytes) -> None:
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_question_is_not_read(body: bytes) -> None:
     with pytest.raises((FrameError, PayloadError)):
-        read_question(LAYOUT, memoryview(bytearray(body)))
+        read_ids(ENTRY, unpack(memoryview(bytearray(body)), 1)[0])
 
 
 def test_a_question_that_is_too_long_gets_no_room(guarded: Server) -> None:
     raw = Raw(guarded.address, model=Table(), fetch_rows=True)
-    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL, Kind.FETCH, 0, 1, 0, longest_question(LAYOUT) + 1))
+    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL, Kind.FETCH, 0, 1, 0, 8 + most_ids(ENTRY) + 1))
     with pytest.raises(GoneError):
         raw.receive()  # though no body has come
 
@@ -419,7 +421,7 @@ def _answered(raw: Raw, body: bytes) -> None:
     raw.receive()
 
 
-@pytest.mark.parametrize("body", [b"", b"".join(bytes(x) for x in question(LAYOUT, [IDS.unique()]))])
+@pytest.mark.parametrize("body", [b"", b"".join(bytes(x) for x in pack([asking(ENTRY, IDS.unique())]))])
 def test_nobody_fetches_where_rows_come_with_answers(body: bytes) -> None:
     server = started(Table(), thresholded(), make_optimizer=_made)
     with pytest.raises(GoneError):
@@ -429,17 +431,15 @@ def test_nobody_fetches_where_rows_come_with_answers(body: bytes) -> None:
 @pytest.mark.parametrize("count", [0, 1, 3, 25, 49, 50])
 def test_questions_are_read_as_they_were_asked(count: int) -> None:
     keys = torch.randperm(50, generator=torch.Generator().manual_seed(count))[:count].sort().values
-    body = b"".join(bytes(x) for x in question(LAYOUT, [keys]))
-    assert len(body) <= longest_question(LAYOUT)
-    (found,) = read_question(LAYOUT, memoryview(bytearray(body)))
-    assert torch.equal(found.long(), keys)
+    section = asking(ENTRY, keys)
+    assert section.numel() <= most_ids(ENTRY)
+    assert torch.equal(read_ids(ENTRY, section).long(), keys)
 
 
 def test_other_rows_than_those_asked_for_are_not_written() -> None:
-    (entry,) = LAYOUT.fetched
-    answer = pack([table(entry, torch.tensor([1, 2]), torch.ones(2, 4)).to_buffer()])
+    rows, answer = Rows(LAYOUT, Table()), pack([table(ENTRY, torch.tensor([1, 2]), torch.ones(2, 4))])
     body = memoryview(bytearray(b"".join(bytes(x) for x in answer)))
-    assert read_answer(LAYOUT, [torch.tensor([1, 2])], body)
+    rows.take([torch.tensor([1, 2])], body, 0)
     for keys in ([1, 3], [1], [1, 2, 3]):
         with pytest.raises(PayloadError, match=r"2 rows of rows.weight; expected the \d asked for"):
-            read_answer(LAYOUT, [torch.tensor(keys)], body)
+            rows.take([torch.tensor(keys)], body, 1)

@@ -311,10 +311,10 @@ def test_a_trainer_killed_within_a_step_is_noticedsoon() -> None:
 def test_a_second_server_of_a_process_wants_an_address_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
-    environment.check_unannounced(0)
+    assert environment.place(None, 1, None) == 0
     monkeypatch.setattr("thinwire.wire.environment._announced", {0})
     with pytest.raises(ValueError, match="pass address="):
-        environment.check_unannounced(0)
+        environment.place(None, 1, None)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -21,7 +21,7 @@ from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.payloads.scratch import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed
-from thinwire.signals import Signal, Signals
+from thinwire.signals import Signals
 from thinwire.waits import Verdict, noting, on_host
 
 
@@ -47,10 +47,22 @@ class Compressed(Reducer):
         """Prepare the exchange, and run one step with a throw-away memory to compile the kernels."""
         self.exchange.prepare(group)
         for x in samples:
-            memory, codec = self.memory.blank(), self.codec.at(0)
-            payload = encoded(codec, memory.compensate("", x.clone(), 1.0), seed=0)
-            memory.retain([""], payload)
-            payload.from_buffers(payload.to_buffer()[None]).write(torch.empty_like(x))
+            one = Bucket(flat=x.clone(), segments=[Segment(name="", offset=0, length=x.numel())])
+            payload = replace(self, memory=self.memory.blank()).encode(one, 0, own=[0], shared=[0])
+            payload.from_buffers(payload.packed[None]).write(torch.empty_like(x))
+
+    def encode(self, bucket: Bucket, step: int, *, own: Sequence[int], shared: Sequence[int]) -> Payload:
+        """Return what is sent to one who gets all of it, such as a parameter server, and retain the rest.
+
+        `own` and `shared` are the seeds of each segment: this sender's, and those that its receiver draws alike.
+        """
+        names, codec = bucket.segments.names, self.codec.at(step)
+        signals = self.memory.compensate_each(names, bucket.views(), 1.0, own)
+        share = 1.0 if self.memory.stateful else None
+        payload = encoded(codec, signals, bucket, seeds=shared if codec.shared_seed else own, share=share)
+        _ = payload.packed  # first: a payload may be a view of what waits
+        self.memory.retain(names, payload)
+        return payload
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Encode now, decode when the exchange is done."""
@@ -103,23 +115,22 @@ class Compressed(Reducer):
         codec, segments = self.codec.at(at.step), bucket.segments
         own = at.seeds(segments.names, shared=False)
         signals = self.memory.compensate_each(segments.names, bucket.views(), at.scale, own)
-        signals.share, signals.shapes = at.scale if self.memory.stateful else None, segments.shapes
+        signals.share = at.scale if self.memory.stateful else None
         seeds, counted = at.seeds(segments.names) if codec.shared_seed else own, bool(at.listeners)
 
-        def encoded(signals: Signals, seeds: Sequence[int]) -> tuple[Payload, int | Tensor]:
-            payload = codec.encode_signals(signals, seeds=seeds, cut=segments.cut, numel=bucket.flat.numel())
-            _check_computed(codec, signals.computed)
+        def counting(signals: Signals, seeds: Sequence[int]) -> tuple[Payload, int | Tensor]:
+            payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)
             return payload, payload.carried() if counted else 0
 
         def packed(seeds: Sequence[int]) -> tuple[tuple[Payload, int | Tensor], Signals]:
             computed = signals.again()
-            payload, carried = encoded(computed, seeds)
+            payload, carried = counting(computed, seeds)
             _ = payload.packed
             return (payload, carried), computed
 
         place = None if at.verdict is None or not self._repeats(bucket) else signals.place
         if place is None:
-            return encoded(signals, seeds), None
+            return counting(signals, seeds), None
         (found, computed), captured = self._replays(bucket, "encode").run((codec, counted, place), packed, seeds)
         signals.settle(computed)
         return found, captured
@@ -140,14 +151,15 @@ class Compressed(Reducer):
         """Return what this bucket takes. It stays the same for as many values."""
         known, case = bucket.segments.known, (payload.values.numel(), at.group.size(), bucket.flat.dtype)
         if known.get(("scratch", id(self)), (None, None, 0))[1] != case:
-            known["scratch", id(self)] = self, case, self._most(bucket, payload, at)  # self: or its id may come again
-        most: int = known["scratch", id(self)][2]
-        return most
+            most = self.most(bucket, payload, at.step, at.group.size())
+            known["scratch", id(self)] = self, case, most  # self: or its id may come again
+        return int(known["scratch", id(self)][2])
 
-    def _most(self, bucket: Bucket, payload: Payload, at: Round) -> int:
+    def most(self, bucket: Bucket, payload: Payload, step: int, ranks: int = 1) -> int:
+        """Return how many bytes this bucket takes at once, as its parts declare it."""
         lengths, values = bucket.segments.cut.lengths, payload.values.numel()
-        arriving = self.exchange.arriving(values, at.group.size())
-        rules = (self.codec.at(at.step).scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
+        arriving = self.exchange.arriving(values, ranks)
+        rules = (self.codec.at(step).scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)
         own = payload.nbytes if self.memory.stateful else 0  # otherwise it may be a view of the gradients
         most = max(own, *(rule.nbytes(lengths, values, arriving) for rule in rules))
         return most + widening(bucket.flat.dtype, lengths)
@@ -230,13 +242,10 @@ def _all_finite(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([part.isfinite().all() for part in parts]).all()
 
 
-def encoded(codec: Codec, signal: Signal, *, seed: int) -> Payload:
-    """Encode a signal. Raises TypeError if the codec never computed it."""
-    payload = codec.encode_signal(signal, seed=seed)
-    _check_computed(codec, signal.computed)
-    return payload
-
-
-def _check_computed(codec: Codec, computed: bool) -> None:
-    if not computed:  # retain would subtract from unwritten memory
+def encoded(codec: Codec, signals: Signals, bucket: Bucket, *, seeds: Sequence[int], share: float | None) -> Payload:
+    """Encode the signals of a bucket. Raises TypeError if the codec never computed one."""
+    signals.share, signals.shapes = share, bucket.segments.shapes
+    payload = codec.encode_signals(signals, seeds=seeds, cut=bucket.segments.cut, numel=bucket.flat.numel())
+    if not signals.computed:  # retain would subtract from unwritten memory
         raise TypeError(f"{codec} never computed its signal; call signal.tensor() or signal.select(...)")
+    return payload

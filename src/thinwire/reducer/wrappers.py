@@ -211,11 +211,7 @@ class Released(Reducer):
 
     @override
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        releasing = [part for memory in self.waiting for part in memory.parts if part.releases]
-        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
-            for memory in releasing:
-                if memory.waits(segment.name):
-                    memory.release(segment.name, gradient, at.scale)
+        release(self.waiting, bucket, at.scale)
         return self.dense.reduce(bucket, at)
 
     def memories(self) -> Sequence[Memory]:
@@ -229,3 +225,12 @@ class Released(Reducer):
     @override
     def holding(self, segment: Segment) -> Sequence[Memory]:
         return [memory for memory in self.waiting if any(part.releases for part in memory.parts)]
+
+
+def release(waiting: Sequence[Memory], bucket: Bucket, scale: float) -> None:
+    """Add what waits in these memories to gradients that are sent uncompressed; `commit` then drops it there."""
+    releasing = [part for memory in waiting for part in memory.parts if part.releases]
+    for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
+        for memory in releasing:
+            if memory.waits(segment.name):
+                memory.release(segment.name, gradient, scale)

@@ -11,12 +11,14 @@ from typing import Any, NoReturn, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
-from thinwire.wire.layout import Entry, Layout, Part
-from thinwire.wire.places import Places, view
+from thinwire.wire.entries import Entry
+from thinwire.wire.layout import Layout, Part
+from thinwire.wire.places import Places
 
 logger = logging.getLogger("thinwire")
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -48,18 +50,17 @@ class Central:
         self,
         model: nn.Module,
         layout: Layout,
-        *,
         make_optimizer: MakeOptimizer,
         make_rows_optimizer: MakeOptimizer | None,
         make_scheduler: MakeScheduler | None,
+        *,
         damped: bool,
     ) -> None:
         self.layout, self._model, self.places = layout, model, Places(layout, model)
         self.parameters, self.flats = self.places.parameters, self.places.flats
-        self._gradients = {dtype: torch.zeros_like(flat) for dtype, flat in self.flats.items()}
-        self._views = {segment.name: view(self._gradients[dtype], segment) for dtype, segment in self.layout.segments()}
-        self._optimizers = self._made(make_optimizer, make_rows_optimizer)
-        self._schedulers = [make_scheduler(each) for each in self._optimizers] if make_scheduler else []
+        self._gradients, self._views = layout.flats()
+        self.optimizers = self._made(make_optimizer, make_rows_optimizer)
+        self._schedulers = [make_scheduler(each) for each in self.optimizers] if make_scheduler else []
         self._damped = damped
         self.version = self.dropped = self.sound = 0
         self.failure = ""  # why nothing can be applied any more; parameters are then between two steps
@@ -72,17 +73,12 @@ class Central:
 
     def _made(self, make: MakeOptimizer, make_of_rows: MakeOptimizer | None) -> list[torch.optim.Optimizer]:
         rows = [self.parameters[each.name] for each in self.layout.rows]
-        others = [self.parameters[segment.name] for _, segment in self.layout.segments()]
+        others = [self.parameters[segment.name] for _, segment in self.layout.segments]
         made = [make(others)] if others else []
         if rows:
             made.append((make_of_rows or make)(rows))
             _check_leaves_rows_alone(made[-1])
         return made
-
-    @property
-    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizer of the flat parameters, and that of the rows; whichever there are."""
-        return self._optimizers
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update]) -> set[str]:
@@ -136,10 +132,10 @@ class Central:
             )
 
     def _gathered(self, updates: Sequence[Update], stale: Mapping[str, int]) -> list[Update]:
-        """Write the sum of all finite updates into the gradients, and return these updates."""
+        """Write the mean of all finite updates into the gradients, and return these updates."""
         good: list[Update] = []
         for update in sorted(updates, key=lambda each: each.trainer):  # the same sum whoever comes first
-            weight = (1 / (1 + stale[update.trainer]) if self._damped else 1.0) / len(updates)
+            weight = 1 / (1 + stale[update.trainer]) if self._damped else 1.0
             into = self._gradients if not good else {d: torch.empty_like(x) for d, x in self._gradients.items()}
             if not _written(update, into):
                 continue
@@ -148,36 +144,26 @@ class Central:
                     x.mul_(weight)
                 if good:
                     self._gradients[dtype].add_(x)
-            self._add_rows(update, weight, first=not good)
+            for entry, rows in zip(self.layout.rows, update.rows, strict=True):
+                values, p = rows.values.view(-1, *entry.shape[1:]) * weight, self.parameters[entry.name]
+                gradient = torch.sparse_coo_tensor(
+                    rows.keys.long()[None], values, entry.shape, is_coalesced=True, check_invariants=False
+                )
+                p.grad = gradient if p.grad is None or not good else (p.grad + gradient).coalesce()
             good.append(update)
-        if good and len(good) < len(updates):  # the mean is over those that count
-            self._scale(len(updates) / len(good))
+        if len(good) > 1:
+            for gradients in (
+                *self._gradients.values(),
+                *(self.parameters[each.name].grad for each in self.layout.rows),
+            ):
+                if gradients is not None:
+                    gradients.mul_(1 / len(good))
         return good
-
-    def _add_rows(self, update: Update, weight: float, *, first: bool) -> None:
-        for entry, rows in zip(self.layout.rows, update.rows, strict=True):
-            gradient = torch.sparse_coo_tensor(
-                rows.keys.long()[None],
-                rows.values.view(-1, *entry.shape[1:]) * weight,
-                entry.shape,
-                is_coalesced=True,
-                check_invariants=False,
-            )
-            before = self.parameters[entry.name].grad
-            self.parameters[entry.name].grad = gradient if first or before is None else (before + gradient).coalesce()
-
-    def _scale(self, factor: float) -> None:
-        for x in self._gradients.values():
-            x.mul_(factor)
-        for entry in self.layout.rows:
-            gradient = self.parameters[entry.name].grad
-            if gradient is not None:
-                gradient.mul_(factor)
 
     def _step(self, updates: Sequence[Update]) -> None:
         for name, gradient in self._views.items():
             self.parameters[name].grad = gradient
-        for each in self._optimizers:
+        for each in self.optimizers:
             each.step()
         for scheduler in self._schedulers:
             scheduler.step()
@@ -200,8 +186,8 @@ class Central:
         """Return copies of everything that must outlive the server: tensors and plain containers."""
         return {
             "parameters": {name: p.detach().clone() for name, p in self.parameters.items()},
-            "optimizers": [_copied(each.state_dict()) for each in self._optimizers],
-            "schedulers": [_copied(each.state_dict()) for each in self._schedulers],
+            "optimizers": [tree_map(_copied, each.state_dict()) for each in self.optimizers],
+            "schedulers": [tree_map(_copied, each.state_dict()) for each in self._schedulers],
             "version": self.version,
             "dropped": self.dropped,
             "applied": dict(self.applied),
@@ -216,7 +202,7 @@ class Central:
         self._check(saved)
         for name, p in self.parameters.items():
             p.copy_(saved["parameters"][name])
-        for each, state in zip(self._optimizers, saved["optimizers"], strict=True):
+        for each, state in zip(self.optimizers, saved["optimizers"], strict=True):
             each.load_state_dict(state)
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
             scheduler.load_state_dict(state)
@@ -238,10 +224,10 @@ class Central:
                     "of servers, or use another checkpoint"
                 )
         counts = [len(saved["optimizers"]), len(saved["schedulers"])]
-        if counts != [len(self._optimizers), len(self._schedulers)]:
+        if counts != [len(self.optimizers), len(self._schedulers)]:
             raise StateError(
                 f"the checkpoint has {counts[0]} optimizers and {counts[1]} schedulers, this server "
-                f"{len(self._optimizers)} and {len(self._schedulers)}: call serve with the same arguments as when it "
+                f"{len(self.optimizers)} and {len(self._schedulers)}: call serve with the same arguments as when it "
                 "was saved"
             )
 
@@ -266,14 +252,7 @@ def _check_leaves_rows_alone(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def _copied(state: Any) -> Any:
-    match state:
-        case Tensor():
-            return state.detach().clone()
-        case dict():
-            return {key: _copied(value) for key, value in state.items()}
-        case list():
-            return [_copied(value) for value in state]
-        case np.generic():  # a rate from np.exp, which torch.load would refuse
-            return state.item()
-    return state
+def _copied(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.detach().clone()
+    return x.item() if isinstance(x, np.generic) else x  # a rate from np.exp, which torch.load would refuse

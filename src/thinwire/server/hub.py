@@ -10,7 +10,7 @@ from typing import final
 from thinwire.errors import PayloadError, ServerError
 from thinwire.server.session import RefusedError, Session, Shared
 from thinwire.wire.frames import FrameError, GoneError, Kind
-from thinwire.wire.sockets import TICK, Bell, Listener
+from thinwire.wire.sockets import TICK, Listener
 
 logger = logging.getLogger("thinwire")
 _SOON = 0.01  # seconds until a message is tried again for which there was no room
@@ -21,7 +21,7 @@ class Hub:
     """The sessions of a server's peers. `run` serves them until `close`; anybody may call `tell`."""
 
     def __init__(self, listener: Listener, shared: Shared) -> None:
-        self._listener, self._shared, self._bell = listener, shared, Bell()
+        self._listener, self._shared = listener, shared
         self._peers: dict[bytes, Session] = {}
         self._due, self._open, self._met = 0.0, True, set[str]()
 
@@ -30,7 +30,7 @@ class Hub:
         try:
             while self._open:
                 blocked = any(each.outbox for each in self._peers.values())
-                self._listener.wait(self._bell, _SOON if blocked else TICK)
+                self._listener.wait(_SOON if blocked else TICK)
                 self._take_all()
                 with self._shared.lock:
                     self._tick()
@@ -40,17 +40,16 @@ class Hub:
                 self._shared.central.failure = f"the server has failed: {type(error).__name__}: {error}"
         finally:
             self._listener.close()
-            self._bell.close()
 
     def tell(self) -> None:
         """Tell all trainers what is on disk now."""
         self._due = 0.0
-        self._bell.ring()
+        self._listener.bell.ring()
 
     def close(self) -> None:
         """Return from `run`, with all connections closed."""
         self._open = False
-        self._bell.ring()
+        self._listener.bell.ring()
 
     def _take_all(self, seconds: float = TICK) -> None:
         """Hear all that has come, at most so long."""

@@ -20,69 +20,60 @@ _VERSION = 1
 
 @final
 class Durable:
-    """A checkpoint at `path`, written beside it, synced and renamed; the one before is kept as `path`.previous."""
+    """A checkpoint at `path`, written beside it, synced and renamed; the one before is kept as `path`.previous.
+
+    Raises OSError if no file can be written there.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         self._previous = self._path.with_name(f"{self._path.name}.previous")
         self._beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        self._mine = -1  # a descriptor, kept so that no other file gets its number
+        self._mine, self._read = -1, False
         self._let_go: Callable[[], object] = bool
-        self._tried = False
-
-    def try_to_write(self) -> None:
-        """Raise OSError if no file can be written there."""
         if self._path.is_dir():
             raise IsADirectoryError(f"checkpoint is {str(self._path)!r}, a folder; expected a file in it")
         try:
             self._beside.touch()
             self._beside.unlink()
         except OSError as error:
-            raise type(error)(
-                error.errno, f"checkpoint cannot be written: {error.strerror}", str(self._path)
-            ) from error
+            raise type(error)(error.errno, f"checkpoint cannot be written: {error.strerror}", str(path)) from error
 
     def save(self, state: dict[str, Any], *, keep: bool = True) -> None:
         """Replace the checkpoint; OSError, with the old one in place, where that fails or it is another server's."""
-        if not self._is_mine():
+        if self._path.exists() and not (self._mine >= 0 and os.path.samestat(self._path.stat(), os.fstat(self._mine))):
             raise FileExistsError(
                 f"{self._path} was written by another process: give each server a checkpoint of its own, and stop a "
                 "server before you restart it"
             )
-        beside = self._beside
         try:
-            with beside.open("wb") as file:
+            with self._beside.open("wb") as file:
                 torch.save({"format": _VERSION, **state}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            self._try(beside)
-            mine = os.open(beside, os.O_RDONLY)
+            self._try()
             if keep:
                 self._keep_previous()
-            beside.replace(self._path)
+            mine = os.open(self._beside, os.O_RDONLY)
+            self._beside.replace(self._path)
             self._keep(mine)
         except RuntimeError as error:  # torch's, where the disk is full
-            raise OSError(f"{beside} could not be written: {error}") from error
+            raise OSError(f"{self._beside} could not be written: {error}") from error
         finally:
-            beside.unlink(missing_ok=True)
+            self._beside.unlink(missing_ok=True)
         folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.fsync(folder)
+        os.close(folder)
 
-    def _try(self, beside: Path) -> None:
+    def _try(self) -> None:
         """Read the first checkpoint back. Raises OSError if that cannot be done: a later start could not either."""
-        if self._tried:
-            return
         try:
-            _read(beside)
+            self._read = self._read or bool(_read(self._beside))
         except UnpicklingError as error:
             raise OSError(
                 f"the optimizer's or scheduler's state cannot be read back ({error}): keep only numbers and "
                 "tensors in it"
             ) from error
-        self._tried = True
 
     def _keep_previous(self) -> None:
         with suppress(OSError):  # there is none yet, or the file system has no hard links
@@ -91,22 +82,15 @@ class Durable:
             os.link(self._path, link)
             link.replace(self._previous)
 
-    def _is_mine(self) -> bool:
-        """Whether the file there is the one that this server has read or written last, or none."""
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return True
-        return self._mine >= 0 and os.path.samestat(found, os.fstat(self._mine))
-
     def _keep(self, descriptor: int) -> None:
+        """Keep what was read or written last open, so that no other file gets its number."""
         self._let_go()
         self._mine, self._let_go = descriptor, finalize(self, os.close, descriptor)
 
-    def load(self, restore: Callable[[dict[str, Any]], None]) -> bool:
-        """Hand what was saved to `restore`. Return whether there was anything. Raises StateError if it is damaged."""
+    def load(self, restore: Callable[[dict[str, Any]], None]) -> None:
+        """Hand what was saved to `restore`, if anything was. Raises StateError if it is damaged."""
         if not self._path.exists():
-            return False
+            return
         self._keep(os.open(self._path, os.O_RDONLY))
         try:
             saved = _read(self._path)
@@ -121,17 +105,22 @@ class Durable:
                 f"{self._path} is not a server's checkpoint, or is damaged ({error}): put {others} in its place, or "
                 "move it away to start from scratch"
             ) from error
-        return True
 
 
 @final
 class Saving:
-    """Saves the central copy, and knows what has been saved; `soon` is set to ask for a checkpoint soon."""
+    """Saves the central copy, and knows what has been saved; `soon` is set to ask for a checkpoint soon.
 
-    def __init__(self, central: Central, lock: threading.Condition, durable: Durable | None) -> None:
-        self._central, self._lock, self.durable = central, lock, durable
+    Restores it first, if there is a checkpoint. Raises OSError if none can be written, StateError if it is damaged.
+    """
+
+    def __init__(self, central: Central, lock: threading.Condition, path: str | os.PathLike[str] | None) -> None:
+        self.durable = None if path is None else Durable(path)
+        if self.durable is not None:
+            self.durable.load(central.restore)
+        self._central, self._lock, self._writing = central, lock, threading.Lock()
+        """`_writing`: a state is never replaced by an older one."""
         self._saved, self._version = dict(central.applied), central.version
-        self._writing = threading.Lock()  # a state is never replaced by an older one
         self.soon = threading.Event()
 
     def latest(self, trainer: str) -> int:
@@ -147,9 +136,7 @@ class Saving:
             with self._lock:
                 self._central.check()
                 state = self._central.state()
-            self.durable.save(
-                state, keep=self._central.sound >= self._version
-            )  # gradients were finite on what is there
+            self.durable.save(state, keep=self._central.sound >= self._version)  # gradients were finite on it
             with self._lock:
                 self._saved, self._version = state["applied"], state["version"]
 

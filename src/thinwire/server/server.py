@@ -22,21 +22,15 @@ class Server:
     def __init__(
         self, shared: Shared, listener: Listener, *, ticket: str, every: float, closed: Callable[[], None]
     ) -> None:
-        self._shared, self._address, self._ticket, self._every = shared, listener.address, ticket, every
+        self.address = listener.address
+        """Where it listens, as host:port."""
+        self.ticket = ticket
+        """What lets a trainer join: `connect(..., ticket=)`. Whoever has it can join, so keep it secret."""
+        self._shared, self._every = shared, every
         self._hub, self._on_close, self._closing = Hub(listener, shared), closed, threading.Event()
         self._threads = [threading.Thread(target=job, daemon=True) for job in (self._hub.run, self._keep_saving)]
         for each in self._threads:
             each.start()
-
-    @property
-    def address(self) -> str:
-        """Where it listens, as host:port."""
-        return self._address
-
-    @property
-    def ticket(self) -> str:
-        """What lets a trainer join: `connect(..., ticket=)`. Whoever has it can join, so keep it secret."""
-        return self._ticket
 
     def status(self) -> ServerStatus:
         """Return its status now."""
@@ -54,7 +48,7 @@ class Server:
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._shared.lock:
-            while not (done := self._all_left()) and time.monotonic() < end:
+            while not (done := self._shared.rule.ended) and time.monotonic() < end:
                 self._shared.central.check()
                 self._shared.lock.wait(min(0.5, max(0.0, end - time.monotonic())))
             self._shared.central.check()
@@ -84,12 +78,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _all_left(self) -> bool:
-        away = time.monotonic() - self._shared.lost
-        rule, sessions = self._shared.rule, self._shared.sessions
-        trained = bool(rule.goodbyes or self._shared.central.applied)
-        return rule.complete and trained and not sessions and away > self._shared.timeout
 
     def _keep_saving(self) -> None:
         saving = self._shared.saving

@@ -1,12 +1,8 @@
 """`serve`: from what the user gives to a server at work."""
 
-import logging
-import math
 import os
 import threading
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,16 +15,14 @@ from thinwire.memories import MomentumCorrection
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.reducer import Reducer
 from thinwire.server.central import Central, MakeScheduler
-from thinwire.server.rules import Asynchronous, Synchronous
-from thinwire.server.saving import Durable, Saving
+from thinwire.server.rules import Rule
+from thinwire.server.saving import Saving
 from thinwire.server.server import Server
 from thinwire.server.session import Shared
-from thinwire.wire.environment import announce, check_unannounced, is_loopback, place, split, store_ticket
-from thinwire.wire.keys import Ticket, key_of, leave
+from thinwire.wire.environment import announce, is_loopback, place, split, store_ticket
+from thinwire.wire.keys import key_of, leave
 from thinwire.wire.sockets import Listener, check_installed
-from thinwire.wire.terms import Terms, check_memories
-
-logger = logging.getLogger("thinwire")
+from thinwire.wire.terms import layouts
 
 
 @checked
@@ -95,40 +89,21 @@ def serve(
         >>> server.close()
     """
     check_installed()
-    here = place(index, servers)
-    if address is None:
-        check_unannounced(here)
-    check_memories(recipe)
+    here = place(index, servers, address)
     split(address or "127.0.0.1:0")
-    terms = Terms.of(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
+    layout = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)[here]
+    layout.compile()
     if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
         raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
-    central = Central(
-        model,
-        terms.layout(here),
-        make_optimizer=make_optimizer,
-        make_rows_optimizer=make_rows_optimizer,
-        make_scheduler=make_scheduler,
-        damped=damped,
-    )
+    central = Central(model, layout, make_optimizer, make_rows_optimizer, make_scheduler, damped=damped)
     _check_momentum(recipe, central.optimizers)
     lock = threading.Condition(threading.RLock())
-    rule = Synchronous if staleness == 0 else partial(Asynchronous, bound=staleness)
-    shared = Shared(
-        saving=Saving(central, lock, _resumed(checkpoint, central)),
-        central=central,
-        rule=rule(central, trainers=trainers, timeout=timeout),
-        lock=lock,
-        recipe=recipe,
-        codec=down,
-        timeout=timeout,
-        lost=time.monotonic() if central.applied else -math.inf,
-        agreed=terms.agreed(here),
-    )
-    path = Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None
-    found = key_of(path)
-    listener = Listener(address or "127.0.0.1:0", found.own, found.trainers, timeout=timeout)
-    forget = _left(listener, found.ticket)
+    saving = Saving(central, lock, checkpoint)
+    rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
+    shared = Shared(central=central, rule=rule, saving=saving, lock=lock)
+    found = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
+    listener = Listener(address or "127.0.0.1:0", found.server, found.trainers, timeout=timeout)
+    forget = leave(listener.address, found.ticket.text)
     central.places.claim()
     server = Server(shared, listener, ticket=found.ticket.text, every=every, closed=forget)
     if not is_loopback(split(listener.address)[0]):
@@ -136,25 +111,6 @@ def serve(
     if address is None:
         announce(here, server.address)
     return server
-
-
-def _left(listener: Listener, ticket: Ticket) -> Callable[[], None]:
-    """Leave the ticket for this user's processes on this host, if that can be. Return what takes it away."""
-    try:
-        return leave(listener.address, ticket)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        logger.warning("trainers will not find the ticket by themselves (%s): give them server.ticket", error)
-        return lambda: None
-
-
-def _resumed(checkpoint: str | os.PathLike[str] | None, central: Central) -> Durable | None:
-    """Return where to save, when what is there has been restored."""
-    if checkpoint is None:
-        return None
-    durable = Durable(checkpoint)
-    durable.try_to_write()
-    durable.load(central.restore)
-    return durable
 
 
 def _check_momentum(recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -1,6 +1,6 @@
 """Trainers: each computes gradients on a copy of the parameters, and servers apply them.
 
-`uplink` encodes, `channel` sends what its `log` has and takes answers into `copy` and `fetched`.
+Of each server, `uplink` encodes, `channel` sends what its `log` has and takes answers into `copy` and `fetched`.
 """
 
 from thinwire.trainer.connecting import connect

@@ -1,39 +1,41 @@
 """How a trainer connects to a server and joins."""
 
 import json
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from thinwire.errors import FingerprintError, ServerError
-from thinwire.wire.frames import Frame, FrameError, GoneError, Kind
-from thinwire.wire.keys import VARIABLE, Ticket
+from thinwire.wire.entries import most
+from thinwire.wire.frames import ACKNOWLEDGED, LIFE, Frame, FrameError, GoneError, Kind
+from thinwire.wire.keys import VARIABLE, ticket
+from thinwire.wire.layout import Layout
 from thinwire.wire.sockets import TICK, Bell, Link
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Settings:
-    """How a trainer (32 hexadecimal digits) talks to a server: seconds of patience, and bytes of log and bodies."""
+    """How a trainer (32 hexadecimal digits) talks to a server, the `index`-th: seconds of patience, bytes of log."""
 
     address: str
-    ticket: Callable[[], Ticket]
+    index: int
+    ticket: str | os.PathLike[str] = field(repr=False)
     trainer: str
-    agreed: Mapping[str, str]
     timeout: float
     patience: float
-    log_bytes: int
-    longest_answer: int
-    longest_rows: int
+    room: int
 
 
-def called(settings: Settings, bell: Bell, deadline: float, closed: threading.Event) -> tuple[Link, Frame]:
+def called(
+    settings: Settings, layout: Layout, bell: Bell, deadline: float, closed: threading.Event
+) -> tuple[Link, Frame]:
     """Return a connection that has joined, and WELCOME; ServerError by the deadline, or FingerprintError if refused."""
     while True:
         try:
-            return _called_once(settings, bell, closed)
+            return _called_once(settings, layout, bell, closed)
         except GoneError as error:
             if time.monotonic() > deadline or closed.wait(TICK):
                 raise ServerError(
@@ -42,22 +44,22 @@ def called(settings: Settings, bell: Bell, deadline: float, closed: threading.Ev
                 ) from error
 
 
-def _called_once(settings: Settings, bell: Bell, closed: threading.Event) -> tuple[Link, Frame]:
-    limits = {Kind.PING: 0, Kind.REFUSED: 1 << 16, Kind.END: 1 << 16, Kind.ROWS: settings.longest_rows}
-    limits |= dict.fromkeys((Kind.WELCOME, Kind.PARAMETERS), settings.longest_answer)
-    ticket = settings.ticket()
-    link = Link(settings.address, ticket.server, ticket.mine, bell, timeout=settings.timeout, limits=limits)
+def _called_once(settings: Settings, layout: Layout, bell: Bell, closed: threading.Event) -> tuple[Link, Frame]:
+    answer = ACKNOWLEDGED.size + LIFE.size + layout.longest_answer
+    limits = {Kind.PING: 0, Kind.WELCOME: answer, Kind.PARAMETERS: answer, Kind.REFUSED: 1 << 16, Kind.END: 1 << 16}
+    limits[Kind.ROWS] = sum(8 + most(each) for each in layout.fetched)
+    key = ticket(settings.ticket, settings.address, settings.index)
+    link = Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
     try:
-        return link, _welcome(link, settings, closed)
+        return link, _welcome(link, settings, layout, closed)
     except BaseException:
         link.close()
         raise
 
 
-def _welcome(link: Link, settings: Settings, closed: threading.Event) -> Frame:
-    asked = {"trainer": settings.trainer, "agreed": dict(settings.agreed)}
+def _welcome(link: Link, settings: Settings, layout: Layout, closed: threading.Event) -> Frame:
     try:
-        link.send(Kind.JOIN, json.dumps(asked).encode())
+        link.send(Kind.JOIN, json.dumps({"trainer": settings.trainer, "agreed": dict(layout.agreed)}).encode())
         while (frame := link.receive()) is None or frame.kind is Kind.PING:
             if closed.is_set():
                 raise GoneError("this trainer was closed")
@@ -69,9 +71,8 @@ def _welcome(link: Link, settings: Settings, closed: threading.Event) -> Frame:
         raise ServerError(
             f"cannot understand {settings.address} ({error}): does it run the same version of thinwire?"
         ) from error
-    said = bytes(frame.body).decode(errors="replace")
     if frame.kind is Kind.REFUSED:
-        raise FingerprintError(f"{settings.address}: {said}")
+        raise FingerprintError(f"{settings.address}: {frame.words}")
     if frame.kind is Kind.END:
-        raise GoneError(said)
+        raise GoneError(frame.words)
     return frame

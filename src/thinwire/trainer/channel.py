@@ -5,32 +5,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, final
+from typing import final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.trainer.calling import Settings, called
 from thinwire.trainer.copy import Base, Copy
-from thinwire.trainer.fetched import Fetches, Rows
+from thinwire.trainer.fetched import Rows
 from thinwire.trainer.log import Log, Sent
+from thinwire.trainer.uplink import Uplink
+from thinwire.wire.entries import asking
 from thinwire.wire.frames import ACKNOWLEDGED, LIFE, NONE, Bytes, Flag, Frame, FrameError, GoneError, Kind
-from thinwire.wire.rows import question
+from thinwire.wire.layout import Layout, pack
 from thinwire.wire.sockets import TICK, Bell, Link
 
 logger = logging.getLogger("thinwire")
 _WINDOW = 4
 """Updates that are with the server and not answered, at most; others wait here, so that they take no room there."""
-
-
-class _Said(NamedTuple):
-    """A frame to be sent."""
-
-    kind: Kind
-    body: Sequence[Bytes]
-    number: int
-    version: int
-    flags: Flag
 
 
 @final
@@ -41,31 +33,28 @@ class Channel:
     and goes on with the first that the server has not applied. Its own thread alone uses the connection.
     """
 
-    def __init__(self, settings: Settings, copy: Copy, rows: Rows) -> None:
-        self._settings, self.copy, self.rows = settings, copy, rows
-        self._changed, self._fetches, self._bell = threading.Condition(), Fetches(), Bell()
-        self._log, self._floors, self._life = Log(settings.log_bytes), list[int](), 0
-        self._added = self._answered = self._durable = self.dropped = 0
+    def __init__(self, settings: Settings, layout: Layout, model: nn.Module) -> None:
+        self._settings, self.copy, self.rows = settings, Copy(layout, model), Rows(layout, model)
+        self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
+        self._changed, self._bell, self._log = threading.Condition(), Bell(), Log()
+        self._floors, self._life, self._counted = list[int](), 0, [0, 0]
+        self._added = self._questions = self._answered = self.saved = self.dropped = 0
+        """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
         self._transmitted = self._done = self._repeated = 0  # over this connection; repeated: up to which again
         self._full = self._sound = self._goodbye = False
         self._closed = threading.Event()
         self._error: Exception | None = None
-        self._counted = [0, 0]
         self._deadline = time.monotonic() + settings.patience
-        try:
-            with copy.open():
-                self._link = self._joined()
-        except BaseException:
-            self._bell.close()
-            raise
+        with self.copy.open():
+            self._link = self._joined()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of the updates that may have to be sent once more."""
+        """Bytes of the updates that may have to be sent once more, and of the vectors that are encoded."""
         with self._changed:
-            return self._log.nbytes
+            return self._log.nbytes + self.uplink.staged
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -73,47 +62,39 @@ class Channel:
         ended, now = self._counted, self._link.counted
         return ended[0] + now[0], ended[1] + now[1]
 
-    @property
-    def saved(self) -> int:
-        """The number of the latest update that the server has on disk; of one without a checkpoint, that it applied."""
-        return self._durable
-
     def send(self, number: int, base: Base, flags: Flag, body: Sequence[Bytes]) -> None:
         """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
-        size = sum(map(len, body))
+        size, room = sum(map(len, body)), self._settings.room
         with self._changed:
-            if not self._log.fits(size):
-                self._full = True
-                self._bell.ring()
-            self._wait_for(lambda: self._log.fits(size))
-            self._full = False
-            flags |= Flag.SAVE if self._log.half_full(size) else NONE
+            self._full = self._log.nbytes + size > room // 2
+            self._bell.ring()
+            self._changed.wait_for(lambda: self._error or not self._log or self._log.nbytes + size <= room)
+            self.check()
             version = min((base.version, *self._floors[base.joins :]))
-            self._log.add(Sent(number=number, version=version, flags=flags, body=body))
+            self._log.add(Sent(kind=Kind.UPDATE, number=number, version=version, flags=flags, body=body))
             self._added = number
         self._bell.ring()
 
     def wait(self, number: int) -> None:
         """Wait until update `number` is answered. Raises ServerError if it never will be."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._answered >= number)
-            if self._answered < number:
-                self.check()
+            self._wait_for(lambda: self._answered >= number)
 
     def fetch(self, keys: Sequence[Tensor]) -> int:
         """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
+        body = pack([asking(entry, x) for entry, x in zip(self.layout.fetched, keys, strict=True)])
         with self._changed:
             self.check()
-            number = self._fetches.add(keys, after=self._added)
+            self._questions += 1
+            self._log.add(Sent(kind=Kind.FETCH, number=self._questions, body=body, keys=keys))
+            number = self._questions
         self._bell.ring()
         return number
 
     def wait_for_rows(self, number: int) -> None:
         """Wait until question `number` is answered. Raises ServerError if it never will be."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error or number not in self._fetches)
-            if number in self._fetches:
-                self.check()
+            self._wait_for(lambda: number not in self._log.open)
 
     def settle(self, seconds: float) -> bool:
         """Wait until nothing is logged, at most so long. Return whether it is so."""
@@ -140,9 +121,10 @@ class Channel:
             raise self._error
 
     def _wait_for(self, until: Callable[[], bool]) -> None:
-        """Wait, with the lock held. Raises what has ended the channel."""
+        """Wait, with the lock held. Raises what has ended the channel, if it was not so by then."""
         self._changed.wait_for(lambda: self._error or until())
-        self.check()
+        if not until():
+            self.check()
 
     def _run(self) -> None:
         """Send what is due and take in answers; after a loss, join again. `send` and `wait` raise what ends it."""
@@ -150,9 +132,7 @@ class Channel:
             while not self._over():
                 try:
                     self._transmit()
-                    if self._over():
-                        return
-                    if (frame := self._link.receive()) is not None:
+                    if not self._over() and (frame := self._link.receive()) is not None:
                         self._take(frame)
                 except GoneError as error:
                     if self._closed.is_set():
@@ -164,7 +144,6 @@ class Channel:
             if self._goodbye:
                 self._take_leave()
             self._link.close()
-            self._bell.close()
 
     def _take_leave(self) -> None:
         """Say BYE, and wait for the END that shows that all has arrived."""
@@ -176,45 +155,39 @@ class Channel:
     def _over(self) -> bool:
         """Whether this was closed, and all has been sent before a BYE."""
         with self._changed:
-            return self._closed.is_set() and not (self._goodbye and self._log.after(self._transmitted))
+            return self._closed.is_set() and not (self._goodbye and self._log.next())
 
     def _transmit(self) -> None:
         """Send all that is due. Raises GoneError."""
-        while not self._over():
-            with self._changed:
-                said = self._due()
-            if said is None:
-                return
-            self._link.send(said.kind, *said.body, number=said.number, version=said.version, flags=said.flags)
+        while not self._over() and (item := self._due()) is not None:
+            brief = item.kind is Kind.UPDATE and item.number <= self._repeated and item.number < self._added
+            flags = item.flags | (Flag.BRIEF if brief else NONE)
+            self._link.send(item.kind, *item.body, number=item.number, version=item.version, flags=flags)
 
-    def _due(self) -> _Said | None:
-        """Return what is to be sent next, if anything is."""
-        question_ = self._fetches.due(self._transmitted)
-        if question_ is not None:
-            return _Said(Kind.FETCH, question(self.rows.layout, self._fetches.keys(question_)), question_, 0, NONE)
-        open_ = self._closed.is_set() or self._transmitted - self._done < _WINDOW
-        if open_ and (rest := self._log.after(self._transmitted)) is not None:
-            self._transmitted = rest.number
-            brief = rest.number <= self._repeated and self._log.after(rest.number) is not None
-            return _Said(
-                Kind.UPDATE, rest.body, rest.number, rest.version, rest.flags | (Flag.BRIEF if brief else NONE)
-            )
-        if self._full:
-            self._full = False
-            return _Said(Kind.PING, (), 0, 0, Flag.SAVE)
-        self._sound |= self._log.after(self._done) is None and not self._fetches
-        return None
+    def _due(self) -> Sent | None:
+        """Return what is to be sent now, if anything is, and note that it is."""
+        with self._changed:
+            if self._full:
+                self._full = False
+                return Sent(kind=Kind.PING, number=0, body=(), flags=Flag.SAVE)
+            item = self._log.next()
+            if item is None:
+                self._sound |= self._done == self._added and not self._log.open
+            elif item.kind is Kind.UPDATE:
+                if self._transmitted - self._done >= _WINDOW and not self._closed.is_set():
+                    return None
+                self._transmitted = item.number
+            self._log.under_way += item is not None
+            return item
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
             if not self._closed.is_set():
-                self._error = error
+                said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
                 if isinstance(error, (FrameError, PayloadError)):
                     said = f"the server's answer cannot be read ({error}): do both run the same version of thinwire?"
-                    self._error = ServerError(said)
-                elif not isinstance(error, (ServerError, FingerprintError)):
-                    said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
-                    self._error = ServerError(said)
+                known = isinstance(error, (ServerError, FingerprintError))
+                self._error = error if known else ServerError(said)
             self._changed.notify_all()
 
     def _rejoin(self, error: GoneError) -> None:
@@ -239,7 +212,7 @@ class Channel:
     def _joined(self) -> Link:
         """Return a connection that has joined, with the server's parameters taken over."""
         self._sound = False
-        link, welcome = called(self._settings, self._bell, self._deadline, self._closed)
+        link, welcome = called(self._settings, self.layout, self._bell, self._deadline, self._closed)
         try:
             self._welcomed(welcome)
         except BaseException:
@@ -249,52 +222,54 @@ class Channel:
 
     def _welcomed(self, frame: Frame) -> None:
         applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
-        if applied < self._durable:
+        if applied < self.saved:
             raise ServerError(
                 f"the server at {self._settings.address} has applied {applied} updates of this trainer, fewer than "
-                f"the {self._durable} it had saved: start it from its checkpoint, or restart this trainer"
+                f"the {self.saved} it had saved: start it from its checkpoint, or restart this trainer"
             )
         life, restored = LIFE.unpack_from(frame.body, ACKNOWLEDGED.size)
-        joins = len(self._floors) + 1
-        self.copy.take(frame.body[ACKNOWLEDGED.size + LIFE.size :], 0, Base(frame.version, joins), whole=True)
+        self.copy.take(frame.body[ACKNOWLEDGED.size + LIFE.size :], Base(frame.version, len(self._floors) + 1))
         floor = frame.version if life == self._life else restored  # to which the server went back
         self.rows.rejoined(floor)
         with self._changed:
             self._life, self._repeated = life, self._added
             self._transmitted = self._done = applied
             self._answered = max(self._answered, applied)
-            self._fetches.repeat()
             self._floors.append(floor)
-            self._log.clamp(floor)
+            self._log.restart(applied, floor)
             self._forget(durable)
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind is Kind.PARAMETERS:
-            applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
-            if not frame.flags & Flag.BRIEF:
-                base = Base(frame.version, len(self._floors))
-                self.copy.take(frame.body[ACKNOWLEDGED.size :], frame.number, base, whole=False)
-            with self._changed:
-                self._done, self._sound = max(self._done, frame.number), True
-                self._answered = max(self._answered, min(applied, frame.number))
-                self.dropped += bool(frame.flags & Flag.DROPPED)
-                self._forget(durable)
-        elif frame.kind is Kind.PING:
-            with self._changed:
-                self._forget(frame.number)
-        elif frame.kind is Kind.ROWS:
-            self.rows.take(self._fetches.keys(frame.number), frame.body, frame.version)
-            with self._changed:
-                self._sound = True
-                self._fetches.done(frame.number)
-                self._changed.notify_all()
-        elif frame.kind in (Kind.REFUSED, Kind.END):
-            said = bytes(frame.body).decode(errors="replace")
-            raise (ServerError(f"{self._settings.address}: {said}") if frame.kind is Kind.REFUSED else GoneError(said))
-        else:
-            raise FrameError(f"the server sent {frame.kind.name} out of turn")
+        match frame.kind:
+            case Kind.PARAMETERS:
+                applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
+                if not frame.flags & Flag.BRIEF:
+                    base = Base(frame.version, len(self._floors))
+                    self.copy.take(frame.body[ACKNOWLEDGED.size :], base, frame.number)
+                with self._changed:
+                    self._done, self._sound = max(self._done, frame.number), True
+                    self._answered = max(self._answered, min(applied, frame.number))
+                    self.dropped += bool(frame.flags & Flag.DROPPED)
+                    self._forget(durable)
+            case Kind.PING:
+                with self._changed:
+                    self._forget(frame.number)
+            case Kind.ROWS:
+                if (asked := self._log.open.get(frame.number)) is None:
+                    raise FrameError(f"rows for request {frame.number}, which is not open")
+                self.rows.take(asked.keys, frame.body, frame.version)
+                with self._changed:
+                    self._sound = True
+                    del self._log.open[frame.number]
+                    self._forget(self.saved)
+            case Kind.REFUSED:
+                raise ServerError(f"{self._settings.address}: {frame.words}")
+            case Kind.END:
+                raise GoneError(frame.words)
+            case _:
+                raise FrameError(f"the server sent {frame.kind.name} out of turn")
 
     def _forget(self, durable: int) -> None:
-        self._durable = max(self._durable, durable)
+        self.saved = max(self.saved, durable)
         self._log.forget(durable)
         self._changed.notify_all()

@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from weakref import WeakValueDictionary
 
 from torch import nn
@@ -14,20 +13,15 @@ from thinwire.memories import Memory
 from thinwire.reducer import Reducer
 from thinwire.trainer.calling import Settings
 from thinwire.trainer.channel import Channel
-from thinwire.trainer.copy import Copy
-from thinwire.trainer.fetched import Rows
 from thinwire.trainer.trainer import Trainer
-from thinwire.trainer.uplink import Draining, Uplink, drainable
+from thinwire.trainer.uplink import drainable
 from thinwire.wire.environment import addresses
-from thinwire.wire.keys import Given, named, tickets
-from thinwire.wire.places import Places
-from thinwire.wire.rows import longest_answer
+from thinwire.wire.keys import Given, said
 from thinwire.wire.sockets import check_installed
-from thinwire.wire.terms import Terms
+from thinwire.wire.terms import layouts
 
 _AT_WORK = WeakValueDictionary[int, Memory]()
 """The memories of this process's connected trainers, by id."""
-_HEAD = 1024  # bytes of an answer before its sections, at most
 
 
 @checked
@@ -90,60 +84,34 @@ def connect(
             "drain= sends the residual of error feedback; this recipe's memory keeps something else: leave out drain="
         )
     check_installed()
-    its_tickets = named(ticket)
-    memories = [memory for memory in recipe.memories() if memory.stateful]
-    _check_free(memories)
-    terms = Terms.of(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
-    settings = partial(
-        Settings,
-        trainer=secrets.token_hex(16),
-        timeout=timeout,
-        patience=reconnect,
-        log_bytes=log_bytes,
-    )
-    places = addresses(address, servers)
-    uplinks, channels = list[Uplink](), list[Channel]()
-    with ExitStack() as if_one_fails:
-        for index, (place, finder) in enumerate(zip(places, tickets(its_tickets, places), strict=True)):
-            layout = terms.layout(index)
-            its = settings(
-                address=place,
-                ticket=finder,
-                agreed=terms.agreed(index),
-                longest_answer=_HEAD
-                + layout.limit(layout.dense if down is None else layout.of_codec(down), layout.pushed),
-                longest_rows=longest_answer(layout),
-            )
-            uplinks.append(Uplink(recipe, layout, its.trainer, next(model.parameters()).device))
-            channels.append(Channel(its, Copy(layout, model, down), Rows(layout, model)))
-            if_one_fails.callback(channels[-1].close, goodbye=False)
-        if_one_fails.pop_all()
-    held = [channel.copy.places for channel in channels]
-    for each in held:
-        each.claim()
-    _AT_WORK.update({id(memory): memory for memory in memories})
-    return Trainer(
-        model,
-        uplinks,
-        channels,
-        draining=Draining(drain, seed),
-        in_flight=in_flight,
-        releases=drainable(recipe),
-        closed=partial(_release, memories, held),
-    )
-
-
-def _check_free(memories: Sequence[Memory]) -> None:
+    each, memories = said(ticket), [memory for memory in recipe.memories() if memory.stateful]
     if any(id(memory) in _AT_WORK for memory in memories):
         raise ValueError(
             "this recipe is in use by another trainer of this process, and their residuals would mix: make a "
             "recipe for each trainer, or use one trainer with threads (Trainer.run)"
         )
+    its = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
+    places, who, channels = addresses(address, servers), secrets.token_hex(16), list[Channel]()
+    if len(each) not in (1, servers):
+        raise ValueError(f"{len(each)} tickets for {servers} servers; expected one, or one for each")
+    with ExitStack() as if_one_fails:
+        for i, layout in enumerate(its):
+            layout.compile()
+            settings = Settings(
+                places[i], i, each[i % len(each)], trainer=who, timeout=timeout, patience=reconnect, room=log_bytes
+            )
+            channels.append(Channel(settings, layout, model))
+            if_one_fails.callback(channels[-1].close, goodbye=False)
+        if_one_fails.pop_all()
+    for channel in channels:
+        channel.copy.places.claim()
+    _AT_WORK.update({id(memory): memory for memory in memories})
 
+    def closed() -> None:
+        for channel in channels:
+            channel.copy.places.release()
+        for memory in memories:
+            memory.restore({})  # what waits is lost, and no later trainer sends it
+            _AT_WORK.pop(id(memory), None)
 
-def _release(memories: Sequence[Memory], places: Sequence[Places]) -> None:
-    for each in places:
-        each.release()
-    for memory in memories:
-        memory.restore({})  # what waits is lost, and no later trainer sends it
-        _AT_WORK.pop(id(memory), None)
+    return Trainer(model, recipe, channels, drain=drain, seed=seed, in_flight=in_flight, closed=closed)

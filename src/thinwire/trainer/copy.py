@@ -10,9 +10,9 @@ from typing import NamedTuple, final
 import torch
 from torch import nn
 
-from thinwire.codecs import Codec
 from thinwire.payloads import Blocks, Payload
-from thinwire.wire.layout import Layout, Part, read_parts, read_table, unpack, write_rows
+from thinwire.wire.entries import write_rows
+from thinwire.wire.layout import Layout, Part
 from thinwire.wire.places import Places
 
 logger = logging.getLogger("thinwire")
@@ -29,9 +29,8 @@ class Base(NamedTuple):
 class Copy:
     """A trainer's copy of one server's parameters, overwritten only while `open`: not from forward to backward."""
 
-    def __init__(self, layout: Layout, model: nn.Module, codec: Codec | None) -> None:
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
         self._layout, self.places = layout, Places(layout, model)
-        self._parts = None if codec is None else layout.of_codec(codec)
         self._lock, self._opened, self._kept = threading.Lock(), 0, list[Callable[[], None]]()
         self.base = Base(0, 0)
         self._changes: list[int] | None = self._counted()
@@ -65,36 +64,27 @@ class Copy:
             with self._lock:
                 self._opened -= 1
 
-    def take(self, body: memoryview, number: int, base: Base, *, whole: bool) -> None:
-        """Take in an answer to update `number`, or all; on FrameError or PayloadError nothing has been written."""
+    def take(self, body: memoryview, base: Base, number: int | None = None) -> None:
+        """Take in an answer to update `number`, or everything; if FrameError or PayloadError, nothing is written."""
+        whole = number is None
+        parts = self._layout.dense if whole else self._layout.down
+        payloads, rows = self._layout.read(body, parts, self._layout.pushed, number or 1)
+        write = partial(self._write, parts, payloads, rows, base)
         with self._lock:
-            write = partial(self._write, *self._read(body, number, whole=whole), base)
             if whole:
                 self._kept.clear()
-            if self._opened:
-                write()
-            else:
-                self._kept.append(write)
-
-    def _read(
-        self, body: memoryview, number: int, *, whole: bool
-    ) -> tuple[Sequence[Part], Sequence[Payload], Sequence[Blocks]]:
-        parts = self._layout.dense if whole or self._parts is None else self._parts
-        sections = unpack(body, len(parts) + len(self._layout.pushed))
-        payloads = read_parts(parts, sections[: len(parts)], number)
-        rows = [read_table(each, x) for each, x in zip(self._layout.pushed, sections[len(parts) :], strict=True)]
-        return parts, payloads, rows
+            write() if self._opened else self._kept.append(write)
 
     @torch.no_grad()
     def _write(self, parts: Sequence[Part], payloads: Sequence[Payload], rows: Sequence[Blocks], base: Base) -> None:
-        flats = self.places.flats
         for part, payload in zip(parts, payloads, strict=True):
+            flat = self.places.flats[part.dtype]
             if parts is self._layout.dense:
-                payload.write(flats[part.dtype])
+                payload.write(flat)
             else:
-                change = torch.zeros_like(flats[part.dtype], device="cpu")
+                change = torch.zeros_like(flat, device="cpu")
                 payload.write(change)
-                flats[part.dtype].add_(change.to(flats[part.dtype].device))
+                flat.add_(change.to(flat.device))
         for entry, found in zip(self._layout.pushed, rows, strict=True):
             write_rows(self.places.parameters[entry.name], entry, found)
         self.base = base

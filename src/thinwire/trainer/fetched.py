@@ -1,4 +1,4 @@
-"""The rows of sparse embeddings that a trainer has, and those that it has asked for."""
+"""The rows of sparse embeddings that a trainer fetches."""
 
 from collections.abc import Mapping, Sequence
 from typing import final
@@ -6,9 +6,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from thinwire.wire.frames import FrameError
-from thinwire.wire.layout import Entry, Layout, write_rows
-from thinwire.wire.rows import read_answer
+from thinwire.errors import PayloadError
+from thinwire.wire.entries import Entry, write_rows
+from thinwire.wire.layout import Layout
 
 _NEVER = -1
 
@@ -55,7 +55,10 @@ class Rows:
     @torch.no_grad()
     def take(self, keys: Sequence[Tensor], body: memoryview, version: int) -> None:
         """Write an answer. Raises FrameError or PayloadError, and then nothing has been written."""
-        found = read_answer(self.layout, keys, body)
+        _, found = self.layout.read(body, (), self.layout.fetched)
+        for entry, asked, rows in zip(self.layout.fetched, keys, found, strict=True):
+            if not torch.equal(rows.keys.long(), asked.long()):
+                raise PayloadError(f"{rows.keys.numel()} rows of {entry.name}; expected the {asked.numel()} asked for")
         for i, (entry, rows) in enumerate(zip(self.layout.fetched, found, strict=True)):
             write_rows(self._parameters[i], entry, rows)
             self._versions[i][keys[i]] = version
@@ -80,45 +83,3 @@ class Rows:
                         "forward pass"
                     )
         return min(found, default=version)
-
-
-@final
-class Fetches:
-    """What was asked of one server and has not come. The caller holds the channel's lock."""
-
-    def __init__(self) -> None:
-        self._latest, self._open, self._asked = 0, dict[int, tuple[int, Sequence[Tensor]]](), 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._open
-
-    def add(self, keys: Sequence[Tensor], *, after: int) -> int:
-        """Note a question, to be asked after this update, and return its number."""
-        self._latest += 1
-        self._open[self._latest] = (after, keys)
-        return self._latest
-
-    def due(self, transmitted: int) -> int | None:
-        """Return the next question to be asked when so many updates have been sent, and take it for asked."""
-        for number, (after, _) in self._open.items():
-            if number > self._asked and after <= transmitted:
-                self._asked = number
-                return number
-        return None
-
-    def repeat(self) -> None:
-        """Have all be asked again."""
-        self._asked = 0
-
-    def keys(self, number: int) -> Sequence[Tensor]:
-        """Return what was asked. Raises FrameError if that question is not open. Needs no lock."""
-        if (found := self._open.get(number)) is None:
-            raise FrameError(f"rows for request {number}, which is not open")
-        return found[1]
-
-    def done(self, number: int) -> None:
-        """Note that the answer has come."""
-        del self._open[number]

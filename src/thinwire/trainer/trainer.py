@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 from thinwire.checked import Count, checked
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
+from thinwire.reducer import Reducer
 from thinwire.trainer.channel import Channel
 from thinwire.trainer.copy import Base
 from thinwire.trainer.fetched import wanted
-from thinwire.trainer.uplink import Draining, Uplink
+from thinwire.trainer.uplink import drainable
+from thinwire.wire.entries import named
 from thinwire.wire.frames import LOSS, Flag
-from thinwire.wire.layout import named, pack
+from thinwire.wire.layout import pack
 
 logger = logging.getLogger("thinwire")
 _BEARABLE = 20  # steps in a row whose gradients are not finite: a loss scale has come down by then
@@ -63,17 +66,16 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        uplinks: Sequence[Uplink],
+        recipe: Reducer,
         channels: Sequence[Channel],
         *,
-        draining: Draining,
+        drain: int | None,
+        seed: int,
         in_flight: int,
-        releases: bool,
         closed: Callable[[], None],
     ) -> None:
-        self.model = model
-        self._uplinks, self._channels = uplinks, channels
-        self._draining, self._in_flight, self._releases = draining, in_flight, releases
+        self.model, self._recipe, self._channels, self._in_flight = model, recipe, channels, in_flight
+        self._drain_every, self._chance = drain, random.Random(seed)
         self._on_close, self._lock = closed, threading.Lock()
         self._number = self._skipped = self._in_a_row = self._drained = 0
         self._waited = 0.0
@@ -161,7 +163,7 @@ class Trainer:
             TypeError: For ids that are not integers.
             ServerError: If a server is gone.
         """
-        ids = wanted([entry for channel in self._channels for entry in channel.rows.layout.fetched], rows)
+        ids = wanted([entry for channel in self._channels for entry in channel.layout.fetched], rows)
         start = time.monotonic()
         with self._open():
             asked = [(each, each.fetch(keys)) for each in self._channels if (keys := each.rows.among(ids))]
@@ -171,7 +173,7 @@ class Trainer:
 
     def drain(self) -> None:
         """Send the residual, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
-        if not self._releases:
+        if not drainable(self._recipe):
             raise TypeError("this recipe's memory cannot send its residual at once: only error feedback can")
         with self._open():
             self._wait(self._push({}, self._bases(), loss=None, drain=True))
@@ -197,9 +199,9 @@ class Trainer:
     @property
     def memory(self) -> MemoryUse:
         """Residuals, the log of updates that may have to be sent again, and the most that encoding takes."""
-        waiting, _, scratch = zip(*(uplink.memory for uplink in self._uplinks), strict=True)
+        waiting = sum(memory.nbytes for memory in self._recipe.memories())
         staging = sum(channel.staged_bytes for channel in self._channels)
-        return MemoryUse(max(waiting), staging, max(scratch))  # uplinks share the recipe's memory
+        return MemoryUse(waiting, staging, max(channel.uplink.scratch for channel in self._channels))
 
     def traffic(self) -> Traffic:
         """Return what has been sent and received so far."""
@@ -215,11 +217,6 @@ class Trainer:
             fetched_rows=sum(channel.rows.count for channel in self._channels),
             waited=self._waited,
         )
-
-    @property
-    def versions(self) -> list[int]:
-        """The version of each server's parameters that this trainer has."""
-        return [base.version for base in self._bases()]
 
     def settle(self, seconds: float) -> bool:
         """Wait at most `seconds` until servers have saved all that was sent. Return whether they have."""
@@ -251,16 +248,16 @@ class Trainer:
     ) -> int:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
         told = LOSS.pack(_number(loss))
-        for uplink in self._uplinks:  # all of them, before the first takes what waits
-            uplink.check(gradients)
+        for channel in self._channels:  # all of them, before the first takes what waits
+            channel.uplink.check(gradients)
         with self._lock:
             number = self._number + 1  # taken when all of it is encoded: servers accept no gap
-            drain |= self._draining.due()
-            bodies = [[told, *pack(uplink.encode(number, gradients, drain=drain))] for uplink in self._uplinks]
+            drain |= self._drain_every is not None and self._chance.random() * self._drain_every < 1
+            encoded = [channel.uplink.encode(number, gradients, drain=drain) for channel in self._channels]
             self._number, self._drained, self._in_a_row = number, self._drained + drain, 0
             flags = Flag.DRAINED if drain else Flag(0)
-            for channel, base, body in zip(self._channels, bases, bodies, strict=True):
-                channel.send(number, base, flags, body)
+            for channel, base, sections in zip(self._channels, bases, encoded, strict=True):
+                channel.send(number, base, flags, [told, *pack(sections)])
             return number
 
     def _bases(self) -> list[Base]:

@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
 Bytes = bytes | memoryview
-PROTOCOL = 5
+PROTOCOL = 6
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 PIECE = 1 << 18
@@ -48,7 +48,7 @@ class Flag(IntFlag):
     DRAINED = 1
     """Of an update: it is not compressed, and includes the residual."""
     SAVE = 2
-    """Of an update or a ping: the trainer's log is half full, so the server should save soon."""
+    """Of a ping: the trainer's log is half full, so the server should save soon."""
     DROPPED = 4
     """Of an answer: the update was not finite and has not been applied."""
     BRIEF = 8
@@ -72,16 +72,6 @@ class GoneError(ConnectionError):
     """The other side is gone."""
 
 
-class Head(NamedTuple):
-    """What a frame says before its body."""
-
-    kind: Kind
-    flags: Flag
-    number: int
-    version: int
-    length: int
-
-
 class Frame(NamedTuple):
     """A frame."""
 
@@ -91,9 +81,14 @@ class Frame(NamedTuple):
     version: int
     body: memoryview
 
+    @property
+    def words(self) -> str:
+        """What it says, if it says why."""
+        return bytes(self.body).decode(errors="replace")
 
-def parse(message: Bytes, limits: Mapping[Kind, int]) -> Head:
-    """Return the head of a frame, or raise FrameError; `limits`: of bodies that may come."""
+
+def parse(message: Bytes, limits: Mapping[Kind, int]) -> Frame:
+    """Return the frame that begins so, with room for its body, or raise FrameError; `limits`: of bodies."""
     if len(message) < HEADER.size:
         raise FrameError(f"a message of {len(message)} bytes; expected a header of {HEADER.size}")
     magic, protocol, kind, flags, number, version, length = HEADER.unpack_from(message)
@@ -103,7 +98,7 @@ def parse(message: Bytes, limits: Mapping[Kind, int]) -> Head:
         raise FrameError(f"got kind {kind} with flags {flags}; expected one of {[int(each) for each in limits]}")
     if length > limits[Kind(kind)]:
         raise FrameError(f"a {Kind(kind).name} of {length} bytes; at most {limits[Kind(kind)]} bytes are allowed")
-    return Head(Kind(kind), Flag(flags), number, version, length)
+    return Frame(Kind(kind), Flag(flags), number, version, memoryview(bytearray(length)))
 
 
 def messages(
@@ -126,22 +121,18 @@ class Inbox:
     """Makes frames of one sender's messages. `limits`: for `parse`; the owner changes them as it goes on."""
 
     def __init__(self, limits: Mapping[Kind, int]) -> None:
-        self.limits, self.received = limits, 0
-        self._head: Head | None = None
-        self._room, self._filled = bytearray(), 0
+        self.limits, self._filled = limits, 0
+        self._frame: Frame | None = None
 
     def take(self, message: Bytes) -> Frame | None:
         """Take in a message, and return the frame if that is its last one. Raises FrameError."""
-        self.received += len(message) + AROUND
-        if self._head is None:
-            self._head = parse(message, self.limits)
-            self._room, self._filled = bytearray(self._head.length), 0
-            message = message[HEADER.size :]
-        end = self._filled + len(message)
-        if end > len(self._room):
-            raise FrameError(f"a body of {end} bytes; its header says {len(self._room)}")
-        self._room[self._filled : end], self._filled = message, end
-        if end < len(self._room):
+        if self._frame is None:
+            self._frame, self._filled, message = parse(message, self.limits), 0, message[HEADER.size :]
+        body, end = self._frame.body, self._filled + len(message)
+        if end > len(body):
+            raise FrameError(f"a body of {end} bytes; its header says {len(body)}")
+        body[self._filled : end], self._filled = message, end
+        if end < len(body):
             return None
-        head, self._head = self._head, None
-        return Frame(head.kind, head.flags, head.number, head.version, memoryview(self._room))
+        done, self._frame = self._frame, None
+        return done

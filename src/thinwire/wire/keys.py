@@ -1,24 +1,25 @@
 """Who may join: a server's key, and the ticket of its trainers.
 
 A server has two pairs of CURVE keys: its own, by which trainers know it, and one by which it knows them. The ticket is
-its public key and their secret one, in 128 hexadecimal digits: with it one can join, and not be taken for the server.
-A trainer's ticket is given, or in THINWIRE_TICKET, or in a file that a server leaves for this user's processes on its
-host, or in torchrun's store.
+its public key and their secret one: with it one can join, and not be taken for the server. A trainer's ticket is given,
+or in THINWIRE_TICKET, or in a file that a server leaves for this user's processes on its host, or in torchrun's store.
 """
 
+import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Self, final
 
 from thinwire.checked import BODY
 from thinwire.wire import environment
 from thinwire.wire.frames import GoneError
 from thinwire.wire.sockets import fresh_secret, public_of, resolved
 
+logger = logging.getLogger("thinwire")
 Given = Annotated[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None, BODY]
 """Tickets, or files that hold them: one for all servers, or one for each. No error may show one."""
 VARIABLE = "THINWIRE_TICKET"
@@ -26,31 +27,32 @@ _DIGITS = 128
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class Ticket:
-    """What a trainer has: the server's public key, and the trainers' secret one; 32 bytes each."""
+@dataclass(frozen=True, repr=False)
+class Key:
+    """A server's key, or a ticket: the server's secret key, or its public one, and the trainers' secret key."""
 
     server: bytes
-    mine: bytes = field(repr=False)
+    trainers: bytes
+
+    @classmethod
+    def read(cls, text: str, where: str) -> Self:
+        """Return what is written there. Raises ValueError, which does not show it."""
+        found = b""
+        with suppress(ValueError):
+            found = bytes.fromhex(text)
+        if 2 * len(found) != _DIGITS:
+            raise ValueError(f"{where} holds no key or ticket of a server; expected {_DIGITS} hexadecimal digits")
+        return cls(found[: _DIGITS // 4], found[_DIGITS // 4 :])
 
     @property
     def text(self) -> str:
-        """The ticket as it is written."""
-        return (self.server + self.mine).hex()
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """What a server has: the secret keys of both pairs, 32 bytes each."""
-
-    own: bytes = field(repr=False)
-    trainers: bytes = field(repr=False)
+        """It as it is written."""
+        return (self.server + self.trainers).hex()
 
     @property
-    def ticket(self) -> Ticket:
-        """Return what its trainers need."""
-        return Ticket(server=public_of(self.own), mine=self.trainers)
+    def ticket(self) -> Self:
+        """What trainers need of a server's key."""
+        return type(self)(public_of(self.server), self.trainers)
 
 
 def key_of(path: Path | None) -> Key:
@@ -58,92 +60,65 @@ def key_of(path: Path | None) -> Key:
 
     Raises ValueError for a file that others may read or that holds something else, and OSError.
     """
-    made = Key(own=fresh_secret(), trainers=fresh_secret())
+    made = Key(fresh_secret(), fresh_secret())
     if path is None:
         return made
     if not path.exists():
         with suppress(FileExistsError):
-            _write(path, (made.own + made.trainers).hex(), over=False)
-    own, trainers = _halves(_private(path), str(path))
-    found = Key(own=own, trainers=trainers)
+            _write(path, made.text, over=False)
+    found = Key.read(_private(path), str(path))
     with suppress(OSError):  # the key may be where nothing can be written
         _write(path.with_name(f"{path.name}.ticket"), found.ticket.text)
     return found
 
 
-def leave(address: str, ticket: Ticket) -> Callable[[], None]:
-    """Leave a ticket for this user's processes on this host; return what takes it away. Raises OSError."""
+def leave(address: str, text: str) -> Callable[[], None]:
+    """Leave a ticket for this user's processes on this host, if that can be; return what takes it away."""
     host, port = environment.split(address)
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    path = _left(environment.joint(here, port))
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(path, ticket.text)
+    try:
+        path = _left({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(path, text)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        logger.warning("trainers will not find the ticket by themselves (%s): give them server.ticket", error)
+        return lambda: None
 
     def take() -> None:
         with suppress(OSError):
-            if path.read_text() == ticket.text:
+            if path.read_text() == text:
                 path.unlink()
 
     return take
 
 
-def named(given: Given) -> list[str | os.PathLike[str]]:
-    """Return the tickets that are given, or else those that the environment names. Raises TypeError."""
+def said(given: Given) -> list[str | os.PathLike[str]]:
+    """Return the tickets, or the files with them, as given or in the environment; "" to look for it. Or TypeError."""
     found: Any = os.environ.get(VARIABLE, "").split(",") if given is None else given
-    several = isinstance(found, Sequence) and not isinstance(found, str)
-    each: list[Any] = list(found) if several else [found]
+    each = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [found]
     if wrong := [one for one in each if not isinstance(one, (str, os.PathLike))]:
         raise TypeError(f"ticket is of type {type(wrong[0]).__name__}; expected a str, a path, or one for each server")
     return each
 
 
-def tickets(each: Sequence[str | os.PathLike[str]], places: Sequence[str]) -> list[Callable[[], Ticket]]:
-    """Return for each server what finds its ticket, now or later: a server that starts again may leave another.
+def ticket(given: str | os.PathLike[str], address: str, index: int) -> Key:
+    """Return the ticket for a server as it is now: one that starts again may leave another.
 
-    Raises ValueError for what is no ticket, and if there is none to be had. What finds one raises GoneError.
+    Raises ValueError for what is no ticket, and GoneError if there is none.
     """
-    each = [*each] * len(places) if len(each) == 1 else each
-    if len(each) != len(places):
-        raise ValueError(f"{len(each)} tickets for {len(places)} servers; expected one, or one for each")
-    return [_finder(said, place, i) for i, (said, place) in enumerate(zip(each, places, strict=True))]
-
-
-def _finder(said: str | os.PathLike[str], place: str, index: int) -> Callable[[], Ticket]:
-    if isinstance(said, str) and len(said) == _DIGITS:
-        ticket = _ticket(said, "the ticket")
-        return lambda: ticket
-    if said:
-        return lambda: _ticket(_private(Path(said)), "that file")
-    return lambda: _ticket(_found(place, index), "what was left")
-
-
-def _found(place: str, index: int) -> str:
-    """Return the ticket that a server has left on this host or in torchrun's store. Raises GoneError."""
-    host, port = resolved(place)
-    path = _left(environment.joint(host, port))
+    if isinstance(given, str) and len(given) == _DIGITS:
+        return Key.read(given, "the ticket")
+    if given:
+        return Key.read(_private(Path(given)), "that file")
+    host, port = resolved(address)
+    path = _left(host, port)
     if path.exists() or environment.is_loopback(host) or (stored := environment.stored_ticket(index)) is None:
-        return _private(path)
-    return stored
+        return Key.read(_private(path), "what was left")
+    return Key.read(stored, "what was stored")
 
 
-def _ticket(text: str, where: str) -> Ticket:
-    server, mine = _halves(text, where)
-    return Ticket(server=server, mine=mine)
-
-
-def _halves(text: str, where: str) -> tuple[bytes, bytes]:
-    try:
-        found = bytes.fromhex(text)
-    except ValueError:
-        found = b""
-    if len(found) != _DIGITS // 2:
-        raise ValueError(f"{where} holds no key or ticket of a server; expected {_DIGITS} hexadecimal digits")
-    return found[:32], found[32:]
-
-
-def _left(address: str) -> Path:
+def _left(host: str, port: int) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "thinwire" / "tickets" / address
+    return Path(home) / "thinwire" / "tickets" / environment.joint(host, port)
 
 
 def _private(path: Path) -> str:

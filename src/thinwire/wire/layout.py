@@ -4,205 +4,163 @@ Both sides derive the same layout from the model and the recipe. So what may com
 and a payload is read by one of the same layout, which checks it before it writes.
 """
 
-import hashlib
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.codecs import Codec, Identity
-from thinwire.errors import PayloadError
-from thinwire.integrations.replicas.managed import sparse_weights
-from thinwire.memories import Memory, NoMemory
+from thinwire.exchanges import AllGather
+from thinwire.memories import NoMemory
 from thinwire.payloads import Blocks, Payload
-from thinwire.reducer import Compressed, Reducer, Segment
+from thinwire.reducer import Bucket, Compressed, Reducer, Segment, Segments
+from thinwire.reducer.compressed import encoded
+from thinwire.signals import Plains
+from thinwire.wire.entries import Entry, most, read_table
 from thinwire.wire.frames import Bytes, FrameError
 
-_HEAD = 256  # bytes: more than the header of any payload and its padding
-_NOTHING = NoMemory()
 _LATE = 1 << 40
+_MANY = 8  # of what a density has that changes with every step
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A parameter: its name, shape and dtype, and whether its gradient comes as rows of a sparse embedding."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    rows: bool
-
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return torch.Size(self.shape).numel()
-
-    def __str__(self) -> str:
-        return f"{self.shape} {self.dtype}{', in rows' if self.rows else ''}"
-
-
-def named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name, without the prefix that torch.compile puts before names."""
-    return {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
-
-
-def entries(model: nn.Module) -> list[Entry]:
-    """Return the model's parameters that are trained. Raises ValueError if there are none, or one is empty."""
-    sparse = sparse_weights(model)
-    found = [
-        Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=p in sparse)
-        for name, p in named(model).items()
-        if p.requires_grad
-    ]
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
-    if empty := next((each for each in found if not each.numel), None):
-        raise ValueError(f"{empty.name} is {empty.shape} and has no elements to send: freeze it")
-    return found
-
-
-def frozen(model: nn.Module) -> str:
-    """Return a hash of the parameters that are not trained: nobody sends them, so all must have the same."""
-    digest, found = hashlib.sha256(), [(name, p) for name, p in named(model).items() if not p.requires_grad]
-    for name, p in found:
-        digest.update(f"{name} {tuple(p.shape)} {p.dtype}".encode())
-        digest.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16] if found else "none"
-
-
-def shards(parameters: Sequence[Entry], servers: int) -> list[list[Entry]]:
-    """Divide parameters, at least one each, among servers: the largest first, to whichever has least so far."""
-    if servers > len(parameters):
-        raise ValueError(f"{servers} servers for {len(parameters)} parameters; expected at most one server a parameter")
-    load, owner = [0] * servers, dict[str, int]()
-    for each in sorted(parameters, key=lambda each: (-each.numel, each.name)):
-        least = load.index(min(load))
-        owner[each.name], load[least] = least, load[least] + max(1, each.numel)
-    return [[each for each in parameters if owner[each.name] == i] for i in range(servers)]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class Part:
-    """Parameters of one dtype whose gradients travel in one payload: `segments` of a vector of `numel` elements."""
+    """Parameters of one dtype that go one way, in one payload: `segments` of a vector of `numel` elements."""
 
-    memory: Memory
-    codec: Codec
-    segments: tuple[Segment, ...]
-    numel: int
-    dtype: torch.dtype
+    def __init__(self, way: Compressed, segments: Segments, dtype: torch.dtype, numel: int) -> None:
+        together = way.codec.elementwise and not way.memory.stateful
+        self.way, self.segments = way, segments.coalesced if together else segments
+        self.dtype, self.numel = dtype, numel
+        self._likes: dict[Codec, Payload] = {}
 
-    def assembled(self, payloads: Sequence[Payload]) -> Payload:
-        """Place the payloads of the segments side by side."""
-        return type(payloads[0]).assemble(payloads, [segment.offset for segment in self.segments], self.numel)
+    def encode(self, bucket: Bucket, number: int, who: str) -> Payload:
+        """Return what is sent in update `number`, and retain the rest; `who` seeds a trainer's own draws."""
+        own, shared = self._seeds(number, who), self._seeds(number)
+        return self.way.encode(bucket, number - 1, own=own, shared=shared)
 
-    def draw(self, segment: Segment, number: int, who: str = "") -> int:
-        """Return the seed of an update's segment: the same for all, unless the codec lets each `who` draw alone."""
-        return zlib.crc32(f"{number}/{segment.name}/{'' if self.codec.shared_seed else who}".encode())
+    def plain(self, flat: Tensor, number: int) -> Payload:
+        """Return what is sent of a vector, where no memory keeps the rest."""
+        bucket, codec = self.bucket(flat), self.way.codec.at(number - 1)
+        return encoded(codec, Plains(bucket.views()), bucket, seeds=self._seeds(number), share=1.0)
 
-    def like(self, number: int = 0) -> Payload:
+    def read(self, section: Tensor, number: int) -> Payload:
+        """Return what was sent. Raises PayloadError unless it is laid out like what `number` has."""
+        return self.like(number).from_buffers(section[None])
+
+    def like(self, number: int) -> Payload:
         """Return a payload laid out like that of update `number`."""
-        if not self.codec.shared_seed:
-            return self._like
-        return self._blank(number)
+        codec = self.way.codec.at(number - 1)
+        if (found := self._likes.get(codec)) is None or codec.shared_seed:
+            if len(self._likes) >= _MANY:
+                self._likes.clear()
+            found = self._likes[codec] = self.plain(torch.zeros(self.numel, dtype=self.dtype), number)
+        return found
 
-    @cached_property
-    def _like(self) -> Payload:
-        return self._blank(0)
+    def bucket(self, flat: Tensor) -> Bucket:
+        """Return this part of a vector."""
+        return Bucket(flat=flat, segments=self.segments)
 
-    def _blank(self, number: int) -> Payload:
-        return self.assembled(
-            [
-                self.codec.encode(torch.zeros(segment.shape, dtype=self.dtype), seed=self.draw(segment, number))
-                for segment in self.segments
-            ]
-        )
+    def _seeds(self, number: int, who: str = "") -> list[int]:
+        return [zlib.crc32(f"{number}/{name}/{who}".encode()) for name in self.segments.names]
 
 
 @final
 class Layout:
-    """The layout of one server's parameters.
+    """The layout of one server's parameters, and how they travel: up by `recipe`, down by a codec or whole.
 
     All that are not sent as rows lie in one flat vector for each dtype: `sizes` are their lengths. `rows` are the
     others. Of these, `pushed` come down with every answer, and `fetched` when a trainer asks: one of the two is empty.
+    `agreed` says in words what both sides must have in common. Raises TypeError for a recipe without memory and codec.
     """
 
-    def __init__(self, parameters: Sequence[Entry], *, fetch_rows: bool = False) -> None:
-        self.parameters = parameters
+    def __init__(
+        self,
+        parameters: Sequence[Entry],
+        recipe: Reducer,
+        down: Codec | None = None,
+        *,
+        fetch_rows: bool = False,
+        agreed: Mapping[str, str] | None = None,
+    ) -> None:
+        self.parameters, self.recipe, self.agreed = parameters, recipe, agreed or {}
         self.rows = [each for each in parameters if each.rows]
         self.pushed, self.fetched = ([], self.rows) if fetch_rows else (self.rows, [])
         self.sizes: dict[torch.dtype, int] = {}
-        self._placed: list[tuple[Entry, Segment]] = []
+        self.segments: list[tuple[torch.dtype, Segment]] = []
         for each in parameters:
             if not each.rows:
                 start = self.sizes.get(each.dtype, 0)
                 segment = Segment(name=each.name, offset=start, length=each.numel, shape=each.shape)
-                self._placed.append((each, segment))
+                self.segments.append((each.dtype, segment))
                 self.sizes[each.dtype] = start + each.numel
-        self.dense = self.parts(lambda segment: (_NOTHING, Identity()))
-        self._known: dict[tuple[tuple[int, Codec], ...], tuple[Part, ...]] = {}
+        self._known: dict[tuple[int, ...], Sequence[Part]] = {}
+        self.dense = self._parts(_whole(Identity()))
+        self.down = self.dense if down is None else self._parts(_whole(down))
+        for step in (0, _LATE):  # now, and after the warm-up
+            self._ways(step)
 
-    def segments(self) -> Iterable[tuple[torch.dtype, Segment]]:
-        """Return each parameter's place: the dtype of its vector, and the segment of it."""
-        return [(entry.dtype, segment) for entry, segment in self._placed]
-
-    def parts(self, how: Callable[[Segment], tuple[Memory, Codec]]) -> tuple[Part, ...]:
-        """Return the parts if each segment goes through the memory and the codec that `how` returns."""
-        groups: dict[tuple[torch.dtype, int, Codec], tuple[Memory, list[Segment]]] = {}
-        for entry, segment in self._placed:
-            memory, codec = how(segment)
-            groups.setdefault((entry.dtype, id(memory), codec), (memory, []))[1].append(segment)
-        return tuple(
-            Part(memory=memory, codec=codec, segments=tuple(found), numel=self.sizes[dtype], dtype=dtype)
-            for (dtype, _, codec), (memory, found) in groups.items()
-        )
-
-    def check(self, recipe: Reducer) -> None:
-        """Raise TypeError if a recipe, now or after its warm-up, has something without memory and codec."""
-        for _, segment in self._placed:
-            for step in (0, _LATE):
-                line(recipe, segment, step)
-
-    def compile(self, recipe: Reducer, codec: Codec | None) -> None:
-        """Compile the kernels that read payloads now, so that no trainer waits for it later."""
-        for part in (*self.of_recipe(recipe, 0), *(self.of_codec(codec) if codec else ()), *self.dense):
-            blank = part.like()
-            blank.from_buffers(blank.to_buffer()[None]).write(torch.empty(part.numel, dtype=part.dtype))
-
-    def of_recipe(self, recipe: Reducer, step: int) -> tuple[Part, ...]:
-        """Return the parts of a recipe at a step."""
-        lines = {segment.name: line(recipe, segment, step) for _, segment in self._placed}
-        chosen = {name: (each.memory, each.codec.at(step)) for name, each in lines.items()}
-        key = tuple((id(memory), codec) for memory, codec in chosen.values())
+    def up(self, number: int) -> Sequence[Part]:
+        """Return the parts of update `number`."""
+        ways = self._ways(number - 1)
+        key = tuple(map(id, ways.values()))
         if (known := self._known.get(key)) is None:
-            if len(self._known) >= 8:  # a density that changes with every step
-                self._known.clear()
-            known = self._known[key] = self.parts(lambda segment: chosen[segment.name])
+            known = self._known[key] = self._parts(lambda segment: ways[segment.name])
         return known
 
-    def of_codec(self, codec: Codec) -> tuple[Part, ...]:
-        """Return the parts if everything goes through one codec."""
-        return self.parts(lambda segment: (_NOTHING, codec))
+    def _ways(self, step: int) -> dict[str, Compressed]:
+        return {segment.name: _line(self.recipe, segment, step) for _, segment in self.segments}
 
-    def limit(self, parts: Sequence[Part], rows: Sequence[Entry]) -> int:
-        """Return the most bytes of such a body: a density may grow to all elements, each with an index of 8 bytes."""
-        sections = len(self._placed) + len(rows)
-        compressed, whole = (sum(part.like().nbytes for part in each) for each in (parts, self.dense))
-        return 8 * sections + max(compressed, 3 * whole) + sum(map(most, rows))
+    def _parts(self, way: Callable[[Segment], Compressed]) -> Sequence[Part]:
+        groups: dict[tuple[torch.dtype, int], tuple[Compressed, list[Segment]]] = {}
+        for dtype, segment in self.segments:
+            groups.setdefault((dtype, id(way(segment))), (way(segment), []))[1].append(segment)
+        return [Part(its, Segments(some), dtype, self.sizes[dtype]) for (dtype, _), (its, some) in groups.items()]
+
+    def flats(self, device: torch.device | None = None) -> tuple[dict[torch.dtype, Tensor], dict[str, Tensor]]:
+        """Return new vectors of zeros, and each parameter's place in them."""
+        flats = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
+        views = ((s, flats[dtype][s.offset : s.offset + s.length]) for dtype, s in self.segments)
+        return flats, {segment.name: view.view(segment.shape) for segment, view in views}
+
+    def compile(self) -> None:
+        """Compile the kernels that read payloads now, so that no trainer waits for it later."""
+        for part in {*self.up(1), *self.down, *self.dense}:
+            blank = part.like(1)
+            blank.from_buffers(blank.packed[None]).write(torch.empty(part.numel, dtype=part.dtype))
+
+    def read(
+        self, body: memoryview, parts: Sequence[Part], rows: Sequence[Entry], number: int = 1
+    ) -> tuple[list[Payload], list[Blocks]]:
+        """Return the payloads and the rows in a body. Raises FrameError or PayloadError."""
+        sections = unpack(body, len(parts) + len(rows))
+        payloads = [part.read(x, number) for part, x in zip(parts, sections, strict=False)]
+        return payloads, [read_table(each, x) for each, x in zip(rows, sections[len(parts) :], strict=True)]
+
+    @property
+    def longest_update(self) -> int:
+        """The most bytes of an update's sections."""
+        return self._most(self.up(1), self.rows)
+
+    @property
+    def longest_answer(self) -> int:
+        """The most bytes of an answer's sections."""
+        return self._most(self.down, self.pushed)
+
+    def _most(self, parts: Sequence[Part], rows: Sequence[Entry]) -> int:
+        """Return the most bytes of a body: a density may grow to all elements, each with an index of 8 bytes."""
+        compressed, whole = (sum(part.like(1).nbytes for part in each) for each in (parts, self.dense))
+        return 8 * (len(self.segments) + len(rows)) + max(compressed, 3 * whole) + sum(map(most, rows))
 
 
-def most(entry: Entry) -> int:
-    """The most bytes that a table of rows takes: all rows, each named by 8 bytes."""
-    return _HEAD + entry.numel * entry.dtype.itemsize + 8 * entry.shape[0]
+def _whole(codec: Codec) -> Callable[[Segment], Compressed]:
+    way = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
+    return lambda _: way
 
 
-def line(recipe: Reducer, segment: Segment, step: int) -> Compressed:
+def _line(recipe: Reducer, segment: Segment, step: int) -> Compressed:
     """Return the memory and codec of a parameter at a step; TypeError for a recipe that computes while it exchanges."""
     found = recipe.route(segment, step)
     if isinstance(found, Compressed):
@@ -228,32 +186,3 @@ def unpack(body: memoryview, count: int) -> list[Tensor]:
         raise FrameError(f"sections of {sum(lengths)} bytes in a body of {len(body)}")
     rest = torch.frombuffer(body, dtype=torch.uint8, offset=8 * count) if sum(lengths) else torch.empty(0).byte()
     return list(rest.split(lengths))
-
-
-def read_parts(parts: Sequence[Part], sections: Sequence[Tensor], number: int = 0) -> list[Payload]:
-    """Return the payload of each section. Raises PayloadError for one that is not laid out like its part."""
-    return [part.like(number).from_buffers(section[None]) for part, section in zip(parts, sections, strict=True)]
-
-
-def table(entry: Entry, keys: Tensor, values: Tensor) -> Blocks:
-    """Return rows `values` of a parameter, numbered `keys`, as a payload."""
-    width = entry.numel // max(1, entry.shape[0])
-    return Blocks(keys=keys.to(torch.int32), values=values.reshape(-1), numel=entry.shape[0] * width, width=width)
-
-
-def read_table(entry: Entry, section: Tensor) -> Blocks:
-    """Return the rows that a section holds. Raises PayloadError unless they are rows of this parameter."""
-    found = Blocks.from_buffer(section)
-    width = entry.numel // max(1, entry.shape[0])
-    if (found.numel, found.width, found.values.dtype) != (entry.numel, width, entry.dtype):
-        raise PayloadError(
-            f"rows of {found.width} {found.values.dtype} for {found.numel} elements; "
-            f"expected {width} {entry.dtype} for {entry.numel}, as {entry.name} has"
-        )
-    return found
-
-
-def write_rows(parameter: nn.Parameter, entry: Entry, rows: Blocks) -> None:
-    """Overwrite these rows of a parameter, wherever it is."""
-    weight = parameter.data
-    weight.index_copy_(0, rows.keys.long().to(weight.device), rows.values.view(-1, *entry.shape[1:]).to(weight))

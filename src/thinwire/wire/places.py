@@ -1,14 +1,13 @@
 """Where a model's parameters are, and that they stay there: views of flat vectors, which are read and written whole."""
 
-from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 from weakref import WeakValueDictionary
 
-import torch
 from torch import Tensor, nn
 
 from thinwire.errors import StateError
-from thinwire.wire.layout import Layout, named
+from thinwire.wire.entries import named
+from thinwire.wire.layout import Layout
 
 _held = WeakValueDictionary[int, Tensor]()
 """The parameters of this process that are served or trained, by id."""
@@ -19,13 +18,16 @@ class Places:
     """The places of the parameters in the user's model: all but rows become views of `flats`, one for each dtype."""
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
-        own, self.names = named(model), [each.name for each in layout.parameters]
-        self.parameters = {name: own[name] for name in self.names}
+        own = named(model)
+        self.parameters = {each.name: own[each.name] for each in layout.parameters}
         if taken := next((name for name, p in self.parameters.items() if id(p) in _held), None):
             raise ValueError(
                 f"{taken} is in use by another serve or connect of this process: give each a model of its own"
             )
-        self.flats = _flattened(layout, self.parameters)
+        self.flats, views = layout.flats(next(iter(self.parameters.values())).device)
+        for name, view in views.items():
+            view.copy_(self.parameters[name].detach())
+            self.parameters[name].data = view
         self._storage = {name: p.detach() for name, p in self.parameters.items()}  # kept, or its address may come again
 
     def claim(self) -> None:
@@ -49,19 +51,3 @@ class Places:
                     "longer those that are computed. Change dtype and device, freeze, and load with assign=True, "
                     "before; or load in place"
                 )
-
-
-def _flattened(layout: Layout, parameters: Mapping[str, nn.Parameter]) -> dict[torch.dtype, Tensor]:
-    """Move parameters into one flat vector for each dtype, of which they become views. Return the vectors."""
-    device = next(iter(parameters.values())).device
-    flats = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in layout.sizes.items()}
-    for dtype, segment in layout.segments():
-        place = view(flats[dtype], segment)
-        place.copy_(parameters[segment.name].detach())
-        parameters[segment.name].data = place
-    return flats
-
-
-def view(flat: Tensor, segment: Any) -> Tensor:
-    """Return a segment of a flat vector, in its shape."""
-    return flat[segment.offset : segment.offset + segment.length].view(segment.shape)

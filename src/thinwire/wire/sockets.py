@@ -8,9 +8,11 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
+from weakref import finalize
 
 from thinwire.errors import ServerError
 from thinwire.wire.environment import joint, split
@@ -55,27 +57,17 @@ class Bell:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock, self._open = threading.Lock(), True
+        finalize(self, os.close, self.descriptor).atexit = False  # when nobody can ring it any more
 
     def ring(self) -> None:
         """Wake who polls."""
-        with self._lock:
-            if self._open:
-                os.eventfd_write(self.descriptor, 1)
+        os.eventfd_write(self.descriptor, 1)
 
     def hush(self) -> bool:
         """Stop ringing. Return whether it rang."""
-        try:
+        with suppress(BlockingIOError):
             return bool(os.eventfd_read(self.descriptor))
-        except BlockingIOError:
-            return False
-
-    def close(self) -> None:
-        """Free its descriptor."""
-        with self._lock:
-            if self._open:
-                self._open = False
-                os.close(self.descriptor)
+        return False
 
 
 def _milliseconds(seconds: float) -> int:
@@ -96,8 +88,12 @@ def _socket(context: "zmq.Context[Any]", kind: int, host: str, timeout: float) -
 
 
 def resolved(address: str) -> tuple[str, int]:
-    """Return a number and a port. Raises OSError for a host that is not known, and ValueError for no host:port."""
-    found = socket.getaddrinfo(*split(address), type=socket.SOCK_STREAM)
+    """Return a number and a port. Raises GoneError for a host that is not known, and ValueError for no host:port."""
+    place = split(address)
+    try:
+        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise GoneError(str(error)) from error
     host, port = min(found, key=lambda each: each[0] != socket.AF_INET)[4][:2]
     return str(host), int(port)
 
@@ -127,14 +123,14 @@ class Listener:
         port = split(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))[1]
         self.address, self._end = joint(host, port), ("", port)
         _ends.add(self._end)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller, self.bell = zmq.Poller(), Bell()
+        for each in (self._socket, self.bell.descriptor):
+            self._poller.register(each, zmq.POLLIN)
 
-    def wait(self, bell: Bell, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait until something has come or the bell rings, at most so long."""
-        self._poller.register(bell.descriptor, zmq.POLLIN)
         self._poller.poll(int(1000 * seconds))
-        bell.hush()
+        self.bell.hush()
 
     def receive(self) -> tuple[bytes, memoryview, str] | None:
         """Return who sent a message, it, and from where; None if none has come."""
@@ -186,11 +182,7 @@ class Link:
     def __init__(
         self, address: str, server: bytes, mine: bytes, bell: Bell, *, timeout: float, limits: dict[Kind, int]
     ) -> None:
-        try:
-            self._end = resolved(address)
-        except OSError as error:
-            raise GoneError(str(error)) from error
-        self._inbox, self._bell, self._gone = Inbox(limits), bell, ""
+        self._end, self._inbox, self._bell, self._gone = resolved(address), Inbox(limits), bell, ""
         self.counted = [0, 0]
         """Bytes sent and received."""
         self._context = zmq.Context[Any]()
@@ -271,27 +263,24 @@ _WORDS = {
 }
 
 
-def open_sockets() -> list[int]:
-    """Return the descriptors of this process's sockets that lead to a network; pipes of other libraries do not."""
-    found = []
-    for each in list(Path("/proc/self/fd").iterdir()):
+def open_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yield the descriptors of this process's sockets that lead to a network, each with a copy of it."""
+    for file in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # it was that of the folder
-            if str(each.readlink()).startswith("socket:"):
-                with socket.fromfd(int(each.name), socket.AF_INET, socket.SOCK_STREAM) as copy:
-                    domain = copy.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
-                found += [int(each.name)] * (domain in (socket.AF_INET, socket.AF_INET6))
-    return found
+            if str(file.readlink()).startswith("socket:"):
+                with socket.fromfd(int(file.name), socket.AF_INET, socket.SOCK_STREAM) as copy:
+                    if copy.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) in (socket.AF_INET, socket.AF_INET6):
+                        yield int(file.name), copy
 
 
 def _close_copies() -> None:
     """In a forked child, close the copies of this process's connections, which would outlive it and keep the port."""
-    for each in open_sockets() if _ends else ():
-        with suppress(OSError), socket.fromfd(each, socket.AF_INET, socket.SOCK_STREAM) as copy:
-            ends = {("", copy.getsockname()[1])}
-            with suppress(OSError):
-                ends.add(copy.getpeername()[:2])
-            if ends & _ends:
-                os.close(each)
+    for each, copy in open_sockets() if _ends else ():
+        ends = {("", copy.getsockname()[1])}
+        with suppress(OSError):
+            ends.add(copy.getpeername()[:2])
+        if ends & _ends:
+            os.close(each)
     _ends.clear()
 
 

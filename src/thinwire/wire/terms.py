@@ -2,9 +2,8 @@
 server's value: the server logs that.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self, final
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import nn
 
@@ -13,7 +12,8 @@ from thinwire.errors import MomentumError
 from thinwire.memories import FadingMomentum, MomentumCorrection, OrthogonalMomentum
 from thinwire.reducer import Reducer
 from thinwire.reducer.base import words
-from thinwire.wire.layout import Entry, Layout, entries, frozen, shards
+from thinwire.wire.entries import entries, frozen, shards
+from thinwire.wire.layout import Layout
 
 _SHOWN = 400  # characters of a difference, at most
 
@@ -44,47 +44,26 @@ def _cut(text: str, start: int = 0) -> str:
     return f"{'… ' * bool(start)}{text[start : start + _SHOWN]}{' …' * (len(text) > start + _SHOWN)}"
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a server and its trainers must have in common: of which model, and how updates and answers are encoded.
+def layouts(model: nn.Module, recipe: Reducer, down: Codec | None, *, servers: int, fetch_rows: bool) -> list[Layout]:
+    """Return the layout of each server's parameters.
 
-    `parameters` are those of each server. `frozen` is a hash of what is not trained.
+    Raises ValueError without rows to fetch and for too many servers, TypeError for a recipe without a codec, and
+    MomentumError for one that needs the trainer's optimizer.
     """
-
-    recipe: Reducer
-    down: Codec | None
-    fetch_rows: bool
-    parameters: Sequence[Sequence[Entry]]
-    frozen: str = "none"
-
-    @classmethod
-    def of(cls, model: nn.Module, recipe: Reducer, down: Codec | None, *, servers: int, fetch_rows: bool) -> Self:
-        """Return those of this model. Raises ValueError for rows to fetch of one without, and for too many servers."""
-        parameters = entries(model)
-        if fetch_rows and not any(each.rows for each in parameters):
-            raise ValueError(
-                "fetch_rows=True, and the model has no rows to fetch: make its embeddings with sparse=True, or drop it"
-            )
-        parts = shards(parameters, servers)
-        return cls(recipe=recipe, down=down, fetch_rows=fetch_rows, parameters=parts, frozen=frozen(model))
-
-    def layout(self, index: int) -> Layout:
-        """Return the layout of a server's parameters, ready for use. Raises TypeError for a recipe without codec."""
-        made = Layout(self.parameters[index], fetch_rows=self.fetch_rows)
-        made.check(self.recipe)
-        made.compile(self.recipe, self.down)
-        return made
-
-    def agreed(self, index: int) -> dict[str, str]:
-        """Return them in words, for the server of this number."""
-        return {
-            "recipe": words(self.recipe),
-            "down": words(self.down),
-            "fetch_rows": str(self.fetch_rows),
-            "what is frozen (its hash)": self.frozen,
-            "the place among the servers": f"{index} of {len(self.parameters)}",
-        } | {f"parameter {each.name}": str(each) for each in self.parameters[index]}
+    check_memories(recipe)
+    parameters = entries(model)
+    if fetch_rows and not any(each.rows for each in parameters):
+        raise ValueError(
+            "fetch_rows=True, and the model has no rows to fetch: make its embeddings with sparse=True, or drop it"
+        )
+    same = {"recipe": words(recipe), "down": words(down), "fetch_rows": str(fetch_rows)}
+    same["what is frozen (its hash)"] = frozen(model)
+    found = []
+    for i, mine in enumerate(shards(parameters, servers)):
+        place = {"the place among the servers": f"{i} of {servers}"}
+        agreed = same | place | {f"parameter {each.name}": str(each) for each in mine}
+        found.append(Layout(mine, recipe, down, fetch_rows=fetch_rows, agreed=agreed))
+    return found
 
 
 def check_memories(recipe: Reducer) -> None:

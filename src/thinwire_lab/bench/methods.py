@@ -28,7 +28,8 @@ from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.reducer.owners import to_owners
 from thinwire.schedules import Schedule
-from thinwire.wire.layout import Entry, Layout
+from thinwire.wire.entries import Entry
+from thinwire.wire.layout import Layout
 from thinwire.wire.terms import check_memories
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
@@ -217,7 +218,7 @@ def _serves(method: Method) -> bool:
     recipe, large = method.make(), Entry(name="large", shape=(1 << 12, 1 << 12), dtype=torch.float32, rows=False)
     try:
         check_memories(recipe)
-        Layout([large]).check(recipe)
+        Layout([large], recipe)
     except (MomentumError, TypeError):
         return False
     return True
