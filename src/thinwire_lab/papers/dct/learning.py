@@ -1,26 +1,17 @@
 """The claims of DCT-DP about learning, with virtual workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 
 from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.shared.judging import MARGIN, by_setting, every, losses_over, no_worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import RATES, Interval, Series, Trials, Way, loss, over
+from thinwire_lab.papers.shared.trials import Interval, Series, loss, over, trained
 
 LIVES = (1, 10, 100, 1000)
 DENSITIES = (0.25, 0.1, 0.05, 0.02, 0.005, 0.001)
-_DENSE = {"dense": Way(recipe="dense()")}
-_BY_LIFE = {
-    **{f"L = {life}": Way(recipe=f"dct_dp(density=0.05, life={life})") for life in LIVES},
-    "unbounded": Way(recipe="dct_dp(density=0.05, life=1000, bound=20)"),
-}
-_BY_DENSITY = {f"{density:g}": Way(recipe=f"dct_dp(density={density:g}, life=50)") for density in DENSITIES}
-FC = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_DENSE | _BY_DENSITY)
-MLP = replace(FC, model="mlp", rate=RATES["mlp"])
-FC_LIVES, MLP_LIVES = (replace(each, ways=_DENSE | _BY_LIFE).on(5) for each in (FC, MLP))
+FC, MLP, FC_LIVES, MLP_LIVES = trained("dct").values()
 
 Ways = Mapping[str, Series]
 

@@ -9,47 +9,16 @@ from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.shared.benches import FC_1G, XL_1G, Steps
 from thinwire_lab.papers.shared.judging import MARGIN, Range, by_setting, every, no_worse, sooner, worse
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.trials import RATES, Interval, Series, Trial, Trials, Way, interval, steps_to
+from thinwire_lab.papers.shared.trials import Interval, Series, Trial, interval, steps_to, trained
 
-WAYS = {
-    "dense": Way(recipe="dense()"),
-    "topk": Way(recipe="topk(density=0.001)"),
-    "dgc": Way(recipe="dgc(density=0.001)"),
-    "hashed": Way(recipe="dragonn(density=0.001)"),
-    "hashed, equal bytes": Way(recipe="dragonn(density=0.0016)"),
-    "signsgd": Way(recipe="signsgd()"),
-    "randomk": Way(recipe="randomk(density=0.001)"),
-    "as printed": Way(recipe="last_writer(density=0.001)"),
-}
-_GENTLY = {
-    f"{name}, at 80": Way(recipe=WAYS[name].recipe, rate=80.0)
-    for name in ("dense", "topk", "dgc", "hashed", "as printed")
-}
+XL, MLP, VGG_BY_SIZE = trained("dragonn").values()
+_GENTLY = [name for name in XL.ways if name.endswith(", at 80")]
 """An eighth of dense's best rate."""
-_UNMASKED = {
-    "unmasked": Way(
-        recipe="Compressed(memory=MomentumCorrection(masking=False), codec=SampledThreshold(density=0.001), "
-        "exchange=AllGather())"
-    )
-}
 _SLOWER = "randomk at a tenth of the rate"
 _SIGNS = ("signsgd", "signsgd at an eighth of the rate")
-
-
-def _ways(model: str) -> dict[str, Way]:
-    rate = RATES[model]
-    slower = {_SLOWER: Way(recipe="randomk(density=0.001)", rate=rate / 10)}
-    return WAYS | slower | {_SIGNS[1]: Way(recipe="signsgd()", rate=rate / 8)}
-
-
-XL = Trials(model="xml", scale=0.05, workers=8, steps=150, rate=RATES["xml"], ways=_ways("xml") | _GENTLY | _UNMASKED)
-MLP = Trials(model="mlp", workers=8, steps=200, rate=RATES["mlp"], ways=_ways("mlp")).on(5)
-_BY_SIZE = ("dense", "topk", "dgc", "hashed", "hashed, equal bytes", "as printed")
-XL_BY_SIZE, MLP_BY_SIZE = XL.only(*_BY_SIZE, *_GENTLY, *_UNMASKED), MLP.only(*_BY_SIZE)
-VGG_BY_SIZE = Trials(
-    model="vgg", workers=8, steps=200, rate=RATES["vgg"], ways={name: WAYS[name] for name in _BY_SIZE}
-).on(5)
-"""Those that send the largest elements. `as printed`: in each slot whoever writes last stays, in a random order."""
+_BY_SIZE = tuple(VGG_BY_SIZE.ways)
+"""Those that send the largest elements."""
+XL_BY_SIZE, MLP_BY_SIZE = XL.only(*_BY_SIZE, *_GENTLY, "unmasked"), MLP.only(*_BY_SIZE)
 
 Ways = Mapping[str, Series]
 

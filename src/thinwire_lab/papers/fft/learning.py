@@ -1,7 +1,6 @@
 """The FFT paper's claims about learning, with virtual workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from thinwire_lab.papers.fft import FFT_PAPER
@@ -15,29 +14,9 @@ from thinwire_lab.papers.shared.judging import (
     worse,
 )
 from thinwire_lab.papers.shared.ledger import UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import RATES, Series, Trials, Way, accuracy, points_lost
+from thinwire_lab.papers.shared.trials import Series, accuracy, points_lost, trained
 
-_LOSSY = (
-    "MinimumSize(minimum_size=1024, small=dense(), "
-    "large=Compressed(memory=NoMemory(), codec=TopK(density=0.15), exchange=AllGather()))"
-)
-
-WAYS = {
-    "dense": Way(recipe="dense()"),
-    **{f"theta {theta}": Way(recipe=f"fft(density={1 - theta:g})") for theta in (0.5, 0.85, 0.9, 0.99)},
-    "recovery": Way(recipe="fft(density=schedules.recovery(0.1, at_step=140))"),
-    "topk": Way(recipe=_LOSSY),
-    "qsgd": Way(recipe="qsgd(bits=3, norm='l2')"),
-    "terngrad": Way(recipe="terngrad(clip=None)"),
-    "fft, EF": Way(recipe="fft(density=0.15, memory=ErrorFeedback())"),
-    "topk, EF": Way(recipe="topk(density=0.15)"),
-}
-MLP = Trials(model="mlp", workers=4, steps=200, rate=RATES["mlp"], ways=WAYS)
-FC = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=WAYS)
-_TOGETHER = {name: replace(WAYS[name], schedule="drop") for name in ("dense", "theta 0.9", "recovery")}
-"""The rate drops to a tenth where theta drops to 0, as in the paper."""
-MLP_TOGETHER, FC_TOGETHER = (replace(each, ways=_TOGETHER).on(5) for each in (MLP, FC))
-
+MLP, FC, MLP_TOGETHER, FC_TOGETHER = trained("fft").values()
 _FREE, _BACK = ("dense", "theta 0.5", "theta 0.9"), ("dense", "theta 0.9", "recovery")
 _FOUR = ("theta 0.85", "topk", "qsgd", "terngrad")
 

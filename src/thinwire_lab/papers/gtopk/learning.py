@@ -1,7 +1,6 @@
 """gTop-k's claims about learning, with virtual workers."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import exp
 
@@ -29,55 +28,10 @@ from thinwire_lab.papers.shared.trials import (
     loss,
     over,
     points_lost,
+    trained,
 )
 
-
-def _plain(recipe: str, density: float = 0.001) -> Way:
-    return Way(recipe=f"{recipe}(density={density:g})")
-
-
-def _warmed(recipe: str, steps: int, density: float = 0.001) -> Way:
-    """Return a way with the paper's warm-up, so many steps at each of the four densities."""
-    return Way(recipe=f"{recipe}(density=schedules.gtopk_warmup({density:g}, steps_per_epoch={steps}))")
-
-
-_PICKS = {
-    "dense": Way(recipe="dense()"),
-    "topk": _plain("topk"),
-    "0.01": _plain("gtopk", 0.01),
-    "0.001": _plain("gtopk", 0.001),
-    "0.0005": _plain("gtopk", 0.0005),
-    "0.0001": _plain("gtopk", 0.0001),
-    "exact values": Way(recipe="gtopk(density=0.001, exact_values=True)"),
-    "density warm-up": _warmed("gtopk", 20),
-    "density warm-up to 0.0005": _warmed("gtopk", 20, 0.0005),
-    "rate warm-up": Way(recipe="gtopk(density=0.001)", warm_up=80),
-}
-_WHOLE = {
-    "whole": Way(
-        recipe="Whole(reducer=Compressed(memory=ErrorFeedback(), "
-        "codec=TopK(density=schedules.gtopk_warmup(0.001, steps_per_epoch=20)), exchange=GlobalTopKTree()))"
-    )
-}
-_MANY = {name: _PICKS[name] for name in ("dense", "topk", "0.001")}
-CNN = Trials(model="resnet20", workers=4, steps=200, rate=RATES["resnet20"], ways=_PICKS)
-FC = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_PICKS)
-CNN_WHOLE, FC_WHOLE = (replace(each, ways=_WHOLE).on(5) for each in (CNN, FC))
-LM = Trials(
-    model="lstm",
-    workers=4,
-    steps=150,
-    rate=RATES["lstm"],
-    ways={"dense": Way(recipe="dense()"), "gtopk": Way(recipe="gtopk(density=0.005)")},
-)
-CNN_OF_32 = Trials(model="resnet20", workers=32, steps=60, rate=RATES["resnet20"], ways=_MANY)
-FC_OF_32 = Trials(
-    model="vgg",
-    workers=32,
-    steps=100,
-    rate=RATES["vgg"],
-    ways=_MANY | {f"{name}, warmed up": _warmed(name, 10) for name in ("topk", "gtopk")},
-)
+CNN, FC, CNN_WHOLE, FC_WHOLE, LM, CNN_OF_32, FC_OF_32 = trained("gtopk").values()
 
 Ways = Mapping[str, Series]
 _HALVED = ("0.001", "0.0005", "density warm-up", "density warm-up to 0.0005")
@@ -208,21 +162,22 @@ def many_workers(cnn: Ways, fc: Ways) -> Outcome:
 _SIZES = (8, 32, 128)
 
 
-def _batches(model: str, way: Callable[[str, int], Way]) -> Iterator[Trials]:
-    """Yield trainings on equally many samples, in batches of three sizes. way: of a recipe, for so many steps."""
+def _batches(model: str, density: str) -> Iterator[Trials]:
+    """Yield trainings on equally many samples, in batches of three sizes; `density` may name a tenth of their steps."""
     for batch in _SIZES:
         steps = 3200 // batch
-        ways = {name: replace(way(name, steps), batch=batch) for name in ("topk", "gtopk")}
+        told = density.format(tenth=steps // 10)
+        ways = {name: Way(recipe=f"{name}(density={told})", batch=batch) for name in ("topk", "gtopk")}
         yield Trials(model=model, workers=4, steps=steps, rate=RATES[model], ways=ways).on(5)
 
 
-_MODELS = {"VGG": "vgg", "MNIST": "mlp"}
 _BATCHES = {
-    **{name: list(_batches(model, lambda recipe, _: _plain(recipe))) for name, model in _MODELS.items()},
-    **{
-        f"{name} after a warm-up": list(_batches(model, lambda recipe, steps: _warmed(recipe, steps // 10)))
-        for name, model in _MODELS.items()
-    },
+    f"{name}{said}": list(_batches(model, density))
+    for said, density in (
+        ("", "0.001"),
+        (" after a warm-up", "schedules.gtopk_warmup(0.001, steps_per_epoch={tenth})"),
+    )
+    for name, model in (("VGG", "vgg"), ("MNIST", "mlp"))
 }
 
 

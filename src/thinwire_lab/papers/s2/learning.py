@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.shared.benches import TEXT_1G, Steps
@@ -18,32 +17,11 @@ from thinwire_lab.papers.shared.judging import (
     verdict,
 )
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import RATES, Series, Trials, Way, accuracy, interval, points_lost, steps_to
+from thinwire_lab.papers.shared.trials import Series, accuracy, interval, points_lost, steps_to, trained
 
 RATIOS = (2, 1, 0.5, 0.25, 0.1, 0.05)
-_BLOCKS = {
-    "dense": Way(recipe="dense()"),
-    "union": Way(recipe="s2_reducer(packed=None)"),
-    "sketch": Way(recipe="s2_reducer()"),
-}
 _BENCHED = "s2_reducer 0.0312"
-_DOUBLING = (
-    "MinimumSize(minimum_size=1024, small=dense(), "
-    "large=Compressed(memory=ErrorFeedback(), codec=TopK(density=0.03125), exchange=RecursiveDoubling()))"
-)
-_RATIOS = {
-    f"ratio {ratio:g}": Way(recipe=f"s2_reducer(packed=CountSketch(rows=1, ratio={ratio:g}))") for ratio in RATIOS
-}
-TEXT = Trials(model="transformer", workers=4, steps=200, rate=RATES["transformer"], ways=_BLOCKS | _RATIOS)
-SLOWLY = replace(TEXT, rate=RATES["transformer"] / 10, ways={"union": _BLOCKS["union"], **_RATIOS})
-LONGER = replace(SLOWLY, steps=2100, ways={"ratio 0.05": _RATIOS["ratio 0.05"]})
-"""Long enough for the slowest sketch to get there."""
-CNN = Trials(model="resnet20", workers=4, steps=200, rate=RATES["resnet20"], ways=_BLOCKS)
-SECOND = Trials(model="vgg", workers=4, steps=200, rate=RATES["vgg"], ways=_BLOCKS)
-_WHOLE = {"whole": Way(recipe="Whole(reducer=s2_reducer())")}
-CNN_WHOLE, SECOND_WHOLE = (replace(each, ways=_WHOLE) for each in (CNN, SECOND))
-"""The model's gradients as one vector, as in the paper."""
-LM = Trials(model="lstm", workers=4, steps=150, rate=RATES["lstm"], ways=_BLOCKS | {"doubling": Way(recipe=_DOUBLING)})
+TEXT, SLOWLY, LONGER, CNN, SECOND, CNN_WHOLE, SECOND_WHOLE, LM = trained("s2").values()
 
 Ways = Mapping[str, Series]
 

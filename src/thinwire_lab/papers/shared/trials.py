@@ -1,11 +1,13 @@
 """Trainings with virtual workers, and what several seeds say together."""
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Self
 
+from thinwire_lab.papers.shared.ledger import HOUSE
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import DATA, TRAIN, Evidence, Shelf
 
@@ -152,6 +154,35 @@ class Trials(Evidence):
         sized = {"scale": self.scale} if self.scale != 1 else {}
         options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized | falls).items())
         return f"python -m {TRAIN} run papers/runs/{FILE} {options}"
+
+
+def trained(paper: str) -> dict[str, Trials]:
+    """Return what the paper's trainings.toml has, by name, each with some of its ways; `like`: what it does not say."""
+    told = tomllib.loads((HOUSE / paper / "trainings.toml").read_text())
+    ways, found = told.pop("ways"), dict[str, dict[str, Any]]()
+    for name, entry in told.items():
+        found[name] = found.get(entry.pop("like", ""), {}) | entry
+    return {name: _told(ways, **entry) for name, entry in found.items()}
+
+
+def _told(
+    known: Mapping[str, Any],
+    *,
+    model: str,
+    ways: Sequence[str],
+    slower: float = 1,
+    schedule: str = "constant",
+    seeds: int = 3,
+    **sizes: Any,
+) -> Trials:
+    """Return trainings; `slower`, of all or of a way: what divides the model's rate."""
+    made = {}
+    for name in ways:
+        given = {"recipe": known[name]} if isinstance(known[name], str) else dict(known[name])
+        if "slower" in given:
+            given["rate"] = RATES[model] / given.pop("slower")
+        made[name] = Way(schedule=schedule, **given)
+    return Trials(model=model, rate=RATES[model] / slower, ways=made, **sizes).on(seeds)
 
 
 def _trial(line: Mapping[str, Any]) -> Trial:
