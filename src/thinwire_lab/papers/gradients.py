@@ -17,15 +17,13 @@ from rich.progress import Progress
 from thinwire_lab.inputs import write_atomically
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.rooms import PAPERS
-from thinwire_lab.papers.shared.claims import UNTESTABLE, Paper, Sheet, Verdict, judge, number
-from thinwire_lab.papers.shared.errors import AT_BITS, Measured, at_equal_bytes, compressors, measure
+from thinwire_lab.papers.shared.claims import Paper, Verdict, judge, number
+from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.figures import error_over_bytes
-from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
 from thinwire_lab.papers.shared.material import Material, Run
 from thinwire_lab.papers.shared.recording import all_steps, available, record
 from thinwire_lab.problems import Problem
-from thinwire_lab.show.table import Table
-from thinwire_lab.show.terminal import print_titled, say
+from thinwire_lab.show.terminal import say
 
 SCHEMA = "thinwire.fidelity/1"
 ERROR_KEYS = ("model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine")
@@ -33,12 +31,12 @@ ERROR_KEYS = ("model", "step", "method", "density", "bytes", "bits_per_element",
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Errors, verdicts, the papers' own tables, and figures by file name."""
+    """Errors, verdicts, the papers' own tables by name, and figures by file name."""
 
     environment: Mapping[str, Any]
     errors: Sequence[Measured]
     claims: Sequence[Verdict]
-    sheets: Sequence[Sheet] = ()
+    tables: Mapping[str, Sequence[Mapping[str, object]]] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
@@ -50,53 +48,13 @@ class Report:
             "environment": dict(self.environment),
             "errors": rows,
             "claims": claims,
-            **{sheet.key: list(sheet.rows) for sheet in self.sheets},
+            **self.tables,
         }
 
     def show(self, console: Console) -> None:
-        """Print the comparison at equal bytes, the papers' own tables and the verdicts."""
-        for table in (*self._equal(), *self._own(), self._judged()):
-            print_titled(console, table)
-        say(console, f"\n{self._counts()} Why a claim is not testable here, the document says.")
-
-    def _counts(self) -> str:
-        counts = {
-            verdict: sum(claim.verdict == verdict for claim in self.claims) for verdict in (HOLDS, FAILS, UNTESTABLE)
-        }
-        return (
-            f"{len(self.claims)} claims: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "."
-        )
-
-    def _judged(self) -> Table:
-        """Return the verdicts for a terminal, where sentences stand below their row."""
-        claims = [claim for claim in self.claims if claim.verdict != UNTESTABLE]
-        return Table(
-            title="Claims",
-            headings=("id", "verdict"),
-            rows=[(claim.id, claim.verdict) for claim in claims],
-            left=(0, 1),
-            under=[f"{claim.claim}: {claim.figure} ({claim.how})" for claim in claims],
-        )
-
-    def _equal(self) -> Iterator[Table]:
-        for model in dict.fromkeys(row.model for row in self.errors):
-            last = max(row.step for row in self.errors if row.model == model)
-            found = at_equal_bytes([row for row in self.errors if (row.model, row.step) == (model, last)])
-            yield Table(
-                title=f"{model}, step {last}: err² at equal bytes, interpolated",
-                headings=("method", *(f"{bits:g} bits" for bits in AT_BITS)),
-                rows=[
-                    [family, *("-" if e is None else f"{e:.3g}" for e in errors)]
-                    for family, errors in found.items()
-                    if any(errors)
-                ],
-                left=(0,),
-            )
-
-    def _own(self) -> Iterator[Table]:
-        for sheet in self.sheets:
-            if sheet.cells:
-                yield Table(title=sheet.title, headings=sheet.heads, rows=sheet.cells, left=(0,))
+        """Print the verdicts; all else is in the document and the figures."""
+        for claim in self.claims:
+            say(console, f"{claim.id}: {claim.verdict}: {claim.figure} ({claim.how})", indent="  ")
 
 
 STEPS, QUICK_STEPS = 200, 8
@@ -122,7 +80,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps, densities and repetitions.")] = False,
 ) -> None:
-    """Train, measure, judge, and print and write what came of it."""
+    """Train, measure, judge, print verdicts, and write what came of it."""
     if unknown := set(paper or ()) - {each.name for each in PAPERS}:
         raise typer.BadParameter(f"no paper is called {', '.join(unknown)}")
     taken = steps or (QUICK_STEPS if quick else STEPS)
@@ -155,7 +113,7 @@ def analyse(runs: list[Run], options: Options, progress: Progress, papers: Seque
         environment=environment(models=models, steps=options.steps, seed=options.seed),
         errors=rows,
         claims=list(_verdicts(material, progress, papers)),
-        sheets=[tabulate(runs) for paper in papers for tabulate in paper.tables],
+        tables={name: tabulate(runs) for paper in papers for name, tabulate in paper.tables.items()},
         figures=dict(_drawn(runs, rows, papers)),
     )
 

@@ -18,7 +18,7 @@ from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train, 
 from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
 from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Verdict, judge
-from thinwire_lab.papers.shared.errors import Measured, at_equal_bytes, compressors, measure
+from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
 from thinwire_lab.papers.shared.material import Material, Run, error
 from thinwire_lab.papers.shared.recording import synthetic
@@ -59,13 +59,6 @@ def test_more_bytes_mean_less_error_for_the_same_method(rows: list[Measured]) ->
     for family in ("topk", "fft", "qsgd", "powersgd"):
         curve = sorted((row.bits_per_element, row.error) for row in rows if row.family == family and row.step == 9)
         assert [e for _, e in curve] == sorted((e for _, e in curve), reverse=True), family
-
-
-def test_equal_bytes_are_interpolated_within_a_curve_only(rows: list[Measured]) -> None:
-    found = at_equal_bytes([row for row in rows if row.step == 9])
-    assert all(e is None or e > 0 for errors in found.values() for e in errors)
-    assert found["topk"][0] is None
-    assert found["topk"][4] is not None
 
 
 @pytest.mark.slow

@@ -28,8 +28,6 @@ from thinwire_lab.papers.dct.results import Document, Unfit
 from thinwire_lab.papers.dct.rows import Row, rows
 from thinwire_lab.papers.dct.training import Material, run
 from thinwire_lab.problems import Problem, build
-from thinwire_lab.show.table import Table
-from thinwire_lab.show.terminal import print_titled
 
 SCHEMA = "thinwire.pipeline_figures/1"
 DENSE = "dense"
@@ -72,7 +70,6 @@ def figures(
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         draw(document, folder)
-    print_titled(console, _laws(document))
 
 
 def _document(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -90,19 +87,6 @@ def _record(document: dict[str, Any], material: Material, name: str, boundary: B
     if name == DENSE:
         document["shapes"] = {place: asdict(shape(x)) for place, x in activations(network, material).items()}
     document["runs"][name] = [asdict(each) for each in looks]
-
-
-def _laws(document: dict[str, Any]) -> Table:
-    return Table(
-        title="Akaike's criterion per element, less is better",
-        headings=("activations", "law", "criterion"),
-        rows=[
-            (place, law, f"{value:.3f}")
-            for place, found in document["shapes"].items()
-            for law, value in found["aic"].items()
-        ],
-        left=(0, 1),
-    )
 
 
 STEPS = {"dlrm": 1500}

@@ -1,6 +1,6 @@
 """How far off does each of the paper's four methods leave an element? And does Assumption 3.2 hold?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
@@ -13,7 +13,6 @@ from thinwire.codecs import FFT, Cast, Codec, TopK
 from thinwire.formats import Coded, Levels, OffsetFloat, Ternary
 from thinwire.payloads.spectral import forward
 from thinwire_lab.papers.fft import FFT_PAPER
-from thinwire_lab.papers.shared.claims import Sheet
 from thinwire_lab.papers.shared.errors import offset
 from thinwire_lab.papers.shared.figures import MARKS, label, side_by_side
 from thinwire_lab.papers.shared.material import Gradients, Run
@@ -34,20 +33,10 @@ class Tuned:
     flushed: float
 
 
-@FFT_PAPER.table
-def tuning(runs: Sequence[Run]) -> Sheet:
+@FFT_PAPER.table("tuning")
+def tuning(runs: Sequence[Run]) -> Sequence[Mapping[str, object]]:
     """Return the rows of all runs."""
-    rows = [row for run in runs for row in tuned(run)]
-    return Sheet(
-        key="tuning",
-        title="Offset float of 10 bits on the frequencies kept at θ = 0.85",
-        heads=["spectra of", "range", "rounding", "err²", "became 0"],
-        cells=[
-            [f"{row.model}, step {row.step}", row.range, row.rounding, f"{row.error:.3g}", f"{row.flushed:.1%}"]
-            for row in rows
-        ],
-        rows=[asdict(row) for row in rows],
-    )
+    return [asdict(row) for run in runs for row in tuned(run)]
 
 
 def tuned(run: Run) -> Iterator[Tuned]:

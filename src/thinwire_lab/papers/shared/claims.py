@@ -36,17 +36,6 @@ class Verdict:
     how: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """A table of a paper's own: `key` names it in the document, `rows` are plain values by name."""
-
-    key: str
-    title: str
-    heads: Sequence[str]
-    cells: Sequence[Sequence[str]]
-    rows: Sequence[Mapping[str, object]]
-
-
 V = TypeVar("V")
 F = TypeVar("F")
 Check = Callable[[Material], Finding]
@@ -54,7 +43,7 @@ Decide = Callable[..., Outcome]
 Redraw = Callable[..., Any]
 """Returns ours, to be drawn beside what figures.toml has of the published figure; or two panels."""
 Draw = Callable[[Sequence[Run]], Figure]
-Tabulate = Callable[[Sequence[Run]], Sheet]
+Tabulate = Callable[[Sequence[Run]], Sequence[Mapping[str, object]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +71,7 @@ class Paper:
     drawings: dict[str, Drawing] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
     figures: dict[str, Draw] = field(default_factory=dict)
-    tables: list[Tabulate] = field(default_factory=list)
+    tables: dict[str, Tabulate] = field(default_factory=dict)
 
     def claim(self, name: str) -> Callable[[Check], Check]:
         """Register a function as the check of claim `name`: the claim holds where the function says so."""
@@ -100,10 +89,9 @@ class Paper:
         """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""
         return _registering(self.figures, name, lambda draw: draw)
 
-    def table(self, tabulate: Tabulate) -> Tabulate:
-        """Register a function that tabulates what was recorded."""
-        self.tables.append(tabulate)
-        return tabulate
+    def table(self, name: str) -> Callable[[Tabulate], Tabulate]:
+        """Register a function that tabulates what was recorded: `name` in the document."""
+        return _registering(self.tables, name, lambda tabulate: tabulate)
 
 
 def _registering(where: dict[str, V], name: str, entry: Callable[[F], V]) -> Callable[[F], F]:

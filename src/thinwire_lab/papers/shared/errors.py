@@ -150,9 +150,6 @@ def _low_rank(rank: int) -> Restore:
     return restore
 
 
-AT_BITS = (0.05, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """One method on one model at one step, tensor by tensor. `bytes` are one worker's payloads, headers included."""
@@ -198,19 +195,3 @@ def _one(model: str, step: int, gradients: Gradients, compressor: Compressor, se
         error=sums[0] / sums[1],
         cosine=sums[3] / math.sqrt(sums[1] * sums[2]) if sums[2] else 0.0,
     )
-
-
-def at_equal_bytes(rows: Sequence[Measured]) -> dict[str, list[float | None]]:
-    """Return each family's error at AT_BITS bits per element, interpolated on logarithms; None outside its curve."""
-    found = {}
-    for family in dict.fromkeys(row.family for row in rows):
-        curve = sorted((row.bits_per_element, max(row.error, 1e-12)) for row in rows if row.family == family)
-        bits, errors = (np.log([point[place] for point in curve]) for place in (0, 1))
-        found[family] = [_at(math.log(at), bits, errors) for at in AT_BITS]
-    return found
-
-
-def _at(x: float, bits: "np.ndarray[tuple[int], np.dtype[np.float64]]", errors: object) -> float | None:
-    if not bits[0] <= x <= bits[-1]:
-        return None
-    return float(np.exp(np.interp(x, bits, np.asarray(errors))))
