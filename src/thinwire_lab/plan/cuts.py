@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Self, final
 
@@ -12,7 +12,6 @@ from thinwire.planner.plan import Plan
 from thinwire.planner.reasons import ms
 
 AS_IT_IS = "as it is"
-SCHEMA = "thinwire.boundaries/1"
 ActivationShare = Annotated[float, Range("a share of activations, above 0 and below 1", above=0, below=1)]
 _WAYS = 2  # activations there, their gradients back
 _FOREVER = 1e12  # seconds
@@ -89,17 +88,10 @@ class Crossings:
         """What a plan calls sparsifying, such as "top 5 % in bf16"."""
         return f"top {100 * self.density:.3g} % in {self.values}"
 
-    def to_json(self) -> str:
-        """Return it as JSON."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, allow_nan=False)
-
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote, or raise ValueError if it is something else."""
-        try:
-            return cls(**_read(json.loads(text)))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"these are no boundaries of thinwire: {error!r}") from error
+    def of(cls, found: Mapping[str, Any]) -> Self:
+        """Return them from what `dataclasses.asdict` made of them."""
+        return cls(**{**found, "cuts": tuple(Cut(**{**cut, "link": Link(**cut["link"])}) for cut in found["cuts"])})
 
 
 @final
@@ -180,11 +172,3 @@ def _reason(cut: Cut, name: str, pays: bool) -> str:
         took = f"there and back takes {ms(cut.sparse)} instead of {ms(cut.full)}"
         return f"{took}; encoding and decoding take {ms(cut.codec)}"
     return f"there and back takes {ms(cut.full)}; {name} takes {ms(cut.sparse)}, and {ms(cut.codec)} to compute"
-
-
-def _read(raw: Any) -> dict[str, Any]:
-    schema = raw.pop("schema", None)
-    if schema != SCHEMA:
-        raise ValueError(f"these are no boundaries: their schema is {schema!r}; expected {SCHEMA!r}")
-    raw["cuts"] = tuple(Cut(**{**cut, "link": Link(**cut["link"])}) for cut in raw["cuts"])
-    return raw

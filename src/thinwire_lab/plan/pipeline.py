@@ -153,7 +153,7 @@ class Pipelined:
             label = workers.label
         measured = [Profile.from_json(text) for text in event["profiles"]]
         stages = [replace(profile, made={**profile.made, "link": label}) for profile in measured]
-        return Found([Known(stage, stage, budget) for stage in stages], Crossings.from_json(event["crossings"]))
+        return Found([Known(stage, stage, budget) for stage in stages], Crossings.of(event["crossings"]))
 
 
 def run(source: Pipelined, wishes: Wishes, *, json: Path | None, html: Path | None, unfolded: bool) -> int:

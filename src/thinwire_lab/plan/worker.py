@@ -97,7 +97,7 @@ def _measured_stages(
     micros = _micros(feeds, outputs, neighbours.rank(), parts)
     several = optimizers(subject["optimizer"], modules[neighbours.rank()], problem)
     own = _profile(problem, modules[neighbours.rank()], several, micros, replicas, Budget(**budget))
-    return {"crossings": crossings.to_json(), "profiles": all_gather_plain(own.to_json(), neighbours)}
+    return {"crossings": asdict(crossings), "profiles": all_gather_plain(own.to_json(), neighbours)}
 
 
 def _micro_batches(feed: Feed, count: int) -> list[Feed]:
