@@ -143,18 +143,6 @@ class Row:
     identical: bool
     right: bool | None
 
-    @property
-    def off_formula(self) -> float:
-        """Relative deviation of the declared bytes from the formula."""
-        return self.declared_bytes / self.formula_bytes - 1
-
-    @property
-    def off_measured(self) -> float | None:
-        """Relative deviation of the measured bytes from the formula with headers."""
-        if self.measured_bytes is None or self.header_bytes is None:
-            return None
-        return self.measured_bytes / (self.formula_bytes + self.header_bytes) - 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
@@ -200,7 +188,6 @@ def _rounds(events: Iterable[Event]) -> list[Event]:
 HANDLER = "thinwire_lab.studies.exchanges:handle"
 SCHEMA = "thinwire.exchanges/2"
 SIZES = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]  # bytes of ping-pong messages
-CLOSE = 0.03  # how far bytes may deviate from the formula
 
 console = Console()
 

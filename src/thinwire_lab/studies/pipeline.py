@@ -7,6 +7,7 @@ For their effect on training see papers/dct.
 
 import sys
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from thinwire_lab.bench.options import Setting
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.inputs import write_document
-from thinwire_lab.show.table import Table
+from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
 
 SCHEMA = "thinwire.pipeline_steps/1"
@@ -67,7 +68,7 @@ def steps(
                         progress.update(task, advance=1, description=f"{each}, {rate}, {label}")
                         runs[each][rate][label].append(_round(cluster, each, line, steps))
             write_document(json, SCHEMA, link=cluster.label, runs=runs)
-    print_titled(console, table(runs))
+    print_titled(console, plain(rows(runs), title=f"{STAGES} stages x {REPLICAS} replicas, the first stage"))
 
 
 def _round(cluster: Cluster, problem: str, line: Setting, steps: int) -> dict[str, float]:
@@ -82,42 +83,25 @@ def _round(cluster: Cluster, problem: str, line: Setting, steps: int) -> dict[st
     return {key: median(e[key] for e in counted) for key in ("total", "encode", "decode", "sent_bytes", "dense_bytes")}
 
 
-def changes(rounds: dict[str, list[dict[str, float]]], label: str) -> list[float]:
-    """Return, for each round, the relative difference between a line's step and the plain one."""
-    pairs = zip(rounds[label], rounds["plain"], strict=True)
-    return [one["total"] / plain["total"] - 1 for one, plain in pairs]
+def rows(runs: Runs) -> list[dict[str, Any]]:
+    """Return medians over rounds, the change from the plain step, and beside it the paper's."""
+    return [
+        _row({"line": label, "model": problem, "link": rate}, found, rounds["plain"])
+        for problem, links in runs.items()
+        for rate, rounds in links.items()
+        for label, found in rounds.items()
+    ]
 
 
-def table(runs: Runs) -> Table:
-    """Return the results beside the paper's figures."""
-    return Table(
-        title=f"{STAGES} stages x {REPLICAS} replicas; bytes and codec of the first stage",
-        headings=("model", "link", "line", "step ms", "change", "rounds, from to", "published", "bytes", "codec ms"),
-        rows=[
-            (problem, rate, label, *_cells(rounds, label))
-            for problem, links in runs.items()
-            for rate, rounds in links.items()
-            for label in LINES
-        ],
-        left=range(3),
-    )
-
-
-def _cells(rounds: dict[str, list[dict[str, float]]], label: str) -> tuple[str, ...]:
-    found, change = rounds[label], changes(rounds, label)
-
-    def mid(*keys: str) -> float:
-        return median(sum(one[key] for key in keys) for one in found)
-
-    published: Any = PUBLISHED.get(label)
-    return (
-        f"{1e3 * mid('total'):.0f}",
-        f"{median(change):+.1%}",
-        f"{min(change):+.1%} {max(change):+.1%}",
-        "" if published is None else f"{published:+.1%}",
-        f"{mid('sent_bytes') / 1e3:.0f} kB",
-        f"{1e3 * mid('encode', 'decode'):.1f}",
-    )
+def _row(
+    where: dict[str, str], found: Sequence[Mapping[str, float]], plain: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    changes = [one["total"] / other["total"] - 1 for one, other in zip(found, plain, strict=True)]
+    figures = {"step_ms": 1e3 * median(one["total"] for one in found), "change": median(changes)}
+    figures |= {"least": min(changes), "most": max(changes)}
+    codec = 1e3 * median(one["encode"] + one["decode"] for one in found)
+    sent = median(one["sent_bytes"] for one in found)
+    return where | figures | {"published": PUBLISHED.get(where["line"]), "bytes": sent, "codec_ms": codec}
 
 
 if __name__ == "__main__":

@@ -39,9 +39,8 @@ from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import sgd
-from thinwire_lab.show.table import Table
+from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
-from thinwire_lab.show.units import milliseconds
 
 SMALLEST = 1024  # elements: smaller tensors stay uncompressed where one candidate is used for all
 BUDGET = Budget(names=("fp16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk"), densities=(0.01,))
@@ -295,7 +294,7 @@ def grid(
         for workers in map(int, worlds.split(",")):
             for link in links.split(","):
                 cells.append(_cell(model, {"problem": problem, "seconds": seconds}, workers, link))
-                print_titled(console, _table(cells[-1]))
+                print_titled(console, plain(_rows(cells[-1]), title=_title(cells[-1])))
                 about = {"environment": environment(budget=str(BUDGET)), "summary": summary(cells)}
                 write_document(json, "thinwire.grid/1", **about, cells=[asdict(each) for each in cells])
     found = summary(cells)
@@ -330,32 +329,27 @@ def _problems(models: str, data: Path | None) -> dict[str, dict[str, Any]]:
     return {model: known[model] for model in asked}
 
 
-def _table(found: Cell) -> Table:
-    title = (
+def _title(found: Cell) -> str:
+    return (
         f"{found.model}, {found.workers} workers, {found.link}: planned in {found.planning:.1f} s; auto: wrapped and "
         f"attached in {found.attaching:.1f} s, decided after {found.deciding:.1f} s of training; replicas "
         f"{'identical' if found.same else 'DIFFER'}\n{found.reason}"
     )
-    return Table(
-        title=title,
-        headings=("", "measured ms", "predicted ms", "error", "regret"),
-        rows=[_measured(found, name) for name in found.measured],
-        notes=[
-            f"against plain DDP: auto {found.over_dense(WATCHED):+.1%}, plain DDP again {found.over_dense(AGAIN):+.1%}"
-        ],
-        left=(0,),
-    )
 
 
-def _measured(found: Cell, name: str) -> tuple[str, ...]:
-    known = name in found.predicted
-    return (
-        name + " (best)" * (name == found.best),
-        milliseconds(found.seconds(name)),
-        milliseconds(found.predicted[name]) if known else "",
-        f"{found.error(name):+.0%}" if known else "",
-        f"{found.regret(name):.1%}" if name in (PLANNED, WATCHED) else "",
-    )
+def _rows(found: Cell) -> list[dict[str, Any]]:
+    """Return a row for all that was measured, in milliseconds."""
+    return [
+        {
+            "name": name,
+            "measured_ms": 1e3 * found.seconds(name),
+            "predicted_ms": 1e3 * found.predicted[name] if name in found.predicted else None,
+            "error": found.error(name) if name in found.predicted else None,
+            "regret": found.regret(name) if name in (PLANNED, WATCHED) else None,
+            "over_dense": found.over_dense(name) if name in (AGAIN, WATCHED) else None,
+        }
+        for name in found.measured
+    ]
 
 
 if __name__ == "__main__":

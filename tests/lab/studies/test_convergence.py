@@ -20,7 +20,7 @@ from thinwire_lab.problems.base import Batch, Problem, cross_entropy
 from thinwire_lab.studies.convergence import __main__ as convergence
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks, ring_sum
 from thinwire_lab.studies.convergence.optimizers import Schedule, scheduler
-from thinwire_lab.studies.convergence.results import append, grouped, read, tuned
+from thinwire_lab.studies.convergence.results import append, read, several
 from thinwire_lab.studies.convergence.training import TEXT, Look, Run, Settings, problem_of, text_of, train
 
 STEPS = 14  # PowerSGD sends its first ten uncompressed
@@ -180,7 +180,7 @@ def _run(rate: float, seed: int, loss: float, recipe: str = "dense()") -> Run:
     return Run(settings=settings, looks=[Look(7, 2 * loss, 7.0), Look(14, loss, 14.0)], seconds=0.1)
 
 
-def test_seeds_are_put_together_and_rates_are_tuned(tmp_path: Path) -> None:
+def test_seeds_are_put_together_the_lowest_loss_first(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
     runs = [
         _run(0.1, 0, 3.0),
@@ -192,10 +192,10 @@ def test_seeds_are_put_together_and_rates_are_tuned(tmp_path: Path) -> None:
     for run in runs[:4]:
         append(file, run)
     assert read(file) == runs[:4]
-    topk, dense = tuned(grouped(read(file)))
-    assert (topk.loss, dense.loss) == (2.0, 4.0)  # the rate with two seeds, though one seed of the other was lower
-    assert dense.spread == pytest.approx(math.sqrt(2))
-    assert [each.settings.rate for each in grouped([runs[4], runs[0]])] == [0.1, 0.2]
+    rows = [(row["recipe"], row["rate"], row["seeds"], row["loss"]) for row in several(runs)]
+    assert rows[:-1] == [("topk()", 0.1, 1, 2.0), ("dense()", 0.1, 2, 4.0)]
+    assert several(runs)[1]["deviation"] == pytest.approx(math.sqrt(2))
+    assert rows[-1][:3] == ("dense()", 0.2, 2)
 
 
 def test_what_the_file_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +207,15 @@ def test_what_the_file_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(convergence, "train", pretend)
     monkeypatch.setattr(convergence, "problem_of", lambda *_: _tiny())
-    file, page = tmp_path / "runs.jsonl", tmp_path / "runs.md"
+    file = tmp_path / "runs.jsonl"
     options = ["run", str(file), "--steps", "4", "--rate", "0.1,0.2", "--recipe", "dense()", "--recipe", "topk()"]
     for seeds in ("0", "0,1"):
         done = CliRunner().invoke(convergence.app, [*options, "--seeds", seeds])
         assert done.exit_code == 0, done.output
     assert len(trained) == len(set(trained)) == 8 == len(file.read_text().splitlines())
     assert json.loads(file.read_text().splitlines()[0])["bits"] == 1.5
-    CliRunner().invoke(convergence.app, ["table", str(file), "--tuned", "--only", "dense", "--markdown", str(page)])
-    (row,) = page.read_text().splitlines()[2:]
-    assert "| 0.1 | 1.5 | 2 | 0.600 ± 0.000 | 1.000 |" in row
+    said = CliRunner().invoke(convergence.app, ["table", str(file)], env={"COLUMNS": "200"})
+    assert "0.6" in said.output.splitlines()[-4], said.output
 
 
 def test_a_forward_in_bfloat16_leaves_parameters_in_float32() -> None:

@@ -4,7 +4,7 @@
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "sparseloco(every=30)"
     python -m thinwire_lab.studies.convergence run runs.jsonl --scale 150 --device cuda --autocast --batch 8
-    python -m thinwire_lab.studies.convergence table runs.jsonl --tuned --markdown runs.md
+    python -m thinwire_lab.studies.convergence table runs.jsonl
 
 One process trains with virtual workers: a thread for each rank, its own replica, optimizer and `thinwire.replicate`.
 There is no network; group.py says what takes its place, and that sums have the bits of Gloo's. So a
@@ -20,7 +20,6 @@ included. A payload counts once, however often the exchange has it travel.
 """
 
 import logging
-from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -30,22 +29,17 @@ import typer
 from rich.console import Console
 
 from thinwire_lab.machine import code
-from thinwire_lab.show.table import markdown as page
+from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_raw, print_table
 from thinwire_lab.studies.convergence.optimizers import Schedule
-from thinwire_lab.studies.convergence.results import append, grouped, read, table, tuned
+from thinwire_lab.studies.convergence.results import append, read, several
 from thinwire_lab.studies.convergence.training import DATA, TODAY, Run, Settings, problem_of, text_of, train
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console()
 
 File = Annotated[Path, typer.Argument(help="The runs, as JSON lines.")]
-Only = Annotated[str, typer.Option(help="Rows whose recipe and optimizer contain one of these, separated by commas.")]
 Model = Annotated[str, typer.Option(help=f"transformer, {', '.join(DATA)}, or another of `thinwire bench`.")]
-Steps = Annotated[int, typer.Option(help="Runs of so many steps; 0 for all.")]
-Workers = Annotated[int, typer.Option(help="Runs of so many workers; 0 for all.")]
-Rates = Annotated[str, typer.Option(help="Runs with this schedule: constant, cosine or drop; all where left out.")]
-Best = Annotated[bool, typer.Option("--tuned", help="Of each method, the best learning rate alone.")]
 
 
 @app.command("run")
@@ -103,33 +97,9 @@ def run_all(
 
 
 @app.command("table")
-def tabulate(
-    file: File,
-    model: Model = "",
-    steps: Steps = 0,
-    workers: Workers = 0,
-    schedule: Rates = "",
-    only: Only = "",
-    best: Best = False,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
-) -> None:
-    """Print the runs, best first: means and standard deviations over seeds."""
-    runs = _among(read(file), model, steps, workers, schedule, only)
-    found = table(tuned(grouped(runs)) if best else grouped(runs))
-    if markdown is None:
-        print_table(console, found)
-    else:
-        markdown.write_text(page(found) + "\n")
-
-
-def _among(runs: Iterable[Run], model: str, steps: int, workers: int, schedule: str, only: str) -> list[Run]:
-    """Return the runs that were asked for."""
-    asked = ((model, "model"), (steps, "steps"), (workers, "workers"), (schedule, "schedule"))
-    wanted = [run for run in runs if all(not value or getattr(run.settings, name) == value for value, name in asked)]
-    found = [run for run in wanted if any(part.strip() in _method(run) for part in only.split(","))]
-    if not found:
-        raise typer.BadParameter("the file has no such runs")
-    return found
+def tabulate(file: File) -> None:
+    """Print the runs, best first: means and standard deviations over seeds. To see some, grep the file's lines."""
+    print_table(console, plain(several(read(file))))
 
 
 def _method(run: Run) -> str:
