@@ -78,7 +78,8 @@ def _train(sessions: Sequence[Session], outputs: Outputs) -> None:
         if options.left_out:
             print_raw(outputs.console, left_out(options.left_out, options.optimizer))
         rows = sum(len(session.options.rows()) * session.options.seeds for session in sessions)
-        with BenchProgress(outputs.console, rows=rows) as progress:
+        progress = BenchProgress(outputs.console, rows=rows)
+        with progress.bars:
             for session in sessions:
                 if len(sessions) > 1:
                     print_raw(outputs.console, f"{session.options.optimizer}, {session.options.steps} steps:")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from rich.console import Console
@@ -24,36 +23,25 @@ from thinwire_lab.show.terminal import print_raw, print_written
 
 
 class CheckProgress:
-    """Progress on `console`, as a context manager."""
+    """Progress on `console`, drawn within `with progress.bar`."""
 
     def __init__(self, console: Console, rows: int) -> None:
         self._console = console
         columns = (TextColumn("{task.description}", markup=False), BarColumn(24), MofNCompleteColumn())
-        self._bar = Progress(
+        self.bar = Progress(
             *columns, TimeElapsedColumn(), console=console, disable=not console.is_interactive, transient=True
         )
-        self._task = self._bar.add_task("starting", total=rows)
-
-    def __enter__(self) -> CheckProgress:
-        """Start to draw."""
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop drawing."""
-        self._bar.stop()
+        self._task = self.bar.add_task("starting", total=rows)
 
     def start(self, section: Section) -> None:
         """Say which section comes."""
-        self._bar.update(self._task, description=section.title)
+        self.bar.update(self._task, description=section.title)
         if not self._console.is_interactive:
             print_raw(self._console, f"{section.title}: {len(section.rows)} rows")
 
     def found(self, found: Finding) -> None:
         """Note that a row is done."""
-        self._bar.update(self._task, advance=1, description=f"{found.section}: {found.name}")
+        self.bar.update(self._task, advance=1, description=f"{found.section}: {found.name}")
         if found.ok is False:
             print_raw(self._console, progress_line(found))
 
@@ -83,11 +71,12 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
     sections = options.sections(launch.world if is_launched() else None)
     _refuse_unknown(options.only, [row for section in sections for row in section.rows])
     findings: list[Finding] = []
-    progress = Console(stderr=True, quiet=launch.rank != 0)
-    with CheckProgress(progress, sum(len(section.rows) for section in sections)) as bar:
+    rows = sum(len(section.rows) for section in sections)
+    progress = CheckProgress(Console(stderr=True, quiet=launch.rank != 0), rows)
+    with progress.bar:
         for section in sections:
-            bar.start(section)
-            findings += launch.work(section, options.device, bar.found)
+            progress.start(section)
+            findings += launch.work(section, options.device, progress.found)
             report = Report(
                 findings=findings,
                 versions=versions(),

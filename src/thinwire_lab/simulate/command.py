@@ -78,12 +78,6 @@ def html(outcome: Outcome) -> str:
     )
 
 
-def starred(*, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> Table:
-    """Return a table with a star on the best cells. Headings and cells contain most of the space between columns."""
-    best = {(place, column) for place, row in enumerate(rows) for column, text in enumerate(row) if "*" in text}
-    return Table(title=title, headings=headings, rows=rows, notes=notes, best=best, gap=1)
-
-
 _NOTES = (
     "predicted, not measured. Every worker's share of the work stays as it is (weak scaling).",
     f"recipes: for all tensors from {SMALLEST:,} elements on, the rest uncompressed. *: the fastest of them.",
@@ -155,7 +149,8 @@ def _table(title: str, found: Sequence[Scale], cell: Callable[[Scale, str], str]
         for scale in found
     ]
     headings = [name.replace(":", " \n") + " " for name in names]
-    return starred(title=title, headings=["workers", *headings], rows=rows)
+    best = {(row, 1 + names.index(scale.best)) for row, scale in enumerate(found)}
+    return Table(title=title, headings=["workers", *headings], rows=rows, best=best, gap=1)  # cells have spaces
 
 
 def _digits(number: float) -> str:

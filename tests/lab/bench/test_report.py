@@ -310,7 +310,8 @@ def test_a_run_without_rows_still_has_a_page_and_words(results: Results) -> None
 
 def bench_two_rows(console: Console) -> None:
     now = [0.0]
-    with BenchProgress(console, 2, clock=lambda: now[0]) as progress:
+    progress = BenchProgress(console, 2, clock=lambda: now[0])
+    with progress.bars:
         for label in ("dense", "dgc [0.01]"):
             progress.start_row(label, 10)
             for step in range(13):

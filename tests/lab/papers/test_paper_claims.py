@@ -20,8 +20,8 @@ from thinwire_lab.papers.rooms import PAPERS
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
-from thinwire_lab.papers.shared.material import Material, Run, error
-from thinwire_lab.papers.shared.recording import synthetic
+from thinwire_lab.papers.shared.material import Gradients, Material, Run, Snapshot, error
+from thinwire_lab.papers.shared.recording import alphas
 
 DCT_FIGURES = replace(DCT, checks={})
 SLOW = {"D13", "D14", "D21", "T27"}
@@ -30,7 +30,18 @@ CHECKS = {name: check for paper in PAPERS for name, check in paper.checks.items(
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return synthetic()
+    """Return two snapshots, heavy-tailed, neighbours in a row alike."""
+    generator = torch.Generator().manual_seed(0)
+    shots = [Snapshot(step=step, workers=[_draw(generator) for _ in range(4)]) for step in (2, 9)]
+    made = Run(model="synthetic", snapshots=shots)
+    made.alphas = [alpha for shot in shots for alpha in alphas(shot.step, shot.workers)]
+    made.thresholds = {"weight": [1.0 + 0.01 * (step % 3) for step in range(40)]}
+    return made
+
+
+def _draw(generator: torch.Generator) -> Gradients:
+    rows = torch.randn(48, 1, generator=generator) * torch.randn(48, 64, generator=generator) * 0.01
+    return {"weight": rows, "bias": torch.randn(48, generator=generator) * 0.01}
 
 
 @pytest.fixture(scope="module")
