@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import torch.distributed as dist
@@ -43,9 +42,9 @@ class DataParallel:
         self._model.train()
         with self._slowness:
             times = timed_step(lambda: self._problem.loss(self._model, batch), lambda: step_all(self._optimizers))
-        self.seconds += times.total
+        self.seconds += times["total"]
         dense = dense_bytes(self._model.module, dist.get_world_size())
-        return asdict(times) | {"total": times.total, "dense_bytes": dense} | self.meter.read(times.sent_bytes)
+        return times | {"dense_bytes": dense} | self.meter.read(times["sent_bytes"])
 
     def held_out_loss(self) -> float:
         """Return the mean loss over every rank's share."""
@@ -69,28 +68,18 @@ def dense_bytes(model: nn.Module, world: int) -> float:
     return 2 * (world - 1) / world * 4.0 * sum(p.numel() for p in model.parameters())
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Seconds of one step on one rank, and the bytes its payloads declared.
+def parts(total: float, *, encode: float, exchange: float, decode: float = 0.0) -> dict[str, float]:
+    """Return where the seconds of a step went; what is left is computing."""
+    compute = max(0.0, total - encode - exchange - decode)
+    return {"compute": compute, "encode": encode, "exchange": exchange, "decode": decode, "total": total}
+
+
+def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> dict[str, float]:
+    """Run forward, backward and update, and return where the time went, and the bytes that payloads declared.
 
     `exchange` is the communication that backward could not hide: from the last gradient until backward returns, less
     the decoding in between. Work inside callbacks of PyTorch's own hooks counts there too.
     """
-
-    compute: float
-    encode: float
-    exchange: float
-    decode: float
-    sent_bytes: float
-
-    @property
-    def total(self) -> float:
-        """Seconds of the whole step."""
-        return self.compute + self.encode + self.exchange + self.decode
-
-
-def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> StepTimes:
-    """Run forward, backward and update, and return where the time went."""
     computed: list[float] = []
 
     def mark_computed() -> None:
@@ -108,10 +97,5 @@ def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> Step
     encode = recorder.seconds("encode")
     decode = recorder.seconds("decode", since=computed[0])
     exchange = reduced - computed[0] - decode - recorder.seconds("encode", since=computed[0])
-    return StepTimes(
-        compute=end - start - encode - decode - exchange,
-        encode=encode,
-        exchange=exchange,
-        decode=decode,
-        sent_bytes=recorder.totals.get("sent_bytes", 0.0),
-    )
+    sent = {"sent_bytes": recorder.totals.get("sent_bytes", 0.0)}
+    return parts(end - start, encode=encode, exchange=exchange, decode=decode) | sent

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from thinwire import trace
 from thinwire.integrations.training.drift import differing
 from thinwire.pipeline import sparsify
-from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
+from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
 from thinwire_lab.bench.methods import ENTRANTS
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
@@ -68,7 +68,11 @@ class Hybrid:
         self.seconds += total
         sent = recorder.totals.get("sent_bytes", 0.0)
         dense = recorder.totals.get("dense_bytes", 0.0) + dense_bytes(self._own, replicas_)
-        return _split(recorder, total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
+        encode, decode = recorder.seconds("encode"), recorder.seconds("decode")
+        compute = max(0.0, min(busy, total) - encode - decode)
+        waited = total - compute - encode - decode
+        split = parts(total, encode=encode, exchange=waited, decode=decode)
+        return split | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
 
     def held_out_loss(self) -> float:
         """Return the mean loss over all ranks' shares; every rank first collects the weights of all stages."""
@@ -92,10 +96,3 @@ class Hybrid:
 
 def _state(module: nn.Module) -> list[Tensor]:
     return [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
-
-
-def _split(recorder: trace.Recorder, total: float, busy: float) -> dict[str, float]:
-    encode, decode = recorder.seconds("encode"), recorder.seconds("decode")
-    compute = max(0.0, min(busy, total) - encode - decode)
-    waiting = total - compute - encode - decode
-    return {"compute": compute, "encode": encode, "exchange": waiting, "decode": decode, "total": total}

@@ -13,7 +13,7 @@ from torch import nn
 
 from thinwire import trace
 from thinwire.integrations import outer
-from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
+from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
 from thinwire_lab.bench.methods import ENTRANTS
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.served import Bell
@@ -66,7 +66,9 @@ class LocalSteps:
         sent = recorder.totals.get("sent_bytes", 0.0)
         dense = dense_bytes(self._model, dist.get_world_size())
         waited = self._handle.waited - waited
-        split = _split(recorder, total, waited)
+        encode, decode = recorder.seconds("encode"), recorder.seconds("decode")
+        exchange = max(0.0, waited - decode)  # what is decoded while this worker waits is none
+        split = parts(total, encode=encode, exchange=exchange, decode=decode)
         return split | {"waited": waited, "sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
 
     def held_out_loss(self) -> float:
@@ -117,11 +119,3 @@ class LocalSteps:
 
     def _waits(self, before: Mapping[str, float]) -> dict[str, float]:
         return {name: seconds - before.get(name, 0.0) for name, seconds in self._handle.waited_for.items()}
-
-
-def _split(recorder: trace.Recorder, total: float, waited: float) -> dict[str, float]:
-    """Return the parts of a step. What is decoded while this worker waits does not count as exchange."""
-    encode, decode = recorder.seconds("encode"), recorder.seconds("decode")
-    exchange = max(0.0, waited - decode)
-    compute = max(0.0, total - encode - exchange - decode)
-    return {"compute": compute, "encode": encode, "exchange": exchange, "decode": decode, "total": total}

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -19,7 +18,7 @@ from thinwire import recipes, trace
 from thinwire.codecs import Codec, TopK
 from thinwire.reducer import Reducer
 from thinwire.server import Trainer
-from thinwire_lab.bench.data_parallel import StepTimes, dense_bytes
+from thinwire_lab.bench.data_parallel import dense_bytes, parts
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
@@ -60,16 +59,10 @@ class Served:
             self._trainer.step()
             end = time.perf_counter()
         encode = recorder.seconds("encode")
-        times = StepTimes(
-            compute=computed - start,
-            encode=encode,
-            exchange=end - computed - encode,
-            decode=0.0,
-            sent_bytes=self._trainer.traffic().sent_bytes - sent,
-        )
-        self.seconds += times.total
-        dense = dense_bytes(self._model, self._world)
-        return asdict(times) | {"total": times.total, "dense_bytes": dense} | self.meter.read(times.sent_bytes)
+        sent = self._trainer.traffic().sent_bytes - sent
+        self.seconds += end - start
+        dense = {"sent_bytes": sent, "dense_bytes": dense_bytes(self._model, self._world)}
+        return parts(end - start, encode=encode, exchange=end - computed - encode) | dense | self.meter.read(sent)
 
     def held_out_loss(self) -> float:
         """Return the mean loss over the held-out set, while the others wait."""
