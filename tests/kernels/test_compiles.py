@@ -15,7 +15,7 @@ import pytest
 
 FLOAT, INT, LONG, BYTE = "*fp32", "*i32", "*i64", "*u8"
 _ELIAS_FANO = dict.fromkeys(("row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"), "i32")
-_TILES = {"tiles": INT, "count": "i32"}
+_TILES = {"tiles": INT}
 _SEVERAL = {"at": LONG, "size": LONG, **_TILES}
 _PICKED = {"histograms": INT, "nans": INT, "rank": LONG, "counts": INT, "kept": INT, **_SEVERAL}
 _SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG)
@@ -40,7 +40,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ("bits", "_check_keys", {"keys": INT, "wrong": INT, "ends": INT, "tiles": "i32", "count": "i32"}, {}),
     ("hashing", "_codes", {"codes": INT, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
     ("hashing", "_pack", {"out": BYTE, "codes": INT, **_PARTS}, {}),
-    ("hashing", "_decode", {"out": INT, "rows": BYTE, "seeds": LONG, **_STRIDES, **_PARTS}, {}),
+    ("hashing", "_decode", {"out": INT, "rows": BYTE, "seeds": LONG, "count": "i32", **_STRIDES, **_PARTS}, {}),
     (
         "hashing",
         "_hash_each",
@@ -62,8 +62,8 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ("scatter", "_mask_each", {"values": FLOAT, **_ELEMENTS}, {"CHUNK": 1024}),
     *(
         (
-            "segments",
-            "_count_digits",
+            "select",
+            "_count_digits_each",
             {"histograms": INT, "like": like, "wanted": LONG, "level": "i32", **_SEVERAL, **rest},
             {"LEVELS": levels, "TILE": 4096},
         )
@@ -73,10 +73,10 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             ("*bf16", 2, {}),
         )
     ),
-    ("segments", "_count", {"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, **_SEVERAL}, _DIGITS),
+    ("select", "_count_each", {"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, **_SEVERAL}, _DIGITS),
     (
-        "segments",
-        "_place",
+        "select",
+        "_place_each",
         {
             **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "ends": LONG, "starts": LONG},
             **{"indices": INT, "values": FLOAT, **_SEVERAL},

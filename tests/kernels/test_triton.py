@@ -27,7 +27,8 @@ from thinwire_lab.check.material import Kit, difference
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
-segments = importlib.import_module("thinwire.kernels.segments.triton")
+shared = importlib.import_module("thinwire.kernels.triton")
+selecting = importlib.import_module("thinwire.kernels.select.triton")
 
 SEVERAL_TILES = 2 * 4096 + 17
 INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
@@ -318,7 +319,7 @@ def test_codes(make: Callable[[torch.dtype], Tensor], code: torch.dtype, group: 
 @pytest.mark.parametrize("size", [None, 1, 7, 512])
 def test_the_norm_of_a_group_depends_on_nothing_else(size: int | None, order: float) -> None:
     """To the bit, whatever is summed in the same launch; also where a group is of several tiles."""
-    xs = [vector(n, seed=n) for n in (5, 4097, 0, 3 * segments.TILE + 1, 600)]
+    xs = [vector(n, seed=n) for n in (5, 4097, 0, 3 * shared.TILE + 1, 600)]
     xs[1][9] = -torch.nan
     runs = tuple(x.numel() for x in xs)
     together = kernels.group_norms.gpu(framed(torch.cat(xs)), kernels.Groups(runs, size), order)
@@ -643,7 +644,7 @@ def test_of_equal_magnitudes_the_lowest_indices_come_first(share: float) -> None
     tiles = (1, 3, 2)
     xs = []
     for count in tiles:
-        numel = count * segments.TILE - 5
+        numel = count * shared.TILE - 5
         x = magnitudes[torch.randint(len(magnitudes), (numel,), generator=generator)]
         xs.append(framed(torch.where(torch.rand(numel, generator=generator) < 0.5, x, -x)))
     counts = [round(share * x.numel()) for x in xs]
@@ -657,11 +658,11 @@ def test_of_equal_magnitudes_the_lowest_indices_come_first(share: float) -> None
 def test_ties_that_do_not_fit_are_written_nowhere() -> None:
     xs = [framed(torch.ones(40)), framed(torch.ones(30))]
     counts, starts = [5, 3], [3, 0]  # what the second writes past its end would be the first one's
-    tiles = segments.tiles_of_each((40, 30), DEVICE)
-    at, size, wanted, begin = segments.table(DEVICE, segments.addresses(xs), [40, 30], counts, starts)
-    histograms = torch.zeros(2 * segments.LEVELS[4] * segments.BINS, dtype=torch.int32, device=DEVICE)
+    tiles = shared.tiles_of_each((40, 30), DEVICE)
+    at, size, wanted, begin = shared.table(DEVICE, shared.addresses(xs), [40, 30], counts, starts)
+    histograms = torch.zeros(2 * selecting.LEVELS[4] * selecting.BINS, dtype=torch.int32, device=DEVICE)
     indices, values = (torch.full((10,), -7, dtype=dtype, device=DEVICE) for dtype in (torch.int32, torch.float32))
-    segments.write_largest(segments.Strided(at, size), xs[0], tiles, histograms, wanted, begin, (indices, values))
+    selecting.write_largest(selecting.Strided(at, size), xs[0], tiles, histograms, wanted, begin, (indices, values))
     assert indices.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, -7, -7]
     assert values.tolist() == [1.0] * 8 + [-7.0] * 2
 

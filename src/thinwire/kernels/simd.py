@@ -19,250 +19,251 @@ SOME = 16
 """How many numbers `at_most` looks at."""
 FEW = 16
 """How many numbers `leading` ranks."""
+CONTRACT = ("contract",)
 _SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
-_CONTRACT = ("contract",)
-_HITS = ir.IntType(BLOCK)
+_HITS, _NUMBER = ir.IntType(BLOCK), ir.IntType(32)
 _READ_SOON = (0, 3, 1)  # to read, into the nearest cache, of data
 
 
-class _Block:
-    """Emits code for the 64 elements from `start` on, as vectors of 64 bytes."""
+class Code:
+    """Instructions on vectors of some numbers of one type: of 64 bytes, unless `lanes` says how many.
 
-    def __init__(self, context: Any, builder: Any, dtype: Any, start: Any, count: int | None = None) -> None:
-        self.context, self.builder, self.start = context, builder, start
-        self.bits = dtype.bitwidth
-        self.count = count or 512 // self.bits
+    Every product and sum is rounded on its own without `flags`.
+    """
+
+    def __init__(self, builder: Any, dtype: Any, flags: tuple[str, ...] = (), lanes: int | None = None) -> None:
+        self.builder, self.flags, self.bits = builder, flags, dtype.bitwidth
+        self.count = lanes or 512 // self.bits
         self.integer = ir.VectorType(ir.IntType(self.bits), self.count)
         self.kind = ir.VectorType(_SCALARS[dtype], self.count) if dtype in _SCALARS else self.integer
 
-    def spread(self, value: Any) -> Any:
-        """Return a vector with `value` in every lane."""
-        kind = ir.VectorType(value.type, self.count)
-        empty, zeros = ir.Constant(kind, ir.Undefined), ir.VectorType(ir.IntType(32), self.count)
-        first = self.builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
-        return self.builder.shuffle_vector(first, empty, ir.Constant(zeros, [0] * self.count))
-
-    def load(self, array: Any) -> list[Any]:
-        """Load the block from an array."""
-        return [self.one(array, at, self.kind) for at in self._each(self.start)]
-
-    def one(self, array: Any, at: Any, kind: Any) -> Any:
-        """Load the vector at `at` from an array."""
-        vector = self.builder.load(self._address(array, at, kind))
+    def load(self, data: Any, at: Any, kind: Any = None) -> Any:
+        """Load the vector at an index; or another kind of vector."""
+        vector = self.builder.load(self._address(data, at, kind or self.kind))
         vector.align = self.bits // 8
         return vector
 
-    def store(self, vectors: list[Any], array: Any, place: Any, *, stream: bool) -> None:
-        """Write the block from `place` on. Do so after all loads: the compiler cannot move loads across stores."""
-        for at, vector in zip(self._each(place), vectors, strict=True):
-            stored = self.builder.store(vector, self._address(array, at, vector.type))
-            stored.align = 64 if stream else self.bits // 8
-            if stream:
-                stored.set_metadata("nontemporal", self.builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+    def store(self, data: Any, at: Any, vector: Any, *, align: int = 0, stream: bool = False) -> None:
+        """Write a vector at an index; if `stream`, past the cache, where it must begin at a multiple of 64 bytes."""
+        stored = self.builder.store(vector, self._address(data, at, vector.type))
+        stored.align = 64 if stream else align or self.bits // 8
+        if stream:
+            stored.set_metadata("nontemporal", self.builder.module.add_metadata([ir.Constant(_NUMBER, 1)]))
 
-    def sum(self, xs: list[Any], factor: Any, ys: list[Any]) -> list[Any]:
-        """Return x + factor · y."""
-        products = self.times(factor, ys)
-        return [self.builder.fadd(x, y, flags=_CONTRACT) for x, y in zip(xs, products, strict=True)]
+    def spread(self, value: Any) -> Any:
+        """Return a vector with `value` in every lane."""
+        empty, zeros = ir.Constant(ir.VectorType(value.type, self.count), ir.Undefined), [0] * self.count
+        return self.shuffled(self.builder.insert_element(empty, value, ir.Constant(_NUMBER, 0)), empty, zeros)
 
-    def times(self, factor: Any, xs: list[Any]) -> list[Any]:
-        """Return factor · x."""
-        return [self.builder.fmul(factor, x, flags=_CONTRACT) for x in xs]
+    def shuffled(self, a: Any, b: Any, places: list[int]) -> Any:
+        """Return the numbers at these places of a, and behind it b."""
+        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_NUMBER, len(places)), places))
 
-    def hits(self, vectors: list[Any], threshold: Any, peaks: Any) -> Any:
-        """Return which magnitudes reach the threshold, and update the peaks."""
-        first = ir.Constant(self.start.type, 0)
-        hits, bar, peak = ir.Constant(_HITS, 0), self.spread(threshold), self.one(peaks, first, self.integer)
-        for number, vector in enumerate(vectors):
-            found = self.magnitudes(vector)
-            peak = self.builder.select(self.builder.icmp_signed(">", peak, found), peak, found)
-            hits = self.builder.or_(hits, self.reaching(found, bar, number))
-        stored = self.builder.store(peak, self._address(peaks, first, self.integer))
-        stored.align = self.bits // 8
-        return hits
+    def times(self, a: Any, b: Any) -> Any:
+        """Return a · b."""
+        return self.builder.fmul(a, b, flags=self.flags)
+
+    def plus(self, a: Any, b: Any) -> Any:
+        """Return a + b."""
+        return self.builder.fadd(a, b, flags=self.flags)
+
+    def more(self, total: Any, weight: Any, vector: Any) -> Any:
+        """Return total + weight · vector."""
+        return self.plus(total, self.times(self.spread(weight), vector))
 
     def magnitudes(self, vector: Any) -> Any:
         """Return a vector's magnitudes as integers."""
         ones = ir.Constant(self.integer, [(1 << (self.bits - 1)) - 1] * self.count)
         return self.builder.and_(self.builder.bitcast(vector, self.integer), ones)
 
-    def reaching(self, found: Any, bar: Any, number: int) -> Any:
-        """Return which lanes of vector `number` reach the bar, as hits."""
-        lanes = self.builder.bitcast(self.builder.icmp_signed(">=", found, bar), ir.IntType(self.count))
-        wide = lanes if self.count == BLOCK else self.builder.zext(lanes, _HITS)
-        return self.builder.shl(wide, ir.Constant(_HITS, number * self.count))
+    def index(self, start: Any, *steps: tuple[Any, Any]) -> Any:
+        """Return start + Σ number · step."""
+        for number, step in steps:
+            number = ir.Constant(start.type, number) if isinstance(number, int) else number
+            start = self.builder.add(start, self.builder.mul(number, step))
+        return start
+
+    def element(self, data: Any, at: Any) -> Any:
+        """Load one number."""
+        return self.builder.load(self.builder.gep(data, [at]))
+
+    def block(self, data: Any, start: Any) -> list[Any]:
+        """Load the 64 elements from `start` on."""
+        return [self.load(data, at) for at in self._each(start)]
+
+    def write(self, vectors: list[Any], data: Any, place: Any, *, stream: bool) -> None:
+        """Write a block from `place` on. Do so after all loads: the compiler cannot move loads across stores."""
+        for at, vector in zip(self._each(place), vectors, strict=True):
+            self.store(data, at, vector, stream=stream)
+
+    def hits(self, vectors: list[Any], threshold: Any, peaks: Any = None) -> Any:
+        """Return which magnitudes of a block reach the threshold, and update the peaks."""
+        hits, bar = ir.Constant(_HITS, 0), self.spread(threshold)
+        first = ir.Constant(ir.IntType(64), 0)
+        peak = None if peaks is None else self.load(peaks, first, self.integer)
+        for number, vector in enumerate(vectors):
+            found = self.magnitudes(vector)
+            if peak is not None:
+                peak = self.builder.select(self.builder.icmp_signed(">", peak, found), peak, found)
+            lanes = self.builder.bitcast(self.builder.icmp_signed(">=", found, bar), ir.IntType(self.count))
+            wide = lanes if self.count == BLOCK else self.builder.zext(lanes, _HITS)
+            hits = self.builder.or_(hits, self.builder.shl(wide, ir.Constant(_HITS, number * self.count)))
+        if peak is not None:
+            self.store(peaks, first, peak)
+        return hits
 
     def _each(self, first: Any) -> list[Any]:
-        """Return where every vector begins, the first one at `first`."""
+        """Return where every vector of a block begins, the first one at `first`."""
         return [self.builder.add(first, ir.Constant(first.type, at)) for at in range(0, BLOCK, self.count)]
 
-    def _address(self, array: Any, at: Any, kind: Any) -> Any:
-        return self.builder.bitcast(self.builder.gep(array, [at]), kind.as_pointer())
+    def _address(self, data: Any, at: Any, kind: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(data, [at]), kind.as_pointer())
 
 
-def _code(body: Callable[..., Any], arrays: int) -> Callable[..., Any]:
-    """Return the code generator for `body`. Its first arguments are arrays; the next is where the block starts.
+def declared(
+    emit: Callable[..., Any], args: tuple[Any, ...], result: Any = types.void, code: Any = Code, **options: Any
+) -> tuple[Any, Any]:
+    """Return signature and code of an intrinsic.
 
-    What is None for Numba is None for `body`.
+    `emit` is given the instructions for the numbers of the first array, and the arguments: of an array where its
+    elements begin, and what is None for Numba is None.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pairs = zip(signature.args, args, strict=True)
-        given = [None if kind == types.none else value for kind, value in pairs]
-        for i, (kind, value) in enumerate(zip(signature.args[:arrays], given[:arrays], strict=True)):
-            given[i] = None if value is None else context.make_array(kind)(context, builder, value).data
-        block = _Block(context, builder, signature.args[0].dtype, args[arrays])
-        return body(block, *given[:arrays], *given[arrays + 1 :])
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        dtypes, given = [], list[Any]()
+        for kind, value in zip(signature.args, values, strict=True):
+            if isinstance(kind, types.Array):
+                dtypes.append(kind.dtype)
+                given.append(context.make_array(kind)(context, builder, value).data)
+            else:
+                given.append(None if kind == types.none else value)
+        found = emit(code(builder, dtypes[0] if dtypes else types.int64, **options), *given)
+        return context.get_dummy_value() if result == types.void else found
 
-    return generate
+    return result(*args), generate
 
 
 @intrinsic
 def look(typing, bits, peaks, start, threshold):
     """Return the hits of the block of `bits`."""
 
-    def body(block: _Block, bits: Any, peaks: Any, threshold: Any) -> Any:
-        return block.hits(block.load(bits), threshold, peaks)
+    def emit(code: Code, bits: Any, peaks: Any, start: Any, threshold: Any) -> Any:
+        return code.hits(code.block(bits, start), threshold, peaks)
 
-    return types.uint64(bits, peaks, start, threshold), _code(body, 2)
+    return declared(emit, (bits, peaks, start, threshold), types.uint64)
 
 
 @intrinsic
 def reaching(typing, numbers, start, threshold):
     """Return the hits of a block of floats. The threshold is an int64."""
 
-    def body(block: _Block, numbers: Any, threshold: Any) -> Any:
-        bar = block.spread(threshold if block.bits == 64 else block.builder.trunc(threshold, ir.IntType(block.bits)))
-        hits = ir.Constant(_HITS, 0)
-        for number, vector in enumerate(block.load(numbers)):
-            hits = block.builder.or_(hits, block.reaching(block.magnitudes(vector), bar, number))
-        return hits
+    def emit(code: Code, numbers: Any, start: Any, threshold: Any) -> Any:
+        bar = threshold if code.bits == 64 else code.builder.trunc(threshold, ir.IntType(code.bits))
+        return code.hits(code.block(numbers, start), bar)
 
-    return types.uint64(numbers, types.int64, types.int64), _code(body, 1)
+    return declared(emit, (numbers, types.int64, types.int64), types.uint64)
 
 
 @intrinsic
 def ones(typing, hits):
     """Return how many bits are set."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), generate
+    return declared(lambda code, hits: code.builder.ctpop(hits), (types.uint64,), types.int64)
 
 
 @intrinsic
 def lowest(typing, hits):
     """Return the number of the lowest bit that is set, or 64 if none is."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+    def emit(code: Code, hits: Any) -> Any:
+        return code.builder.cttz(hits, ir.Constant(ir.IntType(1), 0))
 
-    return types.uint64(types.uint64), generate
+    return declared(emit, (types.uint64,), types.uint64)
 
 
 @intrinsic
 def leading(typing, numbers, count, k):
     """Return which k of the first `count` of 16 numbers have the largest magnitudes, as hits. Earlier ones win ties."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block = _Block(context, builder, signature.args[0].dtype, args[1], FEW)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        lanes = [ir.Constant(block.integer, list(range(FEW))), ir.Constant(block.integer, [-1] * FEW)]
-        count, k = (
-            block.spread(builder.trunc(n, ir.IntType(block.bits))) if block.bits < 64 else block.spread(n)
-            for n in args[1:]
-        )
-        found = block.magnitudes(block.one(data, ir.Constant(args[1].type, 0), block.kind))
-        found = builder.select(builder.icmp_signed("<", lanes[0], count), found, lanes[1])
-        ahead = ir.Constant(block.integer, [0] * FEW)
+    def emit(code: Code, numbers: Any, *given: Any) -> Any:
+        builder, none = code.builder, ir.Constant(code.integer, [-1] * FEW)
+        count, k = (code.spread(n if code.bits == 64 else builder.trunc(n, ir.IntType(code.bits))) for n in given)
+        found = code.magnitudes(code.load(numbers, ir.Constant(given[0].type, 0)))
+        inside = builder.icmp_signed("<", ir.Constant(code.integer, list(range(FEW))), count)
+        found, ahead = builder.select(inside, found, none), ir.Constant(code.integer, [0] * FEW)
         for turn in range(1, FEW):
             order = [(lane + turn) % FEW for lane in range(FEW)]
-            other = builder.shuffle_vector(found, found, ir.Constant(ir.VectorType(ir.IntType(32), FEW), order))
-            earlier = ir.Constant(block.integer, [int(place < lane) for lane, place in enumerate(order)])
-            more = builder.icmp_signed(">", other, builder.sub(found, earlier))
-            ahead = builder.sub(ahead, builder.sext(more, block.integer))
+            earlier = ir.Constant(code.integer, [int(place < lane) for lane, place in enumerate(order)])
+            more = builder.icmp_signed(">", code.shuffled(found, found, order), builder.sub(found, earlier))
+            ahead = builder.sub(ahead, builder.sext(more, code.integer))
         best = builder.bitcast(builder.icmp_signed("<", ahead, k), ir.IntType(FEW))
         return builder.zext(best, _HITS)
 
-    return types.uint64(numbers, types.int64, types.int64), generate
+    return declared(emit, (numbers, types.int64, types.int64), types.uint64, lanes=FEW)
 
 
 @intrinsic
 def at_most(typing, numbers, at, bar):
     """Return how many of the 16 int64 from an index on are at most `bar`."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        kind, whole = ir.VectorType(ir.IntType(64), SOME), ir.IntType(SOME)
-        vector = builder.load(builder.bitcast(builder.gep(data, [args[1]]), kind.as_pointer()))
-        vector.align = 8
-        empty, zeros = ir.Constant(kind, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), SOME), [0] * SOME)
-        first = builder.insert_element(empty, args[2], ir.Constant(ir.IntType(32), 0))
-        lanes = builder.icmp_signed("<=", vector, builder.shuffle_vector(first, empty, zeros))
-        return builder.ctpop(builder.zext(builder.bitcast(lanes, whole), ir.IntType(64)))
+    def emit(code: Code, numbers: Any, at: Any, bar: Any) -> Any:
+        lanes = code.builder.icmp_signed("<=", code.load(numbers, at), code.spread(bar))
+        return code.builder.ctpop(code.builder.zext(code.builder.bitcast(lanes, ir.IntType(SOME)), ir.IntType(64)))
 
-    return types.int64(numbers, types.int64, types.int64), generate
+    return declared(emit, (numbers, types.int64, types.int64), types.int64, lanes=SOME)
 
 
 @intrinsic
 def prefetch(typing, array, at):
     """Fetch the element at an index into the cache. The index may be beyond the end."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(call, [address, *(ir.Constant(number, option) for option in _READ_SOON)])
-        return context.get_dummy_value()
+    def emit(code: Code, data: Any, at: Any) -> None:
+        address = code.builder.bitcast(code.builder.gep(data, [at]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [address.type, _NUMBER, _NUMBER, _NUMBER])
+        call = cgutils.get_or_insert_function(code.builder.module, kind, "llvm.prefetch.p0")
+        code.builder.call(call, [address, *(ir.Constant(_NUMBER, option) for option in _READ_SOON)])
 
-    return types.void(array, at), generate
+    return declared(emit, (array, at))
 
 
 def _add(*, stream: bool) -> Any:
-    def body(
-        block: _Block,
-        out: Any,
-        moving: Any,
-        peaks: Any,
-        residual: Any,
-        velocity: Any,
-        gradient: Any,
-        threshold: Any,
-        *factors: Any,
-    ) -> Any:
-        scale, decay, momentum, ahead = (None if factor is None else block.spread(factor) for factor in factors)
-        before, new = block.load(residual), block.load(gradient)
+    def emit(
+        code: Code, out: Any, moving: Any, peaks: Any, residual: Any, velocity: Any, gradient: Any,
+        start: Any, threshold: Any, *factors: Any,
+    ) -> Any:  # fmt: skip
+        scale, decay, momentum, ahead = (None if factor is None else code.spread(factor) for factor in factors)
+        before, new = code.block(residual, start), code.block(gradient, start)
+
+        def sums(xs: list[Any], factor: Any, ys: list[Any]) -> list[Any]:
+            products = [code.times(factor, y) for y in ys]
+            return [code.plus(x, product) for x, product in zip(xs, products, strict=True)]
+
         if momentum is None:
-            totals = block.sum(before if decay is None else block.times(decay, before), scale, new)
+            totals = sums(before if decay is None else [code.times(decay, x) for x in before], scale, new)
         else:
-            speed = block.sum(block.times(momentum, block.load(velocity)), scale, new)
+            speed = sums([code.times(momentum, u) for u in code.block(velocity, start)], scale, new)
             if ahead is None:
-                totals = [block.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
+                totals = [code.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
             else:
-                totals = block.sum(block.sum(before, scale, new), ahead, speed)
-            block.store(speed, moving, block.start, stream=stream)
-        block.store(totals, out, block.start, stream=stream)
-        return block.hits(totals, threshold, peaks)
+                totals = sums(sums(before, scale, new), ahead, speed)
+            code.write(speed, moving, start, stream=stream)
+        code.write(totals, out, start, stream=stream)
+        return code.hits(totals, threshold, peaks)
 
     @intrinsic
     def code(typing, out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, momentum, ahead):
         arrays, factors = (out, moving, peaks, residual, velocity, gradient), (scale, decay, momentum, ahead)
-        return types.uint64(*arrays, start, threshold, *factors), _code(body, len(arrays))
+        return declared(emit, (*arrays, start, threshold, *factors), types.uint64, flags=CONTRACT)
 
     return code
 
 
 def _copy(*, stream: bool) -> Any:
-    def body(block: _Block, source: Any, out: Any, place: Any) -> Any:
-        block.store(block.load(source), out, place, stream=stream)
-        return block.context.get_dummy_value()
+    def emit(code: Code, source: Any, out: Any, start: Any, place: Any) -> None:
+        code.write(code.block(source, start), out, place, stream=stream)
 
     @intrinsic
     def code(typing, source, out, start, place):
-        return types.void(source, out, start, place), _code(body, 2)
+        return declared(emit, (source, out, start, place))
 
     return code
 

@@ -1,16 +1,25 @@
 """How Triton kernels are launched, and what they share.
 
+Several vectors go into one launch: a table on the device says where each lies, and each program takes a tile of one. A
+launch costs as much time as reading some megabytes, so for a bucket's small tensors it is launches that count.
+
 Only files of this name import Triton. The kernels take several types, so they carry no annotations; compile-time
 constants, such as the size of a tile, are in capitals.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from thinwire.kernels.memory import kept, sent, sent_anew
+from thinwire.kernels.parts import begins
 
 TILE = 4096
 """Elements that a program takes at a time: fewer than 2¹⁶, because two counts of them share one int32."""
@@ -45,6 +54,75 @@ def factor(like: Tensor, value: float) -> Tensor:
     """Return a 0-dim tensor on the device. A plain argument would lose half the bits of a float64."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return torch.full((), value, dtype=dtype, device=like.device)
+
+
+def addresses(xs: Sequence[Tensor]) -> "NDArray[Any]":
+    """Return where the tensors' elements begin. Fake ones, which do not come together with others, lie nowhere."""
+    return np.zeros(len(xs), np.int64) if isinstance(xs[0], FakeTensor) else begins(xs)
+
+
+def table(device: torch.device, *columns: "Sequence[int] | NDArray[Any]") -> Tensor:
+    """Return columns of numbers, int64, on a device: (columns, rows). The host does not wait.
+
+    Rows are filled up to an even number, so that every column begins at a multiple of 16 bytes.
+    """
+    return table_of(device, lambda: columns)
+
+
+def table_of(device: torch.device, columns: "Callable[[], Sequence[Sequence[int] | NDArray[Any]]]") -> Tensor:
+    """Return the table of columns that may depend on numbers that change with the step."""
+
+    def numbers() -> Tensor:
+        made = columns()
+        rows = len(made[0])
+        found = np.zeros((len(made), rows + rows % 2), np.int64)
+        found[:, :rows] = made
+        return torch.frombuffer(found, dtype=torch.int64).view(found.shape)
+
+    return sent_anew(numbers, device)
+
+
+def factors(like: Tensor, numbers: Sequence[float]) -> "NDArray[Any]":
+    """Return numbers as a column of a `table` for `factor_at`: as precise as sums that go to `like` are."""
+    real, bits = (np.float64, np.int64) if like.dtype == torch.float64 else (np.float32, np.int32)
+    return np.array(numbers, real).view(bits)
+
+
+class Tiles(NamedTuple):
+    """The tiles of several vectors, one vector's after another's.
+
+    of: int32 (tiles, 3): for each tile its vector, where it begins there, and the number of the vector's first tile.
+    """
+
+    of: Tensor
+    total: int
+
+
+def tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int = TILE) -> Tiles:
+    """Return the tiles of vectors of these lengths, kept because layouts stay."""
+    return Tiles(_tiles_of_each(lengths, device, tile), sum(-(-length // tile) for length in lengths))
+
+
+@kept
+def _tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int) -> Tensor:
+    tiles = [-(-length // tile) for length in lengths]
+    vector = np.repeat(np.arange(len(lengths)), tiles)
+    first = np.repeat(np.cumsum([0, *tiles[:-1]]), tiles)
+    of = np.stack([vector, (np.arange(len(vector)) - first) * tile, first], axis=1).astype(np.int32)
+    return sent(torch.frombuffer(bytearray(of.tobytes() or bytes(4)), dtype=torch.int32), device)
+
+
+@triton.jit
+def pointer(addresses, vector, like):
+    """Return where a vector begins, as a pointer to elements of the type of `like`."""
+    return tl.load(addresses + vector).to(tl.pointer_type(like.dtype.element_ty))
+
+
+@triton.jit
+def factor_at(column, vector, like):
+    """Return where a number of `factors` is."""
+    real = tl.float64 if like.dtype.element_ty.primitive_bitwidth == 64 else tl.float32
+    return (column + vector).to(tl.pointer_type(real), bitcast=True)
 
 
 @triton.jit

@@ -9,9 +9,20 @@ from torch import Tensor
 from thinwire.kernels.accumulate import reference
 from thinwire.kernels.hashing.triton import hash32, signed_keys
 from thinwire.kernels.ranges import is_alone
-from thinwire.kernels.segments.triton import addresses, factor_at, factors, pointer, table, tiles_of_each
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import TILE, factor, launch, tiles_of, wide
+from thinwire.kernels.triton import (
+    TILE,
+    addresses,
+    factor,
+    factor_at,
+    factors,
+    launch,
+    pointer,
+    table,
+    tiles_of,
+    tiles_of_each,
+    wide,
+)
 
 _FEW = 1024
 """Elements that a program takes of those that were sent."""
@@ -53,7 +64,7 @@ def _each(sums: Sum) -> None:
     rates = factors(like, sums.scales), factors(like, momenta)
     places = table(like.device, *map(addresses, columns), lengths, *rates)
     tiles = tiles_of_each(tuple(lengths), like.device)
-    args = (like, sums.gradients[0], *places, tiles.of, tiles.total)
+    args = (like, sums.gradients[0], *places, tiles.of)
     launch(_accumulate_each, tiles.total, *args, HOW=sums.how, TILE=TILE, num_warps=8)
 
 
@@ -93,7 +104,7 @@ def _accumulate(
     total(out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, there, HOW)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _accumulate_each(
     like,
     gradient_like,
@@ -106,12 +117,11 @@ def _accumulate_each(
     scale,
     momentum,
     tiles,
-    count,
     HOW: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    vector = tl.load(tiles + tl.program_id(0))
-    start = tl.load(tiles + count + tl.program_id(0)).to(tl.int64)
+    vector = tl.load(tiles + 3 * tl.program_id(0))
+    start = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64)
     at = tl.arange(0, TILE)
     there = at < tl.load(size + vector) - start
     total(
@@ -133,19 +143,7 @@ def _accumulate_each(
 
 @triton.jit
 def total(
-    out,
-    velocity_out,
-    residual,
-    velocity,
-    gradient,
-    scale,
-    momentum,
-    high,
-    low,
-    start,
-    at,
-    valid,
-    HOW: tl.constexpr,
+    out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, valid, HOW: tl.constexpr
 ):
     """Accumulate a tile into `out`, and return it as written; if HOW is "given", return what `out` holds.
 

@@ -4,13 +4,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
 from torch import Tensor
 
+from thinwire.kernels import simd
 from thinwire.kernels.bits.reference import EliasFano
 from thinwire.kernels.bits.vectors import MOST, packing, unpacking
-from thinwire.kernels.compiled import compiled, intrinsic
+from thinwire.kernels.compiled import compiled
 from thinwire.kernels.ranges import map_pieces, map_ranges
 
 _NUMPY: dict[torch.dtype, Any] = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32}
@@ -113,23 +112,6 @@ def _unpack_loop(buffer, bits, lo, hi, out):
         filled -= bits
 
 
-@intrinsic
-def _trailing_zeros(typing, word):
-    # The word must not be 0.
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), generate
-
-
-@intrinsic
-def _ones(typing, word):
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), generate
-
-
 @compiled
 def _elias_fano_encode_loop(indices, low_bits, low, unary):
     mask = (1 << low_bits) - 1
@@ -157,10 +139,10 @@ def _elias_fano_decode_loop(words, start, low_bits, space, indices):
     mask, step = np.uint64((1 << low_bits) - 1), np.uint64(low_bits)
     for place in range(start, words.size):
         word, base = words[place], np.int64(place - start) * 64 - i
-        if i + _ones(word) > indices.size:
+        if i + simd.ones(word) > indices.size:
             return False
         while word:
-            high = base + np.int64(_trailing_zeros(word))
+            high = base + np.int64(simd.lowest(word))
             index = high << low_bits
             if low_bits:
                 index |= np.int64(_bits_at(words, bit) & mask)

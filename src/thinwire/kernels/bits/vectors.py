@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from thinwire.kernels.compiled import compiled, intrinsic
+from thinwire.kernels.simd import Code, declared
 
 MOST = 32
 """Codes of more bits are for others."""
@@ -60,24 +60,21 @@ def _width(bits: int) -> int:
 @intrinsic(prefer_literal=True)
 def _unpack(typing, buffer, place, out, at, bits):
     """Write the eight codes that begin at the byte `place` to `out`, from `at` on."""
-    wide = bits.literal_value
+    wide, size = bits.literal_value, out.dtype.bitwidth
     width, held = _width(wide), 4 if wide <= 25 else 8  # bytes in which a code lies, wherever it begins
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, into = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 2))
-        read = _load(builder, data, args[1], ir.VectorType(_BYTE, width), 1)
+    def emit(code: Code, buffer: Any, place: Any, out: Any, at: Any, _bits: Any) -> None:
+        read = code.load(buffer, place, ir.VectorType(_BYTE, width))
         firsts, shifts = zip(*(divmod(lane * wide, 8) for lane in range(_LANES)), strict=True)
-        spread = _shuffle(builder, read, [min(first + byte, width - 1) for first in firsts for byte in range(held)])
+        order = [min(first + byte, width - 1) for first in firsts for byte in range(held)]
         lanes = ir.VectorType(ir.IntType(8 * held), _LANES)
-        codes = builder.lshr(builder.bitcast(spread, lanes), ir.Constant(lanes, list(shifts)))
-        codes = builder.and_(codes, ir.Constant(lanes, [(1 << wide) - 1] * _LANES))
-        size = signature.args[2].dtype.bitwidth
-        narrow = ir.VectorType(ir.IntType(size), _LANES)
-        codes = codes if size == 8 * held else builder.trunc(codes, narrow)
-        _store(builder, codes, into, args[3], size // 8)
-        return context.get_dummy_value()
+        spread = code.builder.bitcast(code.shuffled(read, read, order), lanes)
+        codes = code.builder.lshr(spread, ir.Constant(lanes, list(shifts)))
+        codes = code.builder.and_(codes, ir.Constant(lanes, [(1 << wide) - 1] * _LANES))
+        narrow = codes if size == 8 * held else code.builder.trunc(codes, ir.VectorType(ir.IntType(size), _LANES))
+        code.store(out, at, narrow, align=size // 8)
 
-    return types.void(buffer, place, out, at, bits), generate
+    return declared(emit, (buffer, place, out, at, bits))
 
 
 @intrinsic(prefer_literal=True)
@@ -85,35 +82,16 @@ def _pack(typing, codes, at, out, place, bits):
     """Write eight codes from `at` on to the byte `place` and those after it."""
     wide = bits.literal_value
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, into = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 2))
-        size = signature.args[0].dtype.bitwidth
-        numbers = _load(builder, data, args[1], ir.VectorType(ir.IntType(size), _LANES), size // 8)
-        lanes = ir.VectorType(_LONG, _LANES)
-        long = builder.and_(builder.zext(numbers, lanes), ir.Constant(lanes, [(1 << wide) - 1] * _LANES))
-        even, odd = (_shuffle(builder, long, list(range(first, _LANES, 2))) for first in (0, 1))
+    def emit(code: Code, codes: Any, at: Any, out: Any, place: Any, _bits: Any) -> None:
+        builder, lanes, whole = code.builder, ir.VectorType(_LONG, _LANES), ir.IntType(8 * _width(wide))
+        long = builder.zext(code.load(codes, at), lanes)
+        long = builder.and_(long, ir.Constant(lanes, [(1 << wide) - 1] * _LANES))
+        even, odd = (code.shuffled(long, long, list(range(first, _LANES, 2))) for first in (0, 1))
         pairs = builder.or_(even, builder.shl(odd, ir.Constant(even.type, [wide] * (_LANES // 2))))
-        whole = ir.IntType(8 * _width(wide))
         packed = ir.Constant(whole, 0)
         for number in range(_LANES // 2):
             pair = builder.zext(builder.extract_element(pairs, ir.Constant(_NUMBER, number)), whole)
             packed = builder.or_(packed, builder.shl(pair, ir.Constant(whole, 2 * wide * number)))
-        _store(builder, packed, into, args[3], 1)
-        return context.get_dummy_value()
+        code.store(out, place, packed, align=1)
 
-    return types.void(codes, at, out, place, bits), generate
-
-
-def _load(builder: Any, data: Any, at: Any, kind: Any, align: int) -> Any:
-    read = builder.load(builder.bitcast(builder.gep(data, [at]), kind.as_pointer()))
-    read.align = align
-    return read
-
-
-def _store(builder: Any, value: Any, data: Any, at: Any, align: int) -> None:
-    stored = builder.store(value, builder.bitcast(builder.gep(data, [at]), value.type.as_pointer()))
-    stored.align = align
-
-
-def _shuffle(builder: Any, vector: Any, order: list[int]) -> Any:
-    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_NUMBER, len(order)), order))
+    return declared(emit, (codes, at, out, place, bits), lanes=_LANES)

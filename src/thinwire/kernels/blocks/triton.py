@@ -11,9 +11,8 @@ from torch import Tensor
 from thinwire.kernels.blocks import reference
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import constant
-from thinwire.kernels.segments.triton import tiles_of_each
 from thinwire.kernels.select.triton import largest
-from thinwire.kernels.triton import TILE, launch, magnitudes, tiles_of, wide
+from thinwire.kernels.triton import TILE, launch, magnitudes, tiles_of, tiles_of_each, wide
 
 _COLUMNS, _WIDEST = 1024, 1 << 15
 
@@ -62,27 +61,17 @@ def _norms(x: Tensor, groups: Groups, size: int, order: float) -> Tensor:
     begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
     table = (constant(tuple(each), torch.int64, x.device) for each in (begins, groups.runs, firsts, groups.widths))
     how = {"ORDER": 0 if order == math.inf else int(order), "ROWS": TILE // columns, "COLUMNS": columns}
-    launch(_group_norms, tiles.total, norms, x, *table, tiles.of, tiles.total, **how, num_warps=8)
+    launch(_group_norms, tiles.total, norms, x, *table, tiles.of, **how, num_warps=8)
     return norms
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _group_norms(
-    norms,
-    x,
-    begin,
-    size,
-    first,
-    width,
-    tiles,
-    count,
-    ORDER: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    norms, x, begin, size, first, width, tiles, ORDER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """ORDER 0 is the largest magnitude. As an integer it is NaN's where there is one."""
-    run = tl.load(tiles + tl.program_id(0))
-    group = tl.load(tiles + count + tl.program_id(0)).to(tl.int64) + tl.arange(0, ROWS)
+    run = tl.load(tiles + 3 * tl.program_id(0))
+    group = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + tl.arange(0, ROWS)
     columns, n = tl.load(width + run), tl.load(size + run)
     column = tl.arange(0, COLUMNS)[None, :]
     at = group[:, None] * columns + column

@@ -7,12 +7,11 @@ from typing import Any
 from llvmlite import ir
 
 from thinwire.kernels.chunks.chunking import matrix
-from thinwire.kernels.chunks.vectors import Code, declared
 from thinwire.kernels.compiled import intrinsic
+from thinwire.kernels.simd import CONTRACT, Code, declared
 
 SIDE = 16
 _LANE = 4  # numbers of 128 bits, as float32: what unpacking stays within
-_CONTRACT = ("contract",)
 Rows = list[Any]
 
 
@@ -20,7 +19,7 @@ class _Square:
     """Code for 16 rows of 16 numbers."""
 
     def __init__(self, code: Code) -> None:
-        self.code, self.builder = code, code.builder
+        self.code, self._shuffled = code, code.shuffled
 
     def transformed(self, rows: Rows, scale: float = 1.0) -> Rows:
         """Return the DCT of the rows' columns, of as many rows as there are (a power of two), times `scale`.
@@ -32,19 +31,19 @@ class _Square:
             return [self._times(scale, rows[0])]
         half = len(rows) // 2
         pairs = list(zip(rows[:half], rows[: half - 1 : -1], strict=True))
-        sums = [self.builder.fadd(first, last, flags=_CONTRACT) for first, last in pairs]
-        lacks = [self.builder.fsub(first, last, flags=_CONTRACT) for first, last in pairs]
+        sums = [self.code.plus(first, last) for first, last in pairs]
+        lacks = [self.code.builder.fsub(first, last, flags=CONTRACT) for first, last in pairs]
         odds = [self._weighed([scale * weight for weight in weights], lacks) for weights in _odd_rows(len(rows))]
         return list(chain.from_iterable(zip(self.transformed(sums, scale * 0.5**0.5), odds, strict=True)))
 
     def _weighed(self, weights: list[float], rows: Rows) -> Any:
         total = self._times(weights[0], rows[0])
         for weight, row in zip(weights[1:], rows[1:], strict=True):
-            total = self.builder.fadd(total, self._times(weight, row), flags=_CONTRACT)
+            total = self.code.plus(total, self._times(weight, row))
         return total
 
     def _times(self, weight: float, row: Any) -> Any:
-        return self.builder.fmul(ir.Constant(self.code.kind, [weight] * SIDE), row, flags=_CONTRACT)
+        return self.code.times(ir.Constant(self.code.kind, [weight] * SIDE), row)
 
     def transposed(self, rows: Rows) -> Rows:
         """Return the columns."""
@@ -76,9 +75,6 @@ class _Square:
         """Take every second lane of a, then of b."""
         return self._shuffled(a, b, [_LANE * lane + i for lane in range(first, 8, 2) for i in range(_LANE)])
 
-    def _shuffled(self, a: Any, b: Any, places: list[int]) -> Any:
-        return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), SIDE), places))
-
 
 @cache
 def _odd_rows(size: int) -> list[list[float]]:
@@ -99,4 +95,4 @@ def transform(typing, z, x, first, pitch):
         for i, row in enumerate(rows):
             code.store(z, ir.Constant(first.type, i * SIDE), row)
 
-    return declared(emit, (z, x, first, pitch), lanes=SIDE)
+    return declared(emit, (z, x, first, pitch), flags=CONTRACT, lanes=SIDE)

@@ -18,9 +18,8 @@ from thinwire.kernels.accumulate.triton import accumulate
 from thinwire.kernels.chunks import reference
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.parts import wide_each
-from thinwire.kernels.segments.triton import addresses, pointer, table
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tiles_of
+from thinwire.kernels.triton import PROGRAMS, TILE, addresses, launch, magnitudes, pointer, table, tiles_of
 
 _FORWARD, _BACK = 1024, 2048
 """Elements, padding included, that a program takes at a time: few, as they wait in registers."""

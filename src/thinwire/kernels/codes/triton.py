@@ -12,11 +12,10 @@ from thinwire.kernels.codes.reference import How, OffsetGrid
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.replay import Changing
-from thinwire.kernels.segments.triton import table_of, tiles_of_each
-from thinwire.kernels.triton import launch, tiles_of
+from thinwire.kernels.triton import launch, table_of, tiles_of, tiles_of_each
 
 _BLOCK = 1024
-_NUMBERS = ["begin", "first", "group", "high", "low", "count"]
+_NUMBERS = ["begin", "first", "group", "high", "low"]
 
 
 def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
@@ -32,25 +31,25 @@ def _run(kernel: Any, tensors: Sequence[Tensor], groups: Groups, seeds: Sequence
     """Launch a kernel on a single run, of which it knows where it begins, or on several."""
     device, numel = tensors[0].device, sum(groups.runs)
     if len(groups.runs) == 1 and not isinstance(seeds, Changing):
-        place = (0, numel, 0, groups.widths[0], *signed_keys(seeds[0]), None, 0)
+        place = (0, numel, 0, groups.widths[0], *signed_keys(seeds[0]), None)
         launch(kernel, tiles_of(numel, _BLOCK), *tensors, *place, **constants, BLOCK=_BLOCK)
         return
     begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
     columns = table_of(device, lambda: (begins, groups.runs, firsts, groups.widths, *signed_keys_of(seeds)))
     tiles = tiles_of_each(groups.runs, device, _BLOCK)
-    launch(kernel, tiles.total, *tensors, *columns, tiles.of, tiles.total, **constants, BLOCK=_BLOCK)
+    launch(kernel, tiles.total, *tensors, *columns, tiles.of, **constants, BLOCK=_BLOCK)
 
 
 @triton.jit
-def _given(x, scales, begin, n, first, group, high, low, tiles, count, BLOCK: tl.constexpr):
+def _given(x, scales, begin, n, first, group, high, low, tiles, BLOCK: tl.constexpr):
     """Return a tile of a run: its places in all and in the run, which exist, numbers, scales, and the run's keys."""
     if tiles is None:
         within = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     else:
-        run = tl.load(tiles + tl.program_id(0))
+        run = tl.load(tiles + 3 * tl.program_id(0))
         begin, n, first, group = tl.load(begin + run), tl.load(n + run), tl.load(first + run), tl.load(group + run)
         high, low = tl.load(high + run), tl.load(low + run)
-        within = tl.load(tiles + count + tl.program_id(0)).to(tl.int64) + tl.arange(0, BLOCK)
+        within = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + tl.arange(0, BLOCK)
     there = within < n
     scale = tl.load(scales + first + within.to(tl.uint32) // group.to(tl.uint32), mask=there, other=1.0)
     return begin + within, within, there, tl.load(x + begin + within, mask=there, other=0.0), scale, high, low
@@ -99,12 +98,10 @@ def _uniform(value, scale, noise, GRID: tl.constexpr):
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def _encode(
-    codes, x, scales, begin, n, first, group, high, low, tiles, count,
+    codes, x, scales, begin, n, first, group, high, low, tiles,
     HOW: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at, within, there, value, scale, high, low = _given(
-        x, scales, begin, n, first, group, high, low, tiles, count, BLOCK
-    )
+    at, within, there, value, scale, high, low = _given(x, scales, begin, n, first, group, high, low, tiles, BLOCK)
     noise = hash32(within, high, low)
     if HOW == "ternary":
         found = tl.where(_drawn(noise) * scale < tl.abs(value), tl.where(value < 0, 2, 1), 0)
@@ -117,10 +114,10 @@ def _encode(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def _decode(
-    out, codes, table, scales, begin, n, first, group, high, low, tiles, count, LAST: tl.constexpr, BLOCK: tl.constexpr
+    out, codes, table, scales, begin, n, first, group, high, low, tiles, LAST: tl.constexpr, BLOCK: tl.constexpr
 ):
     at, _within, there, code, scale, _high, _low = _given(
-        codes, scales, begin, n, first, group, high, low, tiles, count, BLOCK
+        codes, scales, begin, n, first, group, high, low, tiles, BLOCK
     )
     value = tl.load(table + (code.to(tl.int32) & LAST), mask=there, other=0.0) * scale
     tl.store(out + at, value.to(out.dtype.element_ty), mask=there)

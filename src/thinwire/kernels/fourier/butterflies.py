@@ -8,36 +8,32 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
 from thinwire.kernels.compiled import intrinsic
+from thinwire.kernels.simd import Code, declared
 
-_SCALARS: dict[Any, Any] = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 _Number = tuple[Any, Any]
 
 
-class _Code:
+class _Code(Code):
     """Instructions on complex vectors."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, dtype: Any) -> None:
-        self.context, self.builder, self.signature = context, builder, signature
-        self.lanes = 256 // dtype.bitwidth
-        self.kind = ir.VectorType(_SCALARS[dtype], self.lanes)
-        self.align = dtype.bitwidth // 8
+    def __init__(self, builder: Any, dtype: Any) -> None:
+        super().__init__(builder, dtype, lanes=256 // dtype.bitwidth)
 
-    def load(self, array: Any, at: Any) -> _Number:
+    def number(self, data: Any, at: Any) -> _Number:
         """Load complex number `at`."""
-        return self._part(array, at, 0), self._part(array, at, 1)
+        real, imaginary = (self.load(data, place) for place in self._places(at))
+        return real, imaginary
 
-    def store(self, array: Any, at: Any, number: _Number) -> None:
+    def put(self, data: Any, at: Any, number: _Number) -> None:
         """Write complex number `at`."""
-        for part, vector in enumerate(number):
-            self.builder.store(vector, self._address(array, at, part)).align = self.align
+        for place, vector in zip(self._places(at), number, strict=True):
+            self.store(data, place, vector)
 
     def weight(self, cos: Any, sin: Any, at: Any) -> _Number:
         """Return cos[at] + i·sin[at] in every lane."""
-        return self._spread(cos, at), self._spread(sin, at)
+        return self.spread(self.element(cos, at)), self.spread(self.element(sin, at))
 
     def add(self, a: _Number, b: _Number) -> _Number:
         """Return a + b."""
@@ -47,7 +43,7 @@ class _Code:
         """Return a − b."""
         return self.builder.fsub(a[0], b[0]), self.builder.fsub(a[1], b[1])
 
-    def times(self, a: _Number, b: _Number) -> _Number:
+    def turned(self, a: _Number, b: _Number) -> _Number:
         """Return a · b."""
         multiply = self.builder.fmul
         real = self.builder.fsub(multiply(a[0], b[0]), multiply(a[1], b[1]))
@@ -57,72 +53,39 @@ class _Code:
         """Return i · (a − b)."""
         return self.builder.fsub(b[1], a[1]), self.builder.fsub(a[0], b[0])
 
-    def step(self, at: Any, by: Any, times: int) -> Any:
-        """Return at + times · by."""
-        return self.builder.add(at, self.builder.mul(by, ir.Constant(by.type, times)))
-
-    def _part(self, array: Any, at: Any, part: int) -> Any:
-        vector = self.builder.load(self._address(array, at, part))
-        vector.align = self.align
-        return vector
-
-    def _address(self, array: Any, at: Any, part: int) -> Any:
-        place = self.step(ir.Constant(at.type, part * self.lanes), at, 2 * self.lanes)
-        return self.builder.bitcast(self._element(array, place), self.kind.as_pointer())
-
-    def _spread(self, array: Any, at: Any) -> Any:
-        value = self.builder.load(self._element(array, at))
-        empty, zeros = ir.Constant(self.kind, ir.Undefined), ir.VectorType(ir.IntType(32), self.lanes)
-        first = self.builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
-        return self.builder.shuffle_vector(first, empty, ir.Constant(zeros, [0] * self.lanes))
-
-    def _element(self, array: Any, at: Any) -> Any:
-        index, value = array
-        kind = self.signature.args[index]
-        data = self.context.make_array(kind)(self.context, self.builder, value)
-        return cgutils.get_item_pointer(self.context, self.builder, kind, data, [at])
-
-
-def _declared(emit: Callable[..., None], args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return signature and code of an intrinsic. Each array comes with its place among the arguments."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        code = _Code(context, builder, signature, args[0].dtype)
-        numbered = enumerate(zip(args, values, strict=True))
-        emit(code, *((place, value) if isinstance(kind, types.Array) else value for place, (kind, value) in numbered))
-        return context.get_dummy_value()
-
-    return types.void(*(arg if isinstance(arg, types.Array) else types.intp for arg in args)), codegen
+    def _places(self, at: Any) -> list[Any]:
+        """Return where the two parts of complex number `at` begin."""
+        return [self.index(ir.Constant(at.type, part * self.count), (2 * self.count, at)) for part in (0, 1)]
 
 
 def _two(code: _Code, x: Any, at: Any, far: Any, y: Any, to: Any, near: Any, cos: Any, sin: Any, turn: Any) -> None:
-    a, b = (code.load(x, code.step(at, far, m)) for m in range(2))
-    code.store(y, to, code.add(a, b))
-    code.store(y, code.step(to, near, 1), code.times(code.subtract(a, b), code.weight(cos, sin, turn)))
+    a, b = (code.number(x, code.index(at, (m, far))) for m in range(2))
+    code.put(y, to, code.add(a, b))
+    code.put(y, code.index(to, (1, near)), code.turned(code.subtract(a, b), code.weight(cos, sin, turn)))
 
 
 def _four(code: _Code, x: Any, at: Any, far: Any, y: Any, to: Any, near: Any, cos: Any, sin: Any, turn: Any) -> None:
-    a, b, c, d = (code.load(x, code.step(at, far, m)) for m in range(4))
+    a, b, c, d = (code.number(x, code.index(at, (m, far))) for m in range(4))
     even, odd, sum_, turned = code.add(a, c), code.subtract(a, c), code.add(b, d), code.quarter_turn(b, d)
-    turns = [code.weight(cos, sin, code.step(ir.Constant(turn.type, 0), turn, j)) for j in range(4)]
-    code.store(y, to, code.add(even, sum_))
+    turns = [code.weight(cos, sin, code.index(ir.Constant(turn.type, 0), (j, turn))) for j in range(4)]
+    code.put(y, to, code.add(even, sum_))
     for j, found in ((1, code.add(odd, turned)), (2, code.subtract(even, sum_)), (3, code.subtract(odd, turned))):
-        code.store(y, code.step(to, near, j), code.times(found, turns[j]))
+        code.put(y, code.index(to, (j, near)), code.turned(found, turns[j]))
 
 
 def _set(code: _Code, y: Any, to: Any, x: Any, at: Any, cos: Any, sin: Any, turn: Any) -> None:
-    code.store(y, to, code.times(code.load(x, at), code.weight(cos, sin, turn)))
+    code.put(y, to, code.turned(code.number(x, at), code.weight(cos, sin, turn)))
 
 
 def _add(code: _Code, y: Any, to: Any, x: Any, at: Any, cos: Any, sin: Any, turn: Any) -> None:
-    product = code.times(code.load(x, at), code.weight(cos, sin, turn))
-    code.store(y, to, code.add(code.load(y, to), product))
+    product = code.turned(code.number(x, at), code.weight(cos, sin, turn))
+    code.put(y, to, code.add(code.number(y, to), product))
 
 
 def _butterfly(emit: Callable[..., None]) -> Any:
     @intrinsic
     def code(typing, x, at, far, y, to, near, cos, sin, turn):
-        return _declared(emit, (x, at, far, y, to, near, cos, sin, turn))
+        return declared(emit, (x, at, far, y, to, near, cos, sin, turn), code=_Code)
 
     return code
 
@@ -130,7 +93,7 @@ def _butterfly(emit: Callable[..., None]) -> Any:
 def _turned(emit: Callable[..., None]) -> Any:
     @intrinsic
     def code(typing, y, to, x, at, cos, sin, turn):
-        return _declared(emit, (y, to, x, at, cos, sin, turn))
+        return declared(emit, (y, to, x, at, cos, sin, turn), code=_Code)
 
     return code
 

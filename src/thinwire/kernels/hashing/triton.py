@@ -13,8 +13,7 @@ from torch import Tensor
 
 from thinwire.kernels.hashing.reference import Slotted, keys
 from thinwire.kernels.memory import constant
-from thinwire.kernels.segments.triton import addresses, pointer, table_of, tiles_of_each
-from thinwire.kernels.triton import launch
+from thinwire.kernels.triton import addresses, launch, pointer, table_of, tiles_of_each
 
 _BLOCK = 1024
 
@@ -32,10 +31,12 @@ def hashed_slots_of_each(
     columns = table_of(device, lambda: (where, lengths, slots, list(seeds), firsts, runs, starts))
     held = torch.full((sum(slots),), -1, dtype=torch.int64, device=device)
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
-    launch(_hash_each, tiles.total, held, indices, priorities, *columns[1:], *tiles, BLOCK=_BLOCK)
+    launch(_hash_each, tiles.total, held, indices, priorities, *columns[1:], tiles.of, BLOCK=_BLOCK)
     out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots))
     tiles = tiles_of_each(tuple(slots), device, _BLOCK)
-    launch(_elements_of_each, tiles.total, out, values, held, columns[0], columns[2], columns[6], *tiles, BLOCK=_BLOCK)
+    launch(
+        _elements_of_each, tiles.total, out, values, held, columns[0], columns[2], columns[6], tiles.of, BLOCK=_BLOCK
+    )
     return out, values
 
 
@@ -56,10 +57,10 @@ def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tu
     device, columns = indices.device, _columns(parts, indices.device)
     codes, misplaced = torch.empty_like(indices), torch.zeros((), dtype=torch.int64, device=device)
     tiles = tiles_of_each(tuple(part.slots for part in parts), device, _BLOCK)
-    launch(_codes, tiles.total, codes, indices, misplaced, columns, seeds, len(parts), *tiles, BLOCK=_BLOCK)
+    launch(_codes, tiles.total, codes, indices, misplaced, columns, seeds, len(parts), tiles.of, BLOCK=_BLOCK)
     out = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
     tiles = tiles_of_each(tuple(part.nbytes for part in parts), device, _BLOCK)
-    launch(_pack, tiles.total, out, codes, columns, len(parts), *tiles, BLOCK=_BLOCK)
+    launch(_pack, tiles.total, out, codes, columns, len(parts), tiles.of, BLOCK=_BLOCK)
     return out, misplaced
 
 
@@ -119,10 +120,10 @@ def _index_of(s, q, slots, height, seed):
     return q * slots + s + tl.where(s < 0, slots, 0)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _hash_each(held, indices, priorities, length, slots, seed, first, size, start, tiles, count, BLOCK: tl.constexpr):
-    vector = tl.load(tiles + tl.program_id(0))
-    place = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+@triton.jit
+def _hash_each(held, indices, priorities, length, slots, seed, first, size, start, tiles, BLOCK: tl.constexpr):
+    vector = tl.load(tiles + 3 * tl.program_id(0))
+    place = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
     there = place < tl.load(size + vector)
     at = tl.load(first + vector) + place
     index = tl.load(indices + at, mask=there, other=-1).to(tl.int64)
@@ -134,10 +135,10 @@ def _hash_each(held, indices, priorities, length, slots, seed, first, size, star
     tl.atomic_max(held + tl.load(start + vector) + slot, ranked, mask=there, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["count"])
-def _elements_of_each(out, values, held, address, slots, start, tiles, count, BLOCK: tl.constexpr):
-    vector = tl.load(tiles + tl.program_id(0))
-    place = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+@triton.jit
+def _elements_of_each(out, values, held, address, slots, start, tiles, BLOCK: tl.constexpr):
+    vector = tl.load(tiles + 3 * tl.program_id(0))
+    place = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
     there, at = place < tl.load(slots + vector), tl.load(start + vector) + place
     index = tl.load(held + at, mask=there, other=-1).to(tl.int32)  # of a rank and an index, the lower half
     tl.store(out + at, index, mask=there)
@@ -159,11 +160,11 @@ def _part(columns, part, parts):
     )
 
 
-@triton.jit(do_not_specialize=["parts", "count"])
-def _codes(codes, indices, misplaced, columns, seeds, parts, tiles, count, BLOCK: tl.constexpr):
-    part = tl.load(tiles + tl.program_id(0))
+@triton.jit(do_not_specialize=["parts"])
+def _codes(codes, indices, misplaced, columns, seeds, parts, tiles, BLOCK: tl.constexpr):
+    part = tl.load(tiles + 3 * tl.program_id(0))
     offset, length, slots, _bits, first, _start = _part(columns, part, parts)
-    place = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+    place = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
     there = place < slots
     index = tl.load(indices + first + place, mask=there, other=0) - offset
     height = (length + slots - 1) // slots
@@ -176,11 +177,11 @@ def _codes(codes, indices, misplaced, columns, seeds, parts, tiles, count, BLOCK
         tl.atomic_add(misplaced, wrong, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["parts", "count"])
-def _pack(out, codes, columns, parts, tiles, count, BLOCK: tl.constexpr):
-    part = tl.load(tiles + tl.program_id(0))
+@triton.jit(do_not_specialize=["parts"])
+def _pack(out, codes, columns, parts, tiles, BLOCK: tl.constexpr):
+    part = tl.load(tiles + 3 * tl.program_id(0))
     _offset, _length, slots, bits, place, start = _part(columns, part, parts)
-    at = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK).to(tl.int64)
+    at = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK).to(tl.int64)
     there = at < (slots * bits + 7) // 8
     first = at * 8 // bits
     byte = tl.zeros([BLOCK], tl.int64)
@@ -207,9 +208,9 @@ def _decode(
     BLOCK: tl.constexpr,
 ):
     row, tile = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count
-    part = tl.load(tiles + tile)
+    part = tl.load(tiles + 3 * tile)
     offset, length, slots, bits, first, start = _part(columns, part, parts)
-    place = tl.load(tiles + count + tile) + tl.arange(0, BLOCK).to(tl.int64)
+    place = tl.load(tiles + 3 * tile + 1) + tl.arange(0, BLOCK).to(tl.int64)
     there = place < slots
     byte_at, last = place * bits // 8, (slots * bits + 7) // 8
     word = tl.zeros([BLOCK], tl.int64)

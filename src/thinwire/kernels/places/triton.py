@@ -8,8 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.memory import constant
-from thinwire.kernels.segments.triton import tiles_of_each
-from thinwire.kernels.triton import launch, tiles_of
+from thinwire.kernels.triton import launch, tiles_of, tiles_of_each
 
 _BLOCK = 1024
 _FIXED = 64
@@ -26,7 +25,7 @@ def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[i
     columns = zip(*((offset, offset + length - 1) for offset, length in regions), strict=True)
     table = constant(tuple(number for column in (*columns, starts, runs) for number in column), torch.int32, device)
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
-    launch(_place, tiles.total, out, indices, table, len(runs), *tiles, BLOCK=_BLOCK)
+    launch(_place, tiles.total, out, indices, table, len(runs), tiles.of, BLOCK=_BLOCK)
     return out
 
 
@@ -47,10 +46,10 @@ def differ(rows: Tensor, fixed: Tensor) -> Tensor:
     return wrong
 
 
-@triton.jit(do_not_specialize=["regions", "count"])
-def _place(out, indices, table, regions, tiles, count, BLOCK: tl.constexpr):
-    at = table + tl.load(tiles + tl.program_id(0))
-    begin = tl.load(tiles + count + tl.program_id(0))
+@triton.jit(do_not_specialize=["regions"])
+def _place(out, indices, table, regions, tiles, BLOCK: tl.constexpr):
+    at = table + tl.load(tiles + 3 * tl.program_id(0))
+    begin = tl.load(tiles + 3 * tl.program_id(0) + 1)
     there = begin + tl.arange(0, BLOCK) < tl.load(at + 3 * regions)
     place = tl.load(at + 2 * regions).to(tl.int64) + begin + tl.arange(0, BLOCK)
     index = tl.load(indices + place, mask=there, other=0)

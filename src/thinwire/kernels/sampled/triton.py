@@ -15,22 +15,19 @@ from torch import Tensor
 from thinwire.kernels.accumulate.triton import accumulate
 from thinwire.kernels.replay import fixed
 from thinwire.kernels.sampled.reference import Draw, one_by_one
-from thinwire.kernels.segments.triton import (
+from thinwire.kernels.select.triton import (
     BINS,
     COUNTERS,
     LEVELS,
     Strided,
-    addresses,
+    accumulate_select,
     bar_of,
     count_digits,
-    pointer,
-    table_of,
-    tiles_of_each,
+    largest,
     write_largest,
 )
-from thinwire.kernels.select.triton import accumulate_select, largest
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import TILE, launch, magnitudes
+from thinwire.kernels.triton import TILE, addresses, launch, magnitudes, pointer, table_of, tiles_of_each
 
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
@@ -64,7 +61,7 @@ def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor,
     indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=device)
     values, tiles = like.new_zeros(sum(capacities)), tiles_of_each(tuple(lengths), device)
     counts, kept = indices.new_empty(tiles.total), indices.new_empty(tiles.total, _ROOM)
-    among = (like, at, size, first, nans, rank, tiles.of, tiles.total)
+    among = (like, at, size, first, nans, rank, tiles.of)
     sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
     launch(_find, tiles.total, counts, kept, *among, **sizes)
     ends = counts.cumsum(0, dtype=torch.int32)
@@ -89,7 +86,7 @@ def _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS: tl.cons
     return (valid & (bits >= least.to(bits.dtype))).to(tl.int32), place, x
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _find(
     counts,
     kept,
@@ -100,20 +97,19 @@ def _find(
     nans,
     rank,
     tiles,
-    count,
     LEVELS: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    vector, start = tl.load(tiles + tile), tl.load(tiles + count + tile)
+    vector, start = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
     hit, index, _x = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
     place = tl.cumsum(hit, 0) - 1
     tl.store(kept + tile * ROOM + place, index, mask=(hit > 0) & (place < ROOM))
     tl.store(counts + tile, tl.sum(hit, 0))
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _gather(
     indices,
     values,
@@ -130,14 +126,13 @@ def _gather(
     nans,
     rank,
     tiles,
-    count,
     LEVELS: tl.constexpr,
     TILE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """Write the picks of a vector's tiles one after another; if they are too many, say so in `over`."""
     tile = tl.program_id(0)
-    vector, start, first = tl.load(tiles + tile), tl.load(tiles + count + tile), tl.load(tiles + 2 * count + tile)
+    vector, start, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     last = first + tl.cdiv(tl.load(size + vector), TILE) - 1
     before, capacity, here = (
         tl.load(ends + first) - tl.load(counts + first),

@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.memory import constant
-from thinwire.kernels.segments.triton import addresses, pointer, table, tiles_of_each
-from thinwire.kernels.triton import launch, tiles_of, wide
+from thinwire.kernels.triton import addresses, launch, pointer, table, tiles_of, tiles_of_each, wide
 
 _TILE = 16384
 _CHUNK = 1024
@@ -45,7 +44,7 @@ def scatter_add(
     for index, value, part in _turns(len(outs), indices, values, runs):
         if len(outs) > 1:
             tiles = tiles_of_each(tuple(part), outs[0].device, _CHUNK)
-            args = (value, index, *_places(outs, offsets, part), sign, *tiles)
+            args = (value, index, *_places(outs, offsets, part), sign, tiles.of)
             launch(_add_each, tiles.total, *args, CHUNK=_CHUNK)
         else:
             args = (outs[0], _counted(index, offsets[0]), value, index.numel(), sign)
@@ -200,17 +199,7 @@ def _search(indices, edges, starts, stops, bounds, count, tiles, steps, SIZE: tl
 
 @triton.jit(do_not_specialize=["count", "tiles"])
 def _write(
-    out,
-    starts,
-    stops,
-    indices,
-    values,
-    bounds,
-    disorder,
-    count,
-    tiles,
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
+    out, starts, stops, indices, values, bounds, disorder, count, tiles, TILE: tl.constexpr, CHUNK: tl.constexpr
 ):
     tile = tl.program_id(0)
     start, stop = tl.load(starts + tile), tl.load(stops + tile)
@@ -272,22 +261,22 @@ def _mask(x, indices, values, n, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _element_of_each(values, indices, address, offset, begin, end, tiles, count, CHUNK: tl.constexpr):
+def _element_of_each(values, indices, address, offset, begin, end, tiles, CHUNK: tl.constexpr):
     """Return where a tile's elements go, which exist, and their values."""
-    vector = tl.load(tiles + tl.program_id(0))
-    place = tl.load(begin + vector) + tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, CHUNK)
+    vector = tl.load(tiles + 3 * tl.program_id(0))
+    place = tl.load(begin + vector) + tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, CHUNK)
     there = place < tl.load(end + vector)
     index = tl.load(indices + place, mask=there, other=0) - tl.load(offset + vector)
     return pointer(address, vector, values), index, there, tl.load(values + place, mask=there, other=0.0)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _add_each(values, indices, address, offset, begin, end, sign, tiles, count, CHUNK: tl.constexpr):
-    out, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, count, CHUNK=CHUNK)
+@triton.jit
+def _add_each(values, indices, address, offset, begin, end, sign, tiles, CHUNK: tl.constexpr):
+    out, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, CHUNK=CHUNK)
     _add_to(out, index, value, sign, there)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _mask_each(values, indices, address, offset, begin, end, tiles, count, CHUNK: tl.constexpr):
-    x, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, count, CHUNK=CHUNK)
+@triton.jit
+def _mask_each(values, indices, address, offset, begin, end, tiles, CHUNK: tl.constexpr):
+    x, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, CHUNK=CHUNK)
     tl.store(x + index, tl.zeros([CHUNK], values.dtype.element_ty), mask=there & (value != 0))

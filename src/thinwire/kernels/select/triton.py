@@ -11,7 +11,7 @@ atomics are deterministic here.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,24 +19,30 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.accumulate.triton import arguments, total
-from thinwire.kernels.segments.triton import (
-    BINS,
-    COUNTERS,
-    DIGIT,
-    LEVELS,
-    Strided,
-    addresses,
-    bar_of,
-    pointer,
-    table,
-    tiles_of_each,
-    write_largest,
-)
 from thinwire.kernels.select import reference
 from thinwire.kernels.select.reference import Picks, gather
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import PROGRAMS, TILE, launch, magnitudes, tile_of, tiles_of, wide
+from thinwire.kernels.triton import (
+    PROGRAMS,
+    TILE,
+    Tiles,
+    addresses,
+    launch,
+    magnitudes,
+    pointer,
+    table,
+    tile_of,
+    tiles_of,
+    tiles_of_each,
+    wide,
+)
 
+_DIGIT = 8  # bits: of more bins, counting and reading them takes longer than another pass over the elements
+DIGIT, BINS = tl.constexpr(_DIGIT), tl.constexpr(1 << _DIGIT)
+LEVELS = {2: 2, 4: 4, 8: 8}
+"""How many digits a magnitude of so many bytes has."""
+COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
+"""How many counters a vector's digits take."""
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP, _BLOCK = 32, 1024
@@ -79,7 +85,7 @@ def gather_each(xs: Sequence[Tensor], indices: Tensor, runs: Sequence[int]) -> T
     values = xs[0].new_empty(indices.numel())
     columns = table(values.device, addresses(xs), runs, list(accumulate(runs[:-1], initial=0)))
     tiles = tiles_of_each(tuple(runs), values.device, _BLOCK)
-    launch(_gather_each, tiles.total, values, indices, *columns, *tiles, BLOCK=_BLOCK)
+    launch(_gather_each, tiles.total, values, indices, *columns, tiles.of, BLOCK=_BLOCK)
     return values
 
 
@@ -88,6 +94,51 @@ def peak_of_each(xs: Sequence[Tensor]) -> Tensor:
     if not all(x.numel() for x in xs):
         return reference.peak_of_each(xs)
     return torch.stack(torch._foreach_norm(list(xs), torch.inf))
+
+
+class Strided(NamedTuple):
+    """Every stride-th element of several vectors: columns of a `table`. None: from the first element on, all of them.
+
+    at: where the vectors begin. size: how many elements are taken of each.
+    """
+
+    at: Tensor
+    size: Tensor
+    offset: Tensor | None = None
+    stride: Tensor | None = None
+
+
+def count_digits(
+    xs: Strided, like: Tensor, tiles: Tiles, histograms: Tensor, wanted: Tensor, nans: Tensor | None = None
+) -> None:
+    """Count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
+
+    `histograms`: int32 zeros (COUNTERS of each vector). Where 0 is wanted, nothing is counted.
+    Where there is a NaN, `nans` (int32 zeros, one for each vector) becomes 1.
+    """
+    levels = LEVELS[like.element_size()]
+    for level in range(levels):
+        args = (histograms, like, *xs, wanted, nans, tiles.of, level)
+        launch(_count_digits_each, tiles.total, *args, LEVELS=levels, TILE=TILE, num_warps=8)
+
+
+def write_largest(
+    xs: Strided,
+    like: Tensor,
+    tiles: Tiles,
+    histograms: Tensor,
+    wanted: Tensor,
+    starts: Tensor,
+    out: tuple[Tensor, Tensor],
+) -> None:
+    """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on."""
+    levels = LEVELS[like.element_size()]
+    count_digits(xs, like, tiles, histograms, wanted)
+    counts = torch.empty(tiles.total, dtype=torch.int64, device=like.device)
+    args = (histograms, like, xs.at, xs.size, wanted, tiles.of, counts)
+    launch(_count_each, tiles.total, *args, LEVELS=levels, TILE=TILE, num_warps=8)
+    ends = counts.cumsum(0)
+    launch(_place_each, tiles.total, *args, ends, starts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
@@ -120,6 +171,20 @@ def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
     launch(_count, programs, *args, counts, LEVELS=levels, TILE=TILE, num_warps=8)
     ends = counts.cumsum(0)
     launch(_place, programs, *args, counts, ends, out, LEVELS=levels, TILE=TILE, num_warps=8)
+
+
+@triton.jit
+def bar_of(histograms, k, levels):
+    """Return the first digits of the k-th largest, and how many of the k largest share them."""
+    bins = tl.arange(0, BINS)
+    bar, left = k.to(tl.int64) * 0, k.to(tl.int32)
+    for level in range(levels):
+        histogram = tl.load(histograms + level * BINS + bins)
+        above = tl.sum(histogram, 0) - tl.cumsum(histogram, 0)
+        digit = tl.sum((above >= left).to(tl.int32), 0)
+        left -= tl.sum(tl.where(bins == digit, above, 0), 0)
+        bar = (bar << DIGIT) + digit
+    return bar, left
 
 
 @triton.jit
@@ -253,10 +318,93 @@ def _gather(
                 tl.store(picks + place, index, mask=hit > 0)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _gather_each(values, indices, address, size, start, tiles, count, BLOCK: tl.constexpr):
-    vector = tl.load(tiles + tl.program_id(0))
-    within = tl.load(tiles + count + tl.program_id(0)) + tl.arange(0, BLOCK)
+@triton.jit
+def _gather_each(values, indices, address, size, start, tiles, BLOCK: tl.constexpr):
+    vector = tl.load(tiles + 3 * tl.program_id(0))
+    within = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
     there, at = within < tl.load(size + vector), tl.load(start + vector) + within
     index = tl.load(indices + at, mask=there, other=0)
     tl.store(values + at, tl.load(pointer(address, vector, values) + index, mask=there), mask=there)
+
+
+@triton.jit(do_not_specialize=["level"])
+def _count_digits_each(
+    histograms, like, at, size, offset, stride, wanted, nans, tiles, level, LEVELS: tl.constexpr, TILE: tl.constexpr
+):
+    vector = tl.load(tiles + 3 * tl.program_id(0))
+    k = tl.load(wanted + vector)
+    if k == 0:
+        return
+    mine = histograms + vector * LEVELS * BINS
+    bar, _left = bar_of(mine, k, level)
+    x = pointer(at, vector, like)
+    place = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + tl.arange(0, TILE)
+    valid = place < tl.load(size + vector)
+    if stride is not None:
+        place = tl.load(offset + vector) + place * tl.load(stride + vector)
+    bits = magnitudes(tl.load(x + place, mask=valid))
+    if nans is not None:
+        infinity = magnitudes(tl.full([1], float("inf"), like.dtype.element_ty))
+        if tl.sum((valid & (bits > infinity)).to(tl.int32), 0) > 0:
+            tl.atomic_or(nans + vector, 1, sem="relaxed")
+    digits = bits >> (DIGIT * (LEVELS - 1 - level))
+    valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
+    counts = tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)
+    tl.atomic_add(mine + level * BINS + tl.arange(0, BINS), counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit
+def _above_and_ties_each(like, at, size, vector, start, bar, TILE: tl.constexpr):
+    place = start + tl.arange(0, TILE)
+    valid = place < tl.load(size + vector)
+    x = tl.load(pointer(at, vector, like) + place, mask=valid)
+    bits = magnitudes(x)
+    bar = bar.to(bits.dtype)
+    return (valid & (bits > bar)).to(tl.int32), (valid & (bits == bar)).to(tl.int32), place, x
+
+
+@triton.jit
+def _count_each(histograms, like, at, size, wanted, tiles, counts, LEVELS: tl.constexpr, TILE: tl.constexpr):
+    tile = tl.program_id(0)
+    vector, start = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
+    k = tl.load(wanted + vector)
+    if k == 0:
+        tl.store(counts + tile, 0)
+        return
+    bar, _left = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
+    above, ties, _index, _x = _above_and_ties_each(like, at, size, vector, start, bar, TILE)
+    tl.store(counts + tile, (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0))
+
+
+@triton.jit
+def _place_each(
+    histograms,
+    like,
+    at,
+    size,
+    wanted,
+    tiles,
+    counts,
+    ends,
+    starts,
+    indices,
+    values,
+    LEVELS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    vector, start, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    k = tl.load(wanted + vector)
+    if k == 0:
+        return
+    bar, allowed = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
+    above, ties, index, x = _above_and_ties_each(like, at, size, vector, start, bar, TILE)
+    before = tl.load(ends + tile) - tl.load(counts + tile)
+    before -= tl.load(ends + first) - tl.load(counts + first)
+    within = tl.cumsum((above << 16) + ties, 0)
+    ties_before = (before & 0xFFFFFFFF).to(tl.int32) + (within & 0xFFFF) - ties
+    place = (before >> 32).to(tl.int32) + (within >> 16) - above + tl.minimum(ties_before, allowed)
+    taken = (above > 0) | ((ties > 0) & (ties_before < allowed))
+    begin = tl.load(starts + vector)
+    tl.store(indices + begin + place, index, mask=taken)
+    tl.store(values + begin + place, x, mask=taken)

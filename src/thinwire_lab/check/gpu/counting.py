@@ -90,7 +90,7 @@ def counting() -> Iterator[_Count]:
 
     patches: list[tuple[Any, str, Any]] = [(Kernel, "__call__", call)]
     dispatch.triton_is_there()
-    plain_table = import_module("thinwire.kernels.segments.triton").table_of
+    plain_table = import_module("thinwire.kernels.triton").table_of
     for module in [m for n, m in sys.modules.items() if n.startswith("thinwire.kernels.") and n.endswith(".triton")]:
         counted = (("launch", launch), ("table_of", tabled), ("addresses", _Addresses))
         patches += [(module, name, value) for name, value in counted if hasattr(module, name)]
