@@ -18,8 +18,10 @@ _ELIAS_FANO = dict.fromkeys(("row_stride", "tiles", "count", "low_bits", "low_nb
 _TILES = {"tiles": INT}
 _SEVERAL = {"at": LONG, "size": LONG, **_TILES}
 _PICKED = {"histograms": INT, "nans": INT, "rank": LONG, "counts": INT, "kept": INT, **_SEVERAL}
-_SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG)
-_ELEMENTS = {"indices": INT, **dict.fromkeys(("address", "offset", "begin", "end"), LONG), **_TILES}
+_SUMS = {"high": "i32", "low": "i32"} | dict.fromkeys(
+    ("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG
+)
+_ELEMENTS = {"indices": INT, **dict.fromkeys(("x", "offset", "begin", "end"), LONG), **_TILES}
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "stride", "seed_stride", "seed_step", "total"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
@@ -58,8 +60,8 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {"out": INT, "values": FLOAT, **dict.fromkeys(("held", "address", "slots", "start"), LONG), **_TILES},
         {},
     ),
-    ("scatter", "_add_each", {"values": FLOAT, "sign": "fp32", **_ELEMENTS}, {"CHUNK": 1024}),
-    ("scatter", "_mask_each", {"values": FLOAT, **_ELEMENTS}, {"CHUNK": 1024}),
+    ("scatter", "_add", {"values": FLOAT, "sign": "fp32", **_ELEMENTS}, {"CHUNK": 1024}),
+    ("scatter", "_mask", {"values": FLOAT, **_ELEMENTS}, {"CHUNK": 1024}),
     *(
         (
             "select",
@@ -94,7 +96,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ),
     ("sampled", "_find", {"like": "*fp64", **_PICKED}, {"LEVELS": 8, "TILE": 4096, "ROOM": 64}),
     *(
-        ("accumulate", "_accumulate_each", {"like": like, "gradient_like": new, **_SUMS, **_TILES}, {"HOW": how})
+        (
+            "accumulate",
+            "_accumulate",
+            {"like": like, "gradient_like": new, **_SUMS, **_TILES},
+            {"HOW": how},
+        )
         for like, new, how in ((FLOAT, "*bf16", "nesterov"), (FLOAT, "*bf16", "fading"), ("*fp64", "*fp64", "sum"))
     ),
     *(

@@ -42,7 +42,7 @@ def accumulate(sums: Sum) -> None:
         if one.how == "sum":  # torch's own operation is as good, and one launch less
             reference.accumulate(one)
         else:
-            args = (out, *arguments(one), out.numel())
+            args = (out, None, out, *arguments(one), out.numel(), None)
             launch(_accumulate, tiles_of(out.numel()), *args, HOW=one.how, TILE=TILE, num_warps=8)
 
 
@@ -62,10 +62,10 @@ def _each(sums: Sum) -> None:
     columns = (outs, sums.moving or outs, sums.residuals, sums.velocities or outs, sums.gradients)
     lengths, momenta = [x.numel() for x in outs], sums.decays or [sums.momentum] * len(outs)
     rates = factors(like, sums.scales), factors(like, momenta)
-    places = table(like.device, *map(addresses, columns), lengths, *rates)
+    *places, size, scale, rate = table(like.device, *map(addresses, columns), lengths, *rates)
     tiles = tiles_of_each(tuple(lengths), like.device)
-    args = (like, sums.gradients[0], *places, tiles.of)
-    launch(_accumulate_each, tiles.total, *args, HOW=sums.how, TILE=TILE, num_warps=8)
+    args = (like, sums.gradients[0], *places, scale, rate, 0, 0, size, tiles.of)
+    launch(_accumulate, tiles.total, *args, HOW=sums.how, TILE=TILE, num_warps=8)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
@@ -85,60 +85,21 @@ def _subtract_rounded(x, indices, values, n, high, low, FEW: tl.constexpr):
 
 @triton.jit(do_not_specialize=["high", "low"])
 def _accumulate(
-    out,
-    velocity_out,
-    residual,
-    velocity,
-    gradient,
-    scale,
-    momentum,
-    high,
-    low,
-    n,
-    HOW: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, size, tiles,
+    HOW: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Of one vector; or of several, with `tiles`: then the arguments are columns of a table."""
     start = tl.program_id(0).to(tl.int64) * TILE
+    if tiles is not None:
+        vector = tl.load(tiles + 3 * tl.program_id(0))
+        start = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64)
+        out, velocity_out = pointer(out, vector, like), pointer(velocity_out, vector, like)
+        residual, velocity = pointer(residual, vector, like), pointer(velocity, vector, like)
+        gradient, size = pointer(gradient, vector, gradient_like), tl.load(size + vector)
+        scale, momentum = factor_at(scale, vector, like), factor_at(momentum, vector, like)
     at = tl.arange(0, TILE)
-    there = at < n - start
+    there = at < size - start
     total(out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, there, HOW)
-
-
-@triton.jit
-def _accumulate_each(
-    like,
-    gradient_like,
-    out,
-    velocity_out,
-    residual,
-    velocity,
-    gradient,
-    size,
-    scale,
-    momentum,
-    tiles,
-    HOW: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    vector = tl.load(tiles + 3 * tl.program_id(0))
-    start = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64)
-    at = tl.arange(0, TILE)
-    there = at < tl.load(size + vector) - start
-    total(
-        pointer(out, vector, like),
-        pointer(velocity_out, vector, like),
-        pointer(residual, vector, like),
-        pointer(velocity, vector, like),
-        pointer(gradient, vector, gradient_like),
-        factor_at(scale, vector, like),
-        factor_at(momentum, vector, like),
-        0,
-        0,
-        start,
-        at,
-        there,
-        HOW,
-    )
 
 
 @triton.jit

@@ -6,9 +6,10 @@ If not, another kernel takes over: each of its programs owns a share of the outp
 elements that fall into its share.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 import triton
@@ -41,14 +42,7 @@ def scatter_add(
     if len(outs) == 1 and len(runs) > _FEW:
         _add_owned(outs[0], _counted(indices, offsets[0]), values, runs, sign, None)
         return
-    for index, value, part in _turns(len(outs), indices, values, runs):
-        if len(outs) > 1:
-            tiles = tiles_of_each(tuple(part), outs[0].device, _CHUNK)
-            args = (value, index, *_places(outs, offsets, part), sign, tiles.of)
-            launch(_add_each, tiles.total, *args, CHUNK=_CHUNK)
-        else:
-            args = (outs[0], _counted(index, offsets[0]), value, index.numel(), sign)
-            launch(_add, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
+    _each(_add, outs, offsets, indices, values, runs, sign)
 
 
 def scatter(
@@ -81,24 +75,27 @@ def scatter(
 
 def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
     if len(xs) == 1:
-        args = (xs[0], _counted(indices, offsets[0]), values, indices.numel())
-        launch(_mask, tiles_of(indices.numel(), _CHUNK), *args, CHUNK=_CHUNK)
-        return
-    for index, value, part in _turns(len(xs), indices, values.to(xs[0].dtype), runs):
-        tiles = tiles_of_each(tuple(part), xs[0].device, _CHUNK)
-        launch(_mask_each, tiles.total, value, index, *_places(xs, offsets, part), *tiles, CHUNK=_CHUNK)
+        _each(_mask, xs, offsets, indices, values, [indices.numel()])
+    else:
+        _each(_mask, xs, offsets, indices, values.to(xs[0].dtype), runs)
 
 
-def _turns(
-    vectors: int, indices: Tensor, values: Tensor, runs: Sequence[int]
-) -> Iterator[tuple[Tensor, Tensor, Sequence[int]]]:
-    """Yield indices, values and runs of one turn after another: a run of each vector."""
+def _each(
+    kernel: Any, xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int],
+    *more: Any,
+) -> None:  # fmt: skip
+    """Launch a kernel on one turn after another: a run of each vector."""
     start = 0
-    for first in range(0, len(runs), vectors):
-        part = runs[first : first + vectors]
+    for first in range(0, len(runs), len(xs)):
+        part = runs[first : first + len(xs)]
         end = start + sum(part)
-        yield indices[start:end], values[start:end], part
-        start = end
+        index, value, start = indices[start:end], values[start:end], end
+        if len(xs) > 1:
+            tiles = tiles_of_each(tuple(part), value.device, _CHUNK)
+            launch(kernel, tiles.total, value, index, *_places(xs, offsets, part), tiles.of, *more, CHUNK=_CHUNK)
+        else:
+            args = (value, _counted(index, offsets[0]), xs[0], None, None, index.numel(), None, *more)
+            launch(kernel, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
 
 
 def _counted(indices: Tensor, offset: int) -> Tensor:
@@ -150,13 +147,6 @@ def _add_to(out, index, value, sign, there):
     place = out + index.to(tl.int64)
     total = wide(tl.load(place, mask=there, other=0.0)) + sign * wide(value)
     tl.store(place, total.to(value.dtype), mask=there)
-
-
-@triton.jit
-def _add(out, indices, values, n, sign, CHUNK: tl.constexpr):
-    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    index = tl.load(indices + at, mask=at < n, other=0)
-    _add_to(out, index, tl.load(values + at, mask=at < n, other=0.0), sign, at < n)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -252,31 +242,28 @@ def _add_share(out, indices, values, edges, disorder, n, share, count, sign, CHU
 
 
 @triton.jit
-def _mask(x, indices, values, n, CHUNK: tl.constexpr):
-    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    there = at < n
-    there = there & (tl.load(values + at, mask=there, other=0.0) != 0)
-    index = tl.load(indices + at, mask=there, other=0).to(tl.int64)
-    tl.store(x + index, tl.zeros([CHUNK], x.dtype.element_ty), mask=there)
+def _elements(values, indices, x, offset, begin, end, tiles, CHUNK: tl.constexpr):
+    """Return where a program's elements go, which exist, and their values: of one vector, or of several by a table."""
+    if tiles is None:
+        place = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+        there = place < end
+        index = tl.load(indices + place, mask=there, other=0)
+    else:
+        vector, within = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
+        place = tl.load(begin + vector) + within + tl.arange(0, CHUNK)
+        there = place < tl.load(end + vector)
+        index = tl.load(indices + place, mask=there, other=0) - tl.load(offset + vector)
+        x = pointer(x, vector, values)
+    return x, index, there, tl.load(values + place, mask=there, other=0.0)
 
 
 @triton.jit
-def _element_of_each(values, indices, address, offset, begin, end, tiles, CHUNK: tl.constexpr):
-    """Return where a tile's elements go, which exist, and their values."""
-    vector = tl.load(tiles + 3 * tl.program_id(0))
-    place = tl.load(begin + vector) + tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, CHUNK)
-    there = place < tl.load(end + vector)
-    index = tl.load(indices + place, mask=there, other=0) - tl.load(offset + vector)
-    return pointer(address, vector, values), index, there, tl.load(values + place, mask=there, other=0.0)
-
-
-@triton.jit
-def _add_each(values, indices, address, offset, begin, end, sign, tiles, CHUNK: tl.constexpr):
-    out, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, CHUNK=CHUNK)
+def _add(values, indices, x, offset, begin, end, tiles, sign, CHUNK: tl.constexpr):
+    out, index, there, value = _elements(values, indices, x, offset, begin, end, tiles, CHUNK)
     _add_to(out, index, value, sign, there)
 
 
 @triton.jit
-def _mask_each(values, indices, address, offset, begin, end, tiles, CHUNK: tl.constexpr):
-    x, index, there, value = _element_of_each(values, indices, address, offset, begin, end, tiles, CHUNK=CHUNK)
-    tl.store(x + index, tl.zeros([CHUNK], values.dtype.element_ty), mask=there & (value != 0))
+def _mask(values, indices, x, offset, begin, end, tiles, CHUNK: tl.constexpr):
+    out, index, there, value = _elements(values, indices, x, offset, begin, end, tiles, CHUNK)
+    tl.store(out + index.to(tl.int64), tl.zeros([CHUNK], out.dtype.element_ty), mask=there & (value != 0))
