@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import simd
-from thinwire.kernels.bits.cpu import pack_bits, unpack_bits
+from thinwire.kernels.bits.cpu import pack_bits, pack_loop, unpack_bits, unpack_loop
 from thinwire.kernels.compiled import compiled, exactly, vector
 from thinwire.kernels.hashing.reference import Slotted
 from thinwire.kernels.parts import Array, addresses, sizes
@@ -222,18 +222,9 @@ def _encode_loop(indices, table, keys, packed):
         codes = np.empty(slots, np.int32)
         within = indices[first : first + slots] - np.int32(offset)
         _codes_loop(within, length, np.uint32(-(-length // max(1, slots))), keys[at], codes)
-        low, word, filled, place = np.uint64((1 << bits) - 1), np.uint64(0), 0, start
+        pack_loop(codes, bits, 0, slots, packed[start:])
         for i in range(slots):
             misplaced += codes[i] < 0
-            word |= (np.uint64(codes[i]) & low) << np.uint64(filled)
-            filled += bits
-            while filled >= 8:
-                packed[place] = np.uint8(word & np.uint64(0xFF))
-                word >>= np.uint64(8)
-                filled -= 8
-                place += 1
-        if filled:
-            packed[place] = np.uint8(word)
         first += slots
     return misplaced
 
@@ -244,15 +235,7 @@ def _decode_loop(row, table, keys, out):
     for at in range(len(table)):
         offset, length, slots, bits, place = table[at]
         codes, indices = np.empty(slots, np.int32), out[first : first + slots]
-        low, word, filled = np.uint64((1 << bits) - 1), np.uint64(0), 0
-        for i in range(slots):
-            while filled < bits:
-                word |= np.uint64(row[place]) << np.uint64(filled)
-                filled += 8
-                place += 1
-            codes[i] = word & low
-            word >>= np.uint64(bits)
-            filled -= bits
+        unpack_loop(row[place:], bits, 0, slots, codes)
         _indices_loop(codes, length, np.uint32(-(-length // max(1, slots))), keys[at], indices)
         for i in range(slots):
             if indices[i] >= 0:
