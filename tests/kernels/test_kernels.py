@@ -433,7 +433,7 @@ def test_a_kernel_looks_at_the_tensors_that_it_names() -> None:
     assert kernels.merge.backend([keys, keys], [x, x]) == "cpu"
     assert kernels.merge.backend([keys, keys], [x, x.double()]) == "reference"
     rows = torch.zeros(3, 32, dtype=torch.uint8)
-    assert kernels.elias_fano_decode_rows.backend(rows[:, :16], 2, 5) == "cpu", "each row is contiguous"
+    assert kernels.elias_fano_decode.backend(rows[:, :16], 2, 5) == "cpu", "each row is contiguous"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -51,13 +51,7 @@ def section(coding: int, keys: Tensor, space: int, *, least: int | None = None) 
 
 
 def read(
-    coding: int,
-    rows: Tensor,
-    count: int,
-    space: int,
-    *,
-    least: int | None = None,
-    edges: Sequence[int] = (),
+    coding: int, rows: Tensor, count: int, space: int, *, least: int | None = None, edges: Sequence[int] = ()
 ) -> Tensor:
     """Read the keys, int32 (ranks, count), from the ranks' sections, whose padding was checked.
 
@@ -74,7 +68,7 @@ def read(
 def decoded(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
     """Return the keys as they are: −1 for those that a code does not have."""
     if coding == ELIAS_FANO:
-        return kernels.elias_fano_decode_rows(rows, count, space)
+        return kernels.elias_fano_decode(rows, count, space)
     if coding == BITMAP:
         return torch.stack([_bitmap(row, count) for row in rows])
     return rows[:, : 4 * count].contiguous().view(torch.int32).view(rows.shape[0], count)

@@ -123,7 +123,7 @@ class Words:
             found = data[: 4 * self.count].view(torch.int32)
         else:
             data = data[: self._indices_nbytes].contiguous()
-            found = kernels.elias_fano_decode(data, self.count, self.numel)
+            found = kernels.elias_fano_decode(data[None], self.count, self.numel)[0]
         return found.clamp(0, self.numel - 1)
 
     @property

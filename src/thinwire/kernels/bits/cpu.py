@@ -67,12 +67,8 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
     return torch.from_numpy(words.view(np.uint8))
 
 
-def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
-    return elias_fano_decode_rows(buffer[None], count, space)[0]
-
-
-def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
-    """See `reference.elias_fano_decode_rows`; rows are decoded in parallel."""
+def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
+    """See `reference.elias_fano_decode`; rows are decoded in parallel."""
     layout, found = EliasFano.of(count, space), np.empty((len(rows), count), np.int32)
 
     def run(row: int) -> None:

@@ -86,23 +86,22 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
     return out
 
 
-def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
-    """Return the indices (int32) that `elias_fano_encode` wrote into uint8 `buffer` (`EliasFano.nbytes`).
+def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
+    """Return the indices, int32 (n, count), that `elias_fano_encode` wrote: uint8 rows (n, `EliasFano.nbytes`), n ≥ 1.
 
-    Any bytes may be given. If the encoder cannot have written them, all indices are −1: the unary part does not have
-    `count` bits set, an index is `space` or more or below the one before it, or padding is not zero.
+    Any bytes may be given. If the encoder cannot have written a row, its indices are all −1: the unary part does not
+    have `count` bits set, an index is `space` or more or below the one before it, or padding is not zero.
     """
+    return torch.stack([_decoded(row, count, space) for row in rows])
+
+
+def _decoded(row: Tensor, count: int, space: int) -> Tensor:
     layout = EliasFano.of(count, space)
-    places, found = ones(unpack_bits(buffer[layout.low_nbytes :], layout.unary_bits, 1, torch.uint8), count)
-    high = (places - torch.arange(count, device=buffer.device)) << layout.low_bits
+    places, found = ones(unpack_bits(row[layout.low_nbytes :], layout.unary_bits, 1, torch.uint8), count)
+    high = (places - torch.arange(count, device=row.device)) << layout.low_bits
     if layout.low_bits:
-        high += unpack_bits(buffer, count, layout.low_bits, torch.int32)
+        high += unpack_bits(row, count, layout.low_bits, torch.int32)
     wrong = (found != count) | ((high < 0) | (high >= space)).any() | (high[1:] < high[:-1]).any()
     indices = high.clamp(0, max(0, space - 1)).to(torch.int32)
-    wrong |= (elias_fano_encode(indices, space) != buffer).any()
+    wrong |= (elias_fano_encode(indices, space) != row).any()
     return indices.masked_fill_(wrong, -1)
-
-
-def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
-    """Return `elias_fano_decode` of each of the rows (n, `EliasFano.nbytes`), n ≥ 1: int32 (n, count)."""
-    return torch.stack([elias_fano_decode(row, count, space) for row in rows])

@@ -36,12 +36,8 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
     return words.view(torch.uint8)
 
 
-def elias_fano_decode(buffer: Tensor, count: int, space: int) -> Tensor:
-    return elias_fano_decode_rows(buffer[None], count, space)[0]
-
-
-def elias_fano_decode_rows(rows: Tensor, count: int, space: int) -> Tensor:
-    """See `reference.elias_fano_decode_rows`; all rows at once. The k-th set bit tells the high part of the k-th index.
+def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
+    """See `reference.elias_fano_decode`; all rows at once. The k-th set bit tells the high part of the k-th index.
 
     What the encoder cannot have written is found without writing it again: padding that is not zero, a number of set
     bits that is not `count`, or an index that is `space` or more or below the one before it.

@@ -37,14 +37,14 @@ def _unpack_bits(kit: Kit, n: int) -> Trials:
         yield Trial((kit.whole(-(-n * bits // 8), 0, 256, torch.uint8), n, bits, dtype))
 
 
-def _elias_fano(encode: bool, rows: bool = False) -> Callable[[Kit, int], Trials]:
+def _elias_fano(encode: bool) -> Callable[[Kit, int], Trials]:
     def trials(kit: Kit, n: int) -> Trials:
         indices = kit.picks(n)
         buffer = kernels.elias_fano_encode.reference(indices, n)
         if encode:
             yield Trial((indices, n))
         else:
-            yield Trial((torch.stack([buffer] * 3) if rows else buffer, indices.numel(), n))
+            yield Trial((torch.stack([buffer] * 3), indices.numel(), n))
 
     return trials
 
@@ -110,7 +110,6 @@ def _exponents(decode: bool) -> Callable[[Kit, int], Trials]:
 CASES: Mapping[str, Case] = {
     "codes_encode": Case(make=_codes_encode, dtypes=ONLY_32),
     "elias_fano_decode": Case(make=_elias_fano(encode=False), dtypes=ONLY_32, contents=("normal",)),
-    "elias_fano_decode_rows": Case(make=_elias_fano(encode=False, rows=True), dtypes=ONLY_32, contents=("normal",)),
     "elias_fano_encode": Case(make=_elias_fano(encode=True), dtypes=ONLY_32, contents=("normal",)),
     "exponents_count": Case(
         make=lambda kit, n: [Trial((kit.whole(n, -(1 << 15), 1 << 15, torch.int16),))],
