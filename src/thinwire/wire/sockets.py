@@ -191,7 +191,8 @@ class Link:
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, mine)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public_of(mine))
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._monitor = self._socket.get_monitor_socket()
+        events = zmq.EVENT_ALL & ~zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # to tell of that, libzmq loses errno and aborts
+        self._monitor = self._socket.get_monitor_socket(events)
         self._poller = zmq.Poller()
         for each in (self._socket, self._monitor, bell.descriptor):
             self._poller.register(each, zmq.POLLIN)
@@ -259,7 +260,6 @@ _WORDS = {
     "CLOSED": "nobody listens there",
     "DISCONNECTED": "the connection was closed",
     "HANDSHAKE_FAILED_NO_DETAIL": "it is not a thinwire server, or has another key",
-    "HANDSHAKE_FAILED_PROTOCOL": "it is not a thinwire server",
 }
 
 
