@@ -108,7 +108,7 @@ class _Sums:
 
 @final
 class Meter:
-    """Adds up what the reducers and boundaries of one handle tell. A `trace.Listener`.
+    """Adds up what the reducers and boundaries of one handle report. A `trace.Listener`.
 
     `watched`: whether somebody has asked, so that norms are worth taking.
     """

@@ -296,8 +296,8 @@ def _wrong(exchange: Exchange, codec: Codec) -> str:
     [
         (GlobalTopKTree(), Cast(), "sparse and block-sparse payloads; got Dense"),
         (OwnerSharded(), TopK(density=0.1, values=Sign()), "codes of a format cannot be added"),
-        (UnionAllReduce(packed=RandomK(density=0.5)), TopK(density=0.1), "cannot be summed to all rows"),
-        (UnionAllReduce(packed=Cast(values=Sign())), TopK(density=0.1), "cannot be summed to all rows"),
+        (UnionAllReduce(packed=RandomK(density=0.5)), TopK(density=0.1), "cannot be summed over ranks"),
+        (UnionAllReduce(packed=Cast(values=Sign())), TopK(density=0.1), "cannot be summed over ranks"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_with_the_fix(

@@ -36,7 +36,7 @@ class Cast(Codec):
     def __post_init__(self) -> None:
         if not isinstance(self.values, Format) and self.values not in (torch.float16, torch.bfloat16):
             raise ValueError(
-                f"values is {self.values}; expected torch.float16, torch.bfloat16 or a thinwire.formats one"
+                f"values is {self.values}; expected torch.float16, torch.bfloat16 or one of thinwire.formats"
             )
 
     @property

@@ -18,7 +18,7 @@ Rows = Annotated[int, Range("1 to 63 rows", least=1, most=63)]
 @checked
 @dataclass(frozen=True, kw_only=True)
 class CountSketch(Codec):
-    """Send a table that can be added: S[j, h_j(i)] = Σ s_j(i) · x[i] (Charikar et al. 2002; Ge et al. 2021, §3.1).
+    """Send a table that ranks can sum: S[j, h_j(i)] = Σ s_j(i) · x[i] (Charikar et al. 2002; Ge et al. 2021, §3.1).
 
     The seed gives the hashes h and the signs s. An estimate is the median of the rows, or the mean of the two middle
     ones; it is unbiased over seeds. With one row of c cells its variance is about ‖x‖²/c.

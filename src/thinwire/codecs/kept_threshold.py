@@ -22,8 +22,8 @@ class KeptThreshold(Codec):
 
     Args:
         density: The share k/d of elements that τ aims at.
-        refresh: τ is measured at steps for which this is not 0. In between, the memory's note keeps it; with a memory
-            that keeps no notes, it is measured at every step.
+        refresh: A function of the step: τ is measured where it is not 0. In between, the memory's note keeps it; with a
+            memory that keeps no notes, it is measured at every step.
         bound: The payload has room for ⌈bound · k⌉ elements. If more reach τ, the largest are sent and the others stay
             in the residual. If fewer do, the rest is padding.
     """

@@ -89,8 +89,8 @@ def _check_names_agree(group: Group) -> None:
     counts = found.tolist()
     if len(set(counts)) > 1:
         raise RuntimeError(
-            f"the ranks of this subgroup are in {counts} process groups, and torch needs equal numbers to make "
-            "another: before attaching, create as many groups on each of these ranks"
+            f"the ranks of this subgroup are in {counts} process groups, and torch can make another only if these "
+            "numbers are equal: before attaching, create the same number of groups on each of these ranks"
         )
 
 

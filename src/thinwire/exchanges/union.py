@@ -73,7 +73,7 @@ class UnionAllReduce(Rounds):
             return rows
         payload = _encoded(self.packed, mine.rows.split(mine.region_counts()), seeds)
         if not payload.summable or isinstance(payload, Keyed):
-            raise TypeError(f"packed is {self.packed!r}, whose payloads cannot be summed to all rows: {_FIX}")
+            raise TypeError(f"packed is {self.packed!r}, whose payloads cannot be summed over ranks: {_FIX}")
         values = payload.values.clone()
         peers.all_reduce(values)
         # An estimate may be larger than any sum can be. Clamping it to the range makes its error smaller.

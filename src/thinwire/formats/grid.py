@@ -62,7 +62,7 @@ class Grid:
 
 @checked
 def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
-    """Return the eps from which 2^(bits-1) - 1 positive numbers reach up to `max`, and as many negative ones to -max.
+    """Return the eps with which 2^(bits-1) - 1 numbers lie from eps to `max`, and as many from -eps to -max.
 
     Raises:
         ValueError: If there is none: with so few bits of mantissa eps would lie below float32's normal numbers.

@@ -20,7 +20,7 @@ _dcp: Any = dcp  # whose names are not exported, as mypy has it
 
 
 def prepare_model(model: nn.Module, **options: Any) -> DistributedDataParallel:
-    """Return what `ray.train.torch.prepare_model(model, **options)` does, in DistributedDataParallel in any case.
+    """Return what `ray.train.torch.prepare_model(model, **options)` does, always wrapped in DistributedDataParallel.
 
     Ray leaves the model of a single worker as it is, and `thinwire.attach` needs DDP.
 

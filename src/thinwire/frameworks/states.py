@@ -15,8 +15,8 @@ from thinwire.integrations import Attachment, Checkpoint
 _log = logging.getLogger("thinwire")
 
 MISSING = (
-    "nothing was loaded, as there is nothing of thinwire's in {place}: it was saved without. To go on from it with "
-    "empty memories, pass missing_ok=True"
+    "nothing was loaded, as there is nothing of thinwire's in {place}: it was saved without thinwire. To resume from "
+    "it with empty memories, pass missing_ok=True"
 )
 
 

@@ -24,8 +24,8 @@ class Differences:
     The copy takes 2 bytes a parameter of the whole model on every rank if bfloat16 is gathered, and 4 for float32.
 
     Args:
-        bits: Bits of a value, sign included. With 16, bfloat16 and float16 parameters travel exactly, and for others
-            differences in bfloat16.
+        bits: Bits of a value, sign included. With 16, bfloat16 and float16 parameters travel exactly;
+            those of other dtypes as differences in bfloat16.
         group_size: Values that share a scale, their largest magnitude.
         host: Keep the copy in main memory, pinned, rather than on the GPU.
     """

@@ -50,7 +50,7 @@ class AppliedMomentum(Memory):
         return self.momenta().continues(name)
 
     def drop(self, names: Collection[str]) -> None:
-        """Forget what is held of these parameters, for which no step has begun: momentum has gone elsewhere."""
+        """Forget these parameters' momentum, which is held elsewhere now. No step may have begun for them."""
         self.momenta().drop(names)
 
     def _decay(self, name: str) -> float:

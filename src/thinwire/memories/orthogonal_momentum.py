@@ -32,8 +32,8 @@ class OrthogonalMomentum(AppliedMomentum):
     outweighs the others, however small its gradient and however its loss is weighted. A large gradient still decides
     where m points, until it has faded. A rank whose gradient of the step is all zeros, such as one out of data within
     Join, adds no O. The invariant of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more
-    dimensions is treated as a matrix with its first dimension as rows; a vector, as a matrix of one row. O takes the
-    loss scale, if there is one, as gradients do.
+    dimensions is treated as a matrix with its first dimension as rows; a vector, as a matrix of one row. O is
+    multiplied by the loss scale, if there is one, as gradients are.
 
     The result has lost the gradient's length, so use an optimizer that does not need it, such as AdamW. The residual
     cannot be added to an uncompressed gradient: if the recipe is removed, E is dropped, and so is m if the optimizer
@@ -51,7 +51,7 @@ class OrthogonalMomentum(AppliedMomentum):
 
     @property
     def scratch(self) -> Scratch:
-        """On a CPU a matrix at a time, its polynomials and products; most where it is square. On a GPU, all at once."""
+        """The polynomials and products of one matrix at a time on a CPU, and of all matrices on a GPU."""
         return Scratch(longest=29.5)
 
     momentum: Fraction | None = None
@@ -87,7 +87,7 @@ class OrthogonalMomentum(AppliedMomentum):
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Return that of each."""
+        """Do the same for several parameters."""
         if self._momentum.continue_any(names):
             return super().compensate_each(names, gradients, scale, seeds)
         decays = [self._decay(name) for name in names]
@@ -130,7 +130,7 @@ class OrthogonalMomentum(AppliedMomentum):
         self._end(names)
 
     def rescale(self, factor: float) -> None:
-        """Multiply m and E, and what O is multiplied with."""
+        """Multiply m, E and the factor of O."""
         super().rescale(factor)
         self._loss_scale *= factor
 

@@ -47,7 +47,7 @@ class Report(NamedTuple):
 
 @checked
 class Boundary(nn.Module, ABC):
-    """Keeps about a share of the largest magnitudes of each row; only their gradients come back.
+    """Keeps the largest magnitudes of each row, about `density` of it; only their gradients come back.
 
     A module of an unsplit model can use it, too. It then does exactly what the split model does to activations and
     gradients.

@@ -115,7 +115,7 @@ class Rule:
             more = self._wanted - len(self.live) - self._goodbyes
             return f"{more} more to join: serve has trainers={self._wanted}"
         if not self.complete:
-            return f"{len(self._returning)} that were connected when this server was saved, to return"
+            return f"{len(self._returning)} to return, which were connected when this server was saved"
         least = min(self.live.values(), default=0)
         late = sorted(who for who, count in self.live.items() if count == least and who not in self._held)
         applied = self.central.applied

@@ -48,6 +48,6 @@ class Places:
             if wrong or p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:
                 raise StateError(
                     f"{name} {wrong or 'has moved'} since serve or connect, so the gradients that are sent are no "
-                    "longer those that are computed. Change dtype and device, freeze, and load with assign=True, "
-                    "before; or load in place"
+                    "longer those that are computed. Change dtype and device, freeze, and load with assign=True before "
+                    "serve or connect; or load in place"
                 )

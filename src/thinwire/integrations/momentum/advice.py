@@ -26,7 +26,7 @@ _UNMEASURED = (
 )
 _WHY: Mapping[OptimizerName | None, str] = MappingProxyType(
     {
-        "sgd": "takes steps as large as its gradient, and what arrives has lost the gradients' size",
+        "sgd": "scales its step by the gradient, but orthogonalised updates no longer have the gradients' size",
         "muon": "orthogonalises again, which amplifies directions that were hardly sent",
     }
 )

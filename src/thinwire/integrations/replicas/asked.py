@@ -57,12 +57,12 @@ def chosen(
 
 
 _NONE_TO_TAKE_FROM = (
-    "it takes momentum out of the optimizer: pass attach(..., optimizer=) AdamW, or another that has momentum to move, "
-    "of the whole model"
+    "it takes momentum out of the optimizer: pass attach(..., optimizer=) one with momentum, such as AdamW, that holds "
+    "the whole model"
 )
 _NOT_IN_TRAINING = (
-    "its updates are not of gradients' size, and an optimizer cannot switch between the two during training: attach "
-    "its recipe, or a plan made beforehand by thinwire.plan"
+    "its updates are much larger than gradients, and an optimizer cannot switch between the two during training: "
+    "attach its recipe, or a plan made beforehand by thinwire.plan"
 )
 
 

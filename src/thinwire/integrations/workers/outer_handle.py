@@ -128,7 +128,7 @@ class Outer(Handle):
         return MemoryUse(sum(waiting), sum(staging), max(scratch))
 
     def stats(self) -> Stats:
-        """Return the figures of the latest outer step, one of every fragment, and of all so far."""
+        """Return the figures of the latest outer step (all fragments together), and of all so far."""
         for fragment in self.fragments:
             fragment.attachment.steps.close_if_done()
         return self._meter.stats(

@@ -86,8 +86,8 @@ class Start:
 
 
 _LATE = (
-    "their models were changed between outer() and the first step, and differ between workers: what was loaded would "
-    "count as training, and be undone. To resume, call handle.load_state_dict() with what each worker saved, too. To "
+    "their models were loaded between outer() and the first step, and differ between workers: the change would count "
+    "as training, and be undone. To resume, call handle.load_state_dict() with what each worker saved, too. To "
     "start from other weights, load them before outer(), or the same on every worker. handle.go_back() undoes this"
 )
 _CHANGED = (

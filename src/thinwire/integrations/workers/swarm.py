@@ -450,7 +450,10 @@ class Swarm:
             self._broadcast({"kind": "decided"} | decision._asdict())
             if (without := set(proposal.view) ^ set(decision.view)) or set(self._view) != set(proposal.shares):
                 _log.info(
-                    "tick %d was taken by %s; %d expected next%s", *decision[:2], len(decision.view), without or ""
+                    "the outer step at tick %d was taken by %s; %d expected at the next%s",
+                    *decision[:2],
+                    len(decision.view),
+                    without or "",
                 )
 
     def _ask(self) -> None:

@@ -69,7 +69,7 @@ class Sick:
         self.skipped += 1
         if _worth_saying(self.skipped):
             named = self._named(ranks) if ranks else "the mean of all workers is not finite, though each one's Δ is"
-            _log.log(_level(ranks, group), "%s: nobody took the outer step, %d so far", named, self.skipped)
+            _log.log(_level(ranks, group), "%s: nobody took the outer step (%d skipped so far)", named, self.skipped)
 
     def _named(self, ranks: Sequence[int]) -> str:
         return ", ".join(f"Δ of worker {rank} is not finite (time {self.times[rank]})" for rank in ranks)

@@ -179,4 +179,4 @@ def _raced(row: Row, predicted: str) -> Row:
     """Return the row with its reason. Where measured steps overruled the prediction, that is the reason."""
     if row.choice == predicted:
         return row
-    return replace(row, reason=f"measured steps decided so; predictions alone were for {predicted}")
+    return replace(row, reason=f"measured steps decided this; predictions alone favoured {predicted}")
