@@ -77,7 +77,8 @@ def pack(head: bytes, *sections: Tensor) -> Tensor:
     """Join header and flat sections, at least one, each padded with zeros to a multiple of 8 bytes."""
     device, parts, end = sections[0].device, [on(head, sections[0].device)], len(head)
     for section in sections:
-        parts.append(section.contiguous().view(torch.uint8))
+        if section.numel():  # an empty one may have any stride, and no bytes
+            parts.append(section.contiguous().view(torch.uint8))
         if gap := padded(section.nbytes) - section.nbytes:
             parts.append(on(bytes(gap), device))
         end += section.nbytes + gap

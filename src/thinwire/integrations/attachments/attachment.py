@@ -416,11 +416,14 @@ class Attachment(Handle):
         means: Sequence[tuple[Tensor, Tensor]],
         verdict: Verdict | None,
     ) -> "Future[Tensor]":
-        """Return the future of the mean. Keep only its outcome: a future held at exit can end the process."""
-        names, parameters, watch = bucket.segments.names, self.parameters, self._watch
+        """Return the future of the mean. Keep only its outcome: a future held at exit can end the process.
+
+        Its callback does not hold this object: the collective's thread frees it later than whoever waits goes on.
+        """
+        names, parameters, watch, gradients = bucket.segments.names, self.parameters, self._watch, self.steps.gradients
         questions, note = self.steps.started(names)
         # If no rank used a parameter, DDP leaves its .grad as it is, and an optimizer would take that.
-        idle = self._may_be_unused and not self.steps.gradients.added.issuperset(names)
+        idle = self._may_be_unused and not gradients.added.issuperset(names)
 
         def finish(done: "Future[Mean]") -> Tensor:
             finite = done.value().finite  # raises what the reducer raised
@@ -429,7 +432,7 @@ class Attachment(Handle):
                 gradient.add_(mean)
             if idle:
                 put_in_place(bucket, parameters)
-            self.steps.gradients.arrived(bucket)
+            gradients.arrived(bucket)
             if verdict is None:
                 note(read(bucket, parameters, questions, finite=finite))
             else:  # the host must not wait here: the step's end does
