@@ -13,6 +13,7 @@ import torch
 from served import (
     Busy,
     Proxy,
+    Raw,
     Table,
     Vector,
     closed,
@@ -29,6 +30,7 @@ from torch import nn
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.server.saving import Durable
+from thinwire.wire.frames import Kind
 
 __all__ = ["closed"]
 KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
@@ -392,3 +394,26 @@ def test_two_servers_with_one_checkpoint_are_told(tmp_path: Path) -> None:
 def test_rows_without_elements_are_refused() -> None:
     with pytest.raises(ValueError, match=r"0.weight is \(9, 0\) and has no elements"):
         started(nn.Sequential(nn.Embedding(9, 0, sparse=True), nn.Linear(2, 2)))
+
+
+def test_many_messages_of_a_peer_that_is_gone_end_no_server() -> None:
+    steps: list[Busy] = []
+
+    def made(parameters: Any) -> Busy:
+        steps.append(Busy(parameters))
+        return steps[0]
+
+    server, gradient = started(make_optimizer=made), gradients(1)[0]
+    first, other = Raw(server.address), Raw(server.address, join=False)
+    other.send(Kind.WATCH)
+    other.receive()
+    first.send(Kind.UPDATE, *first.body(1, gradient), number=1)
+    assert steps[0].begun.wait(10)
+    for _ in range(400):  # more than calls may nest
+        other.send(Kind.WATCH)
+    time.sleep(1.0)  # so that they leave; without, the test passes whatever the server does
+    other.link.close()
+    time.sleep(1.0)
+    steps[0].done.set()
+    assert first.receive()
+    assert not soon(lambda: bool(server._shared.central.failure), seconds=2.0)

@@ -111,6 +111,10 @@ def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no key or ticket") as refused:
         joined(server, ticket=tmp_path / "ticket")
     assert server.ticket[:32] not in str(refused.value)
+    joined(server, ticket=f" {server.ticket}\n")
+    with pytest.raises(ServerError, match="no ticket for this server") as lost:
+        joined(server, ticket=server.ticket[:-1], timeout=1.0)
+    assert server.ticket[:32] not in f"{lost.value!r} {lost.value.__cause__!r} {lost.value.__context__!r}"
 
 
 @pytest.mark.parametrize("which", ["the trainers' key", "the server's key", "no ticket"])

@@ -23,7 +23,7 @@ class Hub:
     def __init__(self, listener: Listener, shared: Shared) -> None:
         self._listener, self._shared = listener, shared
         self._peers: dict[bytes, Session] = {}
-        self._due, self._open, self._met = 0.0, True, set[str]()
+        self._due, self._open, self._draining, self._met = 0.0, True, False, set[str]()
 
     def run(self) -> None:
         """Serve until `close`."""
@@ -72,7 +72,14 @@ class Hub:
         self._release()
 
     def _release(self) -> None:
-        """Answer whose update has been applied, until nobody has another; then send all that there is to say."""
+        """Answer whose update has been applied, and send all that there is to say; count out who is gone."""
+        self._answer()
+        while not self._draining and (gone := [each for each in list(self._peers.values()) if not self._send(each)]):
+            self._take_last(gone)
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer whose update has been applied, until nobody has another."""
         shared = self._shared
         try:
             while answers := [] if shared.central.failure else shared.rule.release():
@@ -86,8 +93,6 @@ class Hub:
         if shared.central.failure:
             for each in list(shared.sessions.values()):
                 each.end(Kind.REFUSED, shared.central.failure)
-        if gone := [each for each in list(self._peers.values()) if not self._send(each)]:
-            self._take_last(gone)
 
     def _try(self, session: Session, call: Callable[[], None]) -> None:
         """Have a session do something; if it cannot, that ends it and no other."""
@@ -116,8 +121,9 @@ class Hub:
         """Hear the last words of those who are gone, and count them out."""
         for each in gone:
             each.outbox.clear()
+        self._draining = True  # or each message of many who go at once would look for them again
         self._take_all(math.inf)
+        self._draining = False
         for each in gone:
             if self._peers.pop(each.peer, None) is not None:
                 each.hung_up()
-        self._release()

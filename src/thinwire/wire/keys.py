@@ -95,6 +95,7 @@ def said(given: Given) -> list[str | os.PathLike[str]]:
     """Return the tickets, or the files with them, as given or in the environment; "" to look for it. Or TypeError."""
     found: Any = os.environ.get(VARIABLE, "").split(",") if given is None else given
     each = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+    each = [one.strip() if isinstance(one, str) else one for one in each]
     if wrong := [one for one in each if not isinstance(one, (str, os.PathLike))]:
         raise TypeError(f"ticket is of type {type(wrong[0]).__name__}; expected a str, a path, or one for each server")
     return each
@@ -129,7 +130,8 @@ def _private(path: Path) -> str:
             raise ValueError(f"{path} can be read by other users: chmod 600, or delete it")
         return path.read_text()
     except OSError as error:
-        raise GoneError(f"no ticket for this server: pass ticket=, or set {VARIABLE}; {error}") from error
+        why = error.strerror  # without the name, which may be a ticket with a digit missing
+        raise GoneError(f"no ticket for this server: pass ticket=, or set {VARIABLE}; the file: {why}") from None
 
 
 def _write(path: Path, text: str, *, over: bool = True) -> None:
