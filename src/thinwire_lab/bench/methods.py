@@ -285,7 +285,7 @@ ENTRANTS = {
     ),
     "streaming_diloco": _apart("Streaming DiLoCo: fragments of Δ in 4 bits, while training goes on", _streaming),
     "sparseloco": _apart(
-        "SparseLoCo: every H steps the largest of what waits of Δ, in 2 bits",
+        "SparseLoCo: every H steps the largest elements of Δ and its residual, in 2 bits",
         lambda density, every: outer_steps.sparseloco(every=every, density=density),
         density=64 / 4096,
     ),

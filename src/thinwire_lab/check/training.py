@@ -102,10 +102,10 @@ class _Training:
             raise Wrong("one rank's gradients were NaN, and the mean is finite")
         self.optimizer.zero_grad()
         if not _alike(self._kept(), before):
-            raise Wrong("a step that was called off changed the parameters or what waits")
+            raise Wrong("a skipped step changed the parameters or a residual")
 
     def _kept(self) -> dict[str, Tensor]:
-        """Return copies of the parameters and of what waits."""
+        """Return copies of the parameters and of the residuals."""
         found = {name: p.detach().clone() for name, p in self.bare.named_parameters()}
         for number, memory in enumerate(self.handle.state_dict()["memories"] if self.handle else ()):
             for name, fields in memory.items():
