@@ -9,7 +9,8 @@ from thinwire_lab.inputs import BadInput
 from thinwire_lab.show.table import Column, Table, tabulated
 from thinwire_lab.show.units import human_bytes, milliseconds
 
-_LOSSLESS, _DIFFERENCES, _LEVELS = 11.15 / 8, 4.25 / 8, 4.25 / 8  # bytes a value, scales included
+_LOSSLESS, _DIFFERENCES = 11.15 / 8, (4 + 32 / 128) / 8  # bytes a value, scales included
+_LEVELS = (4 + 32 / 512) / 8  # of qsgd()
 
 
 class Sent(NamedTuple):
