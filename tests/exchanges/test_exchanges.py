@@ -332,7 +332,7 @@ def _uneven_subgroup() -> str:
 
 
 def test_a_subgroup_that_torch_cannot_copy_is_refused(ranks: Ranks) -> None:
-    assert ["equal numbers" in message for message in ranks.run(3, _uneven_subgroup)] == [True, True, False]
+    assert ["same number of groups" in message for message in ranks.run(3, _uneven_subgroup)] == [True, True, False]
 
 
 def _switches_to_dense(density: float) -> tuple[float, float]:
