@@ -22,7 +22,7 @@ def test_the_latest_changes_are_those_of_this_version() -> None:
 
 def test_a_change_is_a_line_under_one_of_four_headings() -> None:
     assert set(re.findall(r"^### (.*)$", CHANGES, re.MULTILINE)) <= {"Added", "Changed", "Fixed", "Removed"}
-    assert not [line for line in CHANGES.splitlines() if len(line) > 150]
+    assert not [line for line in CHANGES.splitlines() if len(line) > 100]
 
 
 def test_what_is_read_by_other_tools_can_be_read() -> None:
