@@ -1,0 +1,41 @@
+"""CI: runs take turns at what takes too long each time, and newcomers' commands are those that are run."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TURNS = 41
+FEW = ["oldest_torch -m quick", "newer_python 3.12 -m quick", "newer_python 3.13 -m quick"]
+FEW += [f"framework {name}" for name in ("ray", "torchft", "torchtitan")]
+ALL = {*FEW, *(f"pytest -m slow --share {share}/21" for share in range(21))}
+
+
+@pytest.fixture(scope="module")
+def turns() -> list[str]:
+    """Return what runs on commits 0, 1, 2 and so on do, twice around."""
+    command = "for n in $(seq 0 81); do .ci/turn $n; done"
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+def test_runs_any_number_of_commits_apart_do_everything(turns: list[str]) -> None:
+    assert turns[:TURNS] == turns[TURNS:]
+    for stride in range(1, TURNS):
+        assert {turns[run * stride % TURNS] for run in range(TURNS)} == ALL, f"runs {stride} commits apart"
+
+
+def test_what_turns_call_is_there() -> None:
+    steps = (ROOT / ".ci/steps").read_text()
+    assert all(re.search(rf"^{turn.split()[0]}\(\)", steps, re.MULTILINE) for turn in FEW)
+
+
+def test_the_readme_installs_for_tests_what_no_framework_needs() -> None:
+    (command,) = re.findall(r"^pip install .* && pytest$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert "'.[test]'" in command
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert not re.search("lightning|accelerate|transformers|triton", " ".join(extras["test"]))
