@@ -1,4 +1,4 @@
-"""Links between the pages, and from them to files, lead somewhere."""
+"""Links between the pages, and from them to files, lead somewhere; and pages stay short enough to be read."""
 
 import re
 from pathlib import Path
@@ -30,6 +30,16 @@ def test_no_line_is_a_comment_on_the_site(page: Path) -> None:
     assert not re.findall(r"^ *%.*$", page.read_text(), re.MULTILINE)
 
 
-def test_there_are_pages() -> None:
-    assert ROOT / "README.md" in PAGES
-    assert len(PAGES) > 15
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_wrap(page: Path) -> None:
+    """Tables, code and the targets of links cannot."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [re.sub(r"`.*?`|\]\(.*?\)", "", line) for line in text.splitlines() if not line.startswith("|")]
+    assert not [line for line in lines if len(line) > 100]
+
+
+def test_pages_are_short_enough_to_be_read() -> None:
+    words = {page.relative_to(ROOT): len(page.read_text().split()) for page in PAGES}
+    assert words[Path("README.md")] <= 450
+    assert sum(count for page, count in words.items() if page.parts[0] == "papers") <= 20_000
+    assert 20_000 < sum(words.values()) <= 60_000
