@@ -92,7 +92,7 @@ class ThisGroup:
             done.result()
 
     def throttle(self, on: bool) -> None:
-        """Do nothing: the network is not ours to limit."""
+        """Leave the network as it is: it is the user's, not an emulated one."""
 
 
 @functools.cache

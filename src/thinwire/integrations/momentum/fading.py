@@ -122,7 +122,7 @@ class Fading(Handover):
         self._lay_aside(optimizer)
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do nothing: the memories have applied momentum."""
+        """Return at once: the gradient already holds the momentum, which the memories applied."""
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Put the settings back."""

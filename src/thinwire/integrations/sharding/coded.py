@@ -27,7 +27,7 @@ class Coded:
             module.set_custom_all_gather(self)
 
     def refresh(self) -> None:
-        """Do nothing: every gather sends parameters exactly."""
+        """Return at once: every gather sends parameters exactly, so no rank has an outdated copy."""
 
     def differing(self) -> list[str]:
         """Return nothing: no two ranks hold the same."""
