@@ -174,7 +174,7 @@ class Meter:
         with self._lock:
             step = self._step
             step.add_noted()
-            # A step that is called off for what is not finite leaves the total as it was.
+            # A step that is skipped, as something is not finite, leaves the total as it was.
             if math.isfinite(float(step.amounts.get("gradient", math.nan))):
                 step.waiting = squares(waiting())
             total = _Sums()

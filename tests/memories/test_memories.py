@@ -1,4 +1,4 @@
-"""Memory laws: nothing is lost, a step can be called off, and the state survives a round trip."""
+"""Memory laws: nothing is lost, a step can be skipped, and the state survives a round trip."""
 
 import math
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_what_is_chosen_whole_keeps_its_momentum_however_it_is_rounded(
 @feedback
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.95])
 def test_fading_momentum_follows_its_equation(case: CodecCase, decay: float) -> None:
-    """M ← β·M + g − delivered in float64, where some steps are called off and others have several parts."""
+    """M ← β·M + g − delivered in float64, where some steps are skipped and others have several parts."""
     memory, expected = memories.FadingMomentum(decay=decay), torch.zeros(NUMEL, dtype=torch.float64)
     for step in range(12):
         gradients = [vector(NUMEL, seed=10 * step + part, dtype=torch.float64) for part in range(1 + step % 3)]
@@ -121,7 +121,7 @@ def test_fading_momentum_follows_its_equation(case: CodecCase, decay: float) -> 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.95])
 def test_error_feedback_may_fade(decay: float) -> None:
-    """r ← decay · r + g − delivered in float64: once a step, also where it has several parts or is called off."""
+    """r ← decay · r + g − delivered in float64: once a step, also where it has several parts or is skipped."""
     case, memory = CODECS["chunk topk, two bits"], memories.ErrorFeedback(decay=decay)
     expected = torch.zeros(NUMEL, dtype=torch.float64)
     for step in range(12):
@@ -403,7 +403,7 @@ def _orthogonal(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [(40, 10), (10, 40), (20, 5, 4), (400,)])
 @pytest.mark.parametrize("decay", [0.0, 0.95])
 def test_orthogonal_momentum_follows_its_equations(shape: tuple[int, ...], decay: float) -> None:
-    """m ← μ·m + g;  E ← β·E + O(μ·m + g)/K − delivered, in float64, where steps are called off or have parts."""
+    """m ← μ·m + g;  E ← β·E + O(μ·m + g)/K − delivered, in float64, where steps are skipped or have parts."""
     memory, momentum = memories.OrthogonalMomentum(momentum=0.9, decay=decay), 0.9
     rows = shape[0] if len(shape) > 1 else 1
     m, e = torch.zeros(rows, 400 // rows, dtype=torch.float64), torch.zeros(400, dtype=torch.float64)

@@ -88,7 +88,7 @@ def _ran(recipe: Reducer, size: float, dtype: torch.dtype = torch.float16) -> Ru
         flat[::50] = torch.inf
         flat[7] = torch.nan
     seen = not _step(recipe, flat, STEPS) and not bool(flat.isfinite().all())
-    assert torch.equal(_waiting(recipe), waiting), "a step that was called off leaves the memory as it was"
+    assert torch.equal(_waiting(recipe), waiting), "a skipped step leaves the memory as it was"
     return Run(finite, means, offered, waiting, seen, _step(recipe, _gradient(STEPS, size, dtype), STEPS + 1))
 
 

@@ -1,4 +1,4 @@
-"""One secret for all workers of a run: a certificate with its key. Links are encrypted by it, and strangers refused."""
+"""One secret for all workers of a run: a certificate with its key. It encrypts links; others are refused."""
 
 import hashlib
 import os
@@ -31,5 +31,5 @@ class Certificate:
                 raise ValueError(f"{file} does not hold a certificate and its key, in PEM: {error}") from error
 
     def secured(self, connection: socket.socket, *, answers: bool) -> socket.socket:
-        """Return the connection once both sides have shown that they have the key. Raises OSError for a stranger."""
+        """Return the connection once both sides have shown that they have the key. Otherwise raises OSError."""
         return self._sides[answers].wrap_socket(connection, server_side=answers)

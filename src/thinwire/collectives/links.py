@@ -142,7 +142,7 @@ def serve(owner: Owner, host: str, certificate: Certificate | None = None) -> tu
         except OSError as error:
             if whence not in strangers and len(strangers) < _REMEMBERED:
                 strangers.add(whence)
-                _log.warning("a stranger at %s was not let in: %s. Further ones are not logged", whence, error)
+                _log.warning("refused a connection from %s: %s. Its further ones are not logged", whence, error)
         else:
             link.listen()
 

@@ -31,7 +31,7 @@ _GRACE = 5.0
 class LocalSteps:
     """See `worker.Run`. Losses are those of the global parameters, which change at outer steps alone.
 
-    If one worker is slow or vanishes, they find each other by a store, each at its own pace; the first one leads.
+    If one worker is slow or vanishes, they find each other by a store, and go on asynchronously; the first one leads.
     `waited_for` then has the seconds that each rank has waited for each, but while the first one evaluates.
     """
 

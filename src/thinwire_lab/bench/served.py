@@ -1,4 +1,4 @@
-"""A row on parameter servers: the first ranks train, each at its own pace, and the others serve."""
+"""A row on parameter servers: the first ranks train asynchronously, and the others serve."""
 
 import copy
 import os

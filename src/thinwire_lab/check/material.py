@@ -99,7 +99,7 @@ class Trial:
         if not all(map(intact, written)):
             raise RuntimeError("wrote outside of its result")
         if not all(map(same_bits, read, before)):
-            raise RuntimeError("changed what it was only to read")
+            raise RuntimeError("changed an argument that it may only read")
         return [*written, *flat(returned)]
 
 

@@ -18,7 +18,7 @@ from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, milliseconds
 SCHEMA = "thinwire.check/1"
 _WIDEST = 110
 _WAY_OUT = (
-    "Until that is mended, THINWIRE_BACKEND=reference runs every kernel in plain torch: slower, and without these."
+    "Until that is fixed, THINWIRE_BACKEND=reference runs every kernel in plain torch: slower, and without these."
 )
 
 
@@ -73,7 +73,7 @@ class Report:
 
     @property
     def way_out(self) -> str:
-        """What to do until a kernel is mended; empty if none is wrong."""
+        """What to do until a kernel is fixed; empty if none is wrong."""
         return _WAY_OUT if any(found.section == "kernels" for found in self.failed) else ""
 
     def tables(self) -> Iterator[Table]:

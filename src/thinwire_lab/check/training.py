@@ -1,4 +1,4 @@
-"""Does a recipe train on this very group? A small model, some steps, and one that is called off."""
+"""Does a recipe train on this very group? A small model, some steps, and one that is skipped."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _add(sums: dict[str, Tensor], name: str, x: Tensor) -> None:
 
 
 def check_recipe(section: str, name: str, device: torch.device, steps: int) -> Finding:
-    """Train with a recipe for some steps, one of them called off. A collective."""
+    """Train with a recipe for some steps, one of them skipped. A collective."""
 
     def check(figures: dict[str, Any]) -> str:
         _check(name, device, steps, figures)
@@ -269,7 +269,7 @@ def _compare_with_plain(name: str, device: torch.device, steps: int) -> None:
 def _summary(figures: Mapping[str, Any]) -> str:
     through = "" if figures["through"] == "DDP" else "by replicate, as DDP refused; "
     lost = f", {figures['lost']:.0e} lost" if "lost" in figures else ""
-    return f"{through}{figures['steps']} steps and one called off, replicas identical{lost}"
+    return f"{through}{figures['steps']} steps and one skipped, replicas identical{lost}"
 
 
 def _alike(kept: dict[str, Tensor], before: dict[str, Tensor]) -> bool:

@@ -129,9 +129,7 @@ def ring(regions: Regions, nbytes: float = _REFERENCE) -> Regions:
     """
     count = len(regions.names)
     if count > MOST:
-        raise ValueError(
-            f"{count} regions have too many orders to look at; expected at most {MOST}: keep them as they are"
-        )
+        raise ValueError(f"{count} regions have too many orders to try; expected at most {MOST}: keep them as they are")
     cost = [
         [max(regions.links[a][b].seconds(nbytes), regions.links[b][a].seconds(nbytes)) for b in range(count)]
         for a in range(count)

@@ -30,14 +30,12 @@ def parse_tiers(text: str) -> Tiers:
         match = _GROUP.fullmatch(part.strip())
         if not match or int(match[1]) < 2:
             raise ValueError(
-                f"topology {text!r}: {part.strip()!r} is no group; expected e.g. 8x100gbit/10us, of 2 or more"
+                f"topology {text!r}: {part.strip()!r} is not a group; expected 8x100gbit/10us, of 2 or more"
             )
         size *= int(match[1])
         groups.append((size, parse_link(match[2])))
     if _GROUP.fullmatch(beyond.strip()):
-        raise ValueError(
-            f"topology {text!r} says nothing of what joins its groups; expected a link last, as in ,10gbit"
-        )
+        raise ValueError(f"topology {text!r} does not say which link joins its groups; expected it last, as in ,10gbit")
     return Tiers(tuple(groups), parse_link(beyond))
 
 
@@ -65,14 +63,14 @@ def _cells(path: Path) -> list[list[str]]:
         with path.open(newline="", encoding="utf-8") as file:
             return [[cell.strip() for cell in row] for row in csv.reader(file) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV in UTF-8; expected {','.join(_COLUMNS)!r} and a row per pair") from error
+        raise ValueError(f"{path} is not CSV in UTF-8; expected {','.join(_COLUMNS)!r} and a row per pair") from error
 
 
 def _pair(path: Path, row: list[str]) -> tuple[frozenset[str], Link]:
     try:
         a, b, delay, bandwidth = row[0], row[1], *map(float, row[2:])
     except (ValueError, IndexError) as error:
-        raise ValueError(f"{path}: {','.join(row)!r} is no pair; expected {','.join(_COLUMNS)}") from error
+        raise ValueError(f"{path}: {','.join(row)!r} is not a pair; expected {','.join(_COLUMNS)}") from error
     if a == b or not all(0 < number < float("inf") for number in (delay, bandwidth)):
         raise ValueError(f"{path}: {','.join(row)!r}; expected two regions, and a delay and a bandwidth above 0")
     return frozenset((a, b)), Link(latency=delay / 1e3, bandwidth=bandwidth * 1e9 / 8)

@@ -9,7 +9,7 @@ One server and some trainers, by default one, each with so many Hogwild threads,
 trainers are counted together. A density of 1 is uncompressed; others keep a
 threshold for 1,000 updates. With sparse embeddings, their rows are sent as they are, and the networks' eight layers are
 compressed, as in the paper. Each run is a line in a file, and one that the file has is not repeated. `looks` are taken
-at a few points: updates, held-out loss (nats), the norm of what waits on the trainers, seconds of training, and bytes
+at a few points: updates, held-out loss (nats), the norm of the trainers' residuals, seconds of training, and bytes
 sent up. `joining_bytes`, `down_bytes`: what came to all trainers when they joined, and afterwards. `drain`: updates
 between two drains on average; 0 never drains.
 """
@@ -160,7 +160,7 @@ def kept(path: Path) -> list[dict[str, Any]]:
 
 def table(runs: list[dict[str, Any]]) -> str:
     rows = [
-        "| embeddings | density | threads | drain | held-out loss | staleness | what waits, midway, last | up | down |",
+        "| embeddings | density | threads | drain | held-out loss | staleness | residual, midway, last | up | down |",
         "| --- | ---: | ---: | ---: | --- | ---: | --- | ---: | ---: |",
     ]
     groups = defaultdict(list)

@@ -115,7 +115,7 @@ def test_a_kernel_that_spoils_its_input_is_found(monkeypatch: pytest.MonkeyPatch
         return kernel.reference(*args)
 
     monkeypatch.setattr(kernel, "cpu", spoils)
-    assert "changed what it was only to read" in check_kernel(name, CPU, SMALL).said
+    assert "changed an argument that it may only read" in check_kernel(name, CPU, SMALL).said
 
 
 def _spoilt(x: Tensor, how: str) -> None:
@@ -288,7 +288,7 @@ def _commits_at_once() -> Finding:
         return _checked("topk", 4)
 
 
-def test_a_step_that_cannot_be_called_off_is_found(ranks: Ranks) -> None:
+def test_a_step_that_cannot_be_skipped_is_found(ranks: Ranks) -> None:
     for finding in ranks.run(2, _commits_at_once):
         assert finding.ok is False
         assert "skipped step" in finding.said

@@ -369,10 +369,10 @@ def test_tiers_as_users_write_them() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("8x100gbit", "nothing of what joins"),
-        ("100gbit,10gbit", "no group"),
-        ("1x100gbit,10gbit", "no group"),
-        ("0x100gbit,10gbit", "no group"),
+        ("8x100gbit", "does not say which link joins"),
+        ("100gbit,10gbit", "not a group"),
+        ("1x100gbit,10gbit", "not a group"),
+        ("0x100gbit,10gbit", "not a group"),
         ("8xfast,10gbit", "expected a rate"),
         ("8x100gbit,", "expected a rate"),
     ],
@@ -402,9 +402,9 @@ def test_regions_are_read_from_a_file(tmp_path: Path) -> None:
         ("", "starts with ''"),
         (HEADER, "a row per pair"),
         ("a,b,c\n1,2,3\n", "starts with 'a,b,c'"),
-        (HEADER + "A,B,10\n", "is no pair"),
-        (HEADER + "A,B,10,0.8,1\n", "is no pair"),
-        (HEADER + "A,B,ten,0.8\n", "is no pair"),
+        (HEADER + "A,B,10\n", "is not a pair"),
+        (HEADER + "A,B,10,0.8,1\n", "is not a pair"),
+        (HEADER + "A,B,ten,0.8\n", "is not a pair"),
         (HEADER + "A,A,10,0.8\n", "two regions"),
         (HEADER + "A,B,0,0.8\n", "above 0"),
         (HEADER + "A,B,10,-1\n", "above 0"),
@@ -412,7 +412,7 @@ def test_regions_are_read_from_a_file(tmp_path: Path) -> None:
         (HEADER + "A,B,10,inf\n", "above 0"),
         (HEADER + "A,B,10,1\nB,A,10,1\n", "A and B twice"),
         (HEADER + "A,B,10,1\nA,C,10,1\n", "lacks B and C"),
-        ("\udc80", "no CSV"),
+        ("\udc80", "not CSV"),
     ],
 )
 def test_bad_files_of_regions(tmp_path: Path, text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Kernels that add to what waits, and that pick large magnitudes: what they are tried on."""
+"""Kernels that add to residuals, and that pick large magnitudes: what they are tried on."""
 
 from collections.abc import Callable, Iterator, Mapping
 

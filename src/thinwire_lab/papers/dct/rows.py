@@ -23,7 +23,7 @@ class TopKGradient(nn.Module):
 
     The gradient alone decides which, whereas behind a `Boundary` the activation does. With error feedback the rest
     waits at its place in the batch. It is added to the next gradient there, even though that is of another sample.
-    Without error feedback the rest is lost. What waits is in `waiting`, in float32 or wider, and not in the state_dict.
+    Without error feedback the rest is lost. The residual is `waiting`, in float32 or wider, and not in the state_dict.
     Of equal magnitudes the first pass, NaN counts as largest, and what is not finite leaves no rest. For unsplit models
     only.
     """
@@ -36,7 +36,7 @@ class TopKGradient(nn.Module):
         self.register_buffer("waiting", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x (..., d). Backward raises ValueError if the gradient has another shape than what waits."""
+        """Return x (..., d). Backward raises ValueError if the gradient and the residual differ in shape."""
         out: Tensor = _Filter.apply(x, self)
         return out
 
@@ -58,8 +58,8 @@ class TopKGradient(nn.Module):
             return wide
         if self.waiting.shape != wide.shape:
             raise ValueError(
-                f"the gradient is {tuple(wide.shape)} but what waits is {tuple(self.waiting.shape)}; expected batches "
-                "of one shape: drop the last, smaller one, or set waiting = None to forget what waits"
+                f"the gradient is {tuple(wide.shape)} but the residual is {tuple(self.waiting.shape)}; expected "
+                "batches of one shape: drop the last, smaller one, or set waiting = None to drop the residual"
             )
         return wide + self.waiting
 

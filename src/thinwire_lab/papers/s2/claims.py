@@ -1,4 +1,4 @@
-"""The sketch, its error, and what waits."""
+"""The sketch, its error, and the residual."""
 
 import torch
 from torch import Tensor
