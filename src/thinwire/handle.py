@@ -33,7 +33,7 @@ class MemoryUse(NamedTuple):
 
 
 class Handle(ABC):
-    """thinwire on one model. `Attachment`, `Replicas`, `Shards`, `Outer` and `Sparsified` are handles."""
+    """What `attach`, `replicate`, `shard`, `scatter`, `outer` and `sparsify` return has this interface."""
 
     @property
     @abstractmethod
@@ -55,7 +55,7 @@ class Handle(ABC):
 
     @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from what `state_dict` returned."""
+        """Resume from `saved`, which `state_dict` returned."""
 
     def verify_replicas(self) -> bool:
         """Return whether every parameter, frozen ones too, is bit-identical on all ranks. A collective."""

@@ -58,7 +58,13 @@ class Stages(Schedule):
 
 @checked
 def exponential_warmup(final: Share, *, steps_each: Steps, stages: Size = 4) -> Stages:
-    """Return 1/4, 1/16, … and then `final`: the warm-up of Deep Gradient Compression (Lin et al. 2018, §3.3)."""
+    """Return 1/4, 1/16, … and then `final`: the warm-up of Deep Gradient Compression (Lin et al. 2018, §3.3).
+
+    Args:
+        final: The density after the warm-up.
+        steps_each: Steps for which each of the others holds.
+        stages: How many others there are. None of them goes below `final`.
+    """
     values = tuple(max(final, 0.25 ** (stage + 1)) for stage in range(stages))
     return Stages(values=values, steps_each=steps_each, final=final)
 
@@ -109,5 +115,10 @@ def recovery(density: Share, *, at_step: Steps) -> Stages:
 
 @checked
 def gtopk_warmup(final: Share = 0.001, *, steps_per_epoch: Steps) -> Stages:
-    """Return gTop-k's warm-up: a density for each of the first four epochs, then `final` (0.005 for its LSTM)."""
+    """Return gTop-k's warm-up: a density for each of the first four epochs, then `final`.
+
+    Args:
+        final: The density after the warm-up; the paper's LSTM takes 0.005.
+        steps_per_epoch: Steps in an epoch.
+    """
     return Stages(values=(0.25, 0.0725, 0.015, 0.004), steps_each=steps_per_epoch, final=final)

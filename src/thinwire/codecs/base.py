@@ -40,10 +40,28 @@ class Codec(ABC):
 
     @abstractmethod
     def encode_signal(self, signal: Signal, *, seed: int = 0) -> Payload:
-        """Encode a vector that may not have been computed yet."""
+        """Encode a vector that may not have been computed yet.
+
+        Args:
+            signal: The vector, flat; `signal.tensor()` computes it.
+            seed: As in `encode`.
+
+        Returns:
+            A payload on the vector's device and of its dtype.
+        """
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
-        """Encode vectors that travel together, each as `encode_signal` does, at its place in `numel` elements."""
+        """Encode vectors that travel together, each as `encode_signal` does.
+
+        Args:
+            signals: The vectors.
+            seeds: One for each.
+            cut: Where each lies in the whole: its offset and length.
+            numel: Elements of the whole.
+
+        Returns:
+            One payload of all, with a region for each.
+        """
         parts = [self.encode_signal(signal, seed=seed) for signal, seed in zip(signals, seeds, strict=True)]
         return type(parts[0]).assemble(parts, cut.offsets, numel)
 

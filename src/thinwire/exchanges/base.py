@@ -31,11 +31,11 @@ class Link:
     bandwidth: Bandwidth
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time of one message: α + n/B."""
+        """Return the seconds that one message of `nbytes` takes: α + n/B."""
         return self.latency + nbytes / self.bandwidth if self.bandwidth > 0 else math.inf
 
     def hop(self, hops: "Hops", world_size: int) -> "Link":
-        """Return itself: all pairs of ranks are alike."""
+        """Return this link, whatever the `hops` and the `world_size`: all pairs of ranks are alike."""
         return self
 
 
@@ -62,7 +62,7 @@ class Network(Protocol):
     """What connects the ranks. A `Link` is a network in which all pairs of ranks are alike."""
 
     def hop(self, hops: Hops, world_size: int) -> Link:
-        """Return the link that the slowest of these messages uses."""
+        """Return the link that the slowest of the messages `hops` uses between `world_size` ranks."""
 
 
 @final
@@ -70,7 +70,7 @@ class Network(Protocol):
 class Exchanged:
     """The sum over ranks, the part of this rank's payload that went into it, and the bytes this rank sent.
 
-    Where the host must not wait for a GPU there may be `buffers` in place of a sum: all payloads, packed and not read.
+    If the host must not wait for a GPU, `buffers` may take the place of the sum: all payloads, still packed.
     """
 
     delivered: Payload
@@ -114,11 +114,11 @@ class Exchange(ABC):
         return Scratch()
 
     def arriving(self, values: int, world_size: int) -> float:
-        """Return how many received numbers a rank holds at once if each rank sends `values`."""
+        """Return how many received numbers a rank holds at once if each of `world_size` ranks sends `values`."""
         return values * world_size
 
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
-        """Set up what `start` needs. A collective. If skipped, the first `start` does it, and may block."""
+        """Set up what `start` needs on `group`. A collective. If skipped, the first `start` does it, and may block."""
 
     @abstractmethod
     def start(
@@ -133,13 +133,23 @@ class Exchange(ABC):
             group: The ranks.
             keep: If False, the exchange may overwrite `payload`, and `delivered` is meaningless.
             seeds: One per region, the same on all ranks; 0 by default.
+
+        Returns:
+            A future of the sum over ranks, and of what of this rank's payload is part of it.
         """
 
     @abstractmethod
     def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Predict the bytes that a rank sends, averaged over ranks and without the transport's overhead.
+        """Predict what a rank sends.
 
         If this depends on how far the ranks' picks overlap, ranks are assumed to pick independently.
+
+        Args:
+            payload: One rank's.
+            world_size: The number of ranks.
+
+        Returns:
+            Bytes, averaged over ranks and without the transport's overhead.
         """
 
     @abstractmethod
@@ -151,6 +161,16 @@ class Exchange(ABC):
 
     @final
     def seconds(self, nbytes: float, world_size: int, network: Network, whole: float = math.inf) -> float:
-        """Predict the time for payloads of `nbytes` between `world_size` ranks: the sum of count · (α + n/B)."""
+        """Predict the time of an exchange.
+
+        Args:
+            nbytes: Bytes of a payload.
+            world_size: The number of ranks.
+            network: What connects them.
+            whole: As in `hops`.
+
+        Returns:
+            Seconds: the sum of count · (α + n/B) over `hops`.
+        """
         rounds = self.hops(nbytes, world_size, whole) if world_size > 1 else ()
         return sum(hops.count * network.hop(hops, world_size).seconds(hops.nbytes) for hops in rounds)

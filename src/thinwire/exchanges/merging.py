@@ -41,7 +41,19 @@ class Rounds(Exchange):
 
     @abstractmethod
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        """Exchange and wait. Raises TypeError for a payload of a kind that this exchange cannot sum."""
+        """Exchange and wait: what `start` runs on the communication thread.
+
+        Args:
+            payload: This rank's.
+            group: The ranks.
+            seeds: One per region, the same on all ranks.
+
+        Returns:
+            The sum over ranks, and what of this rank's payload is part of it.
+
+        Raises:
+            TypeError: For a payload of a kind that this exchange cannot sum.
+        """
 
 
 def table(payload: Payload, exchange: str) -> Keyed:

@@ -43,7 +43,16 @@ class Format(ABC):
 
     @abstractmethod
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Encode several vectors, which lie in flat `x` one after another: `encode` of each, with a seed for each."""
+        """Encode several vectors, each as `encode` does.
+
+        Args:
+            x: The vectors, flat, one after another.
+            runs: Their lengths.
+            seeds: One for each.
+
+        Returns:
+            Codes and scales, as of `encode`, of one vector after another.
+        """
 
     @abstractmethod
     def table(self) -> Tensor:
@@ -51,7 +60,11 @@ class Format(ABC):
 
     @final
     def encode(self, x: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-        """Encode a flat floating-point tensor (n).
+        """Encode a flat floating-point tensor.
+
+        Args:
+            x: The tensor (n).
+            seed: For stochastic rounding.
 
         Returns:
             Codes, `code_dtype` (n), and scales, float32 (scale_count(n)).
@@ -60,7 +73,7 @@ class Format(ABC):
 
     @final
     def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Return the numbers as float32 (n); see `decode_into`."""
+        """Return the numbers of codes (n) and scales (scale_count(n)) as float32 (n); see `decode_into`."""
         out = empty(codes.numel(), torch.float32, codes.device)
         self.decode_into(out, codes, scales)
         return out
@@ -89,7 +102,7 @@ class Format(ABC):
 
     @final
     def groups(self, runs: tuple[int, ...]) -> Groups:
-        """Return how vectors of these lengths, one after another, are divided into groups that share a scale."""
+        """Return how vectors of lengths `runs`, one after another, are divided into groups that share a scale."""
         return _groups(runs, self.group_size)
 
     @final

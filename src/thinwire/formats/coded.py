@@ -47,18 +47,50 @@ class Coded:
 
     @classmethod
     def of(cls, x: Tensor, format: Format, *, seed: int = 0) -> Self:
-        """Encode a tensor of any shape as a single run."""
+        """Encode a tensor of any shape as a single run.
+
+        Args:
+            x: The tensor.
+            format: What encodes it.
+            seed: For stochastic rounding.
+
+        Returns:
+            Codes and scales for all of it.
+        """
         return cls.of_each(x, (x.numel(),), format, seeds=[seed])
 
     @classmethod
     def of_each(cls, x: Tensor, runs: tuple[int, ...], format: Format, *, seeds: Sequence[int]) -> Self:
-        """Encode several vectors, which lie in `x` one after another, as a run each."""
+        """Encode several vectors, each as a run of its own.
+
+        Args:
+            x: The vectors, one after another.
+            runs: Their lengths.
+            format: What encodes them.
+            seeds: For stochastic rounding, one for each.
+
+        Returns:
+            Codes and scales for all of them.
+        """
         codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     @classmethod
     def unpack(cls, buffer: Tensor, scales: Tensor, runs: tuple[int, ...], format: Format) -> Self:
-        """Undo `packed`. Raises PayloadError unless the buffer is uint8, of the right length and zero-padded."""
+        """Undo `packed`.
+
+        Args:
+            buffer: The packed codes.
+            scales: As in the class.
+            runs: As in the class.
+            format: As in the class.
+
+        Returns:
+            What was packed.
+
+        Raises:
+            PayloadError: Unless the buffer is uint8, of the right length and zero-padded.
+        """
         bits = sum(runs) * format.bits
         if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
@@ -77,7 +109,7 @@ class Coded:
         return kernels.pack_bits(self.codes, self.format.bits)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """Return the numbers (n). Those beyond the range of a narrower dtype become infinite."""
+        """Return the numbers (n) in `dtype`. Those beyond the range of a narrower dtype become infinite."""
         out = empty(self.codes.numel(), dtype, self.codes.device)
         self.decode_into(out)
         return out
@@ -90,7 +122,7 @@ class Coded:
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Join parts of the same format, one after another. Raises ValueError if their formats differ."""
+        """Return parts of the same format as one, one after another. Raises ValueError if their formats differ."""
         if any(part.format != parts[0].format for part in parts):
             raise ValueError(
                 f"formats are {', '.join(str(part.format) for part in parts)}; expected the same for all parts"

@@ -24,7 +24,7 @@ class OffsetFloat(Format):
 
     Args:
         bits: Bits of a code.
-        mantissa: Bits of it. eps, max and min are themselves cut to the grid.
+        mantissa: How many of them are the mantissa's. eps, max and min are themselves cut to the grid.
         min: By default -max.
         rounding: Below eps, "truncate" gives zero; "nearest" gives eps from eps/2 on (ties go away from zero);
             "stochastic" gives eps with probability `|x|`/eps.
@@ -60,7 +60,14 @@ class OffsetFloat(Format):
         scaled: bool = True,
         group_size: GroupSize = None,
     ) -> Self:
-        """Return the format with as many positive as negative numbers, or raise ValueError if there is none."""
+        """Return the format with as many positive as negative numbers.
+
+        Arguments are those of the class. `bits`, `mantissa` and `max` determine its `eps` (see `balanced_eps`);
+        `rounding`, `scaled` and `group_size` are passed on.
+
+        Raises:
+            ValueError: If there is none.
+        """
         eps = balanced_eps(bits=bits, mantissa=mantissa, max=max)
         return cls(
             bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group_size=group_size
@@ -77,10 +84,17 @@ class OffsetFloat(Format):
         scaled: bool = True,
         group_size: GroupSize = None,
     ) -> Self:
-        """Try every mantissa up to `bits`, and return the balanced format with the least squared error on `sample`.
+        """Return the balanced format with the least squared error on a sample.
 
-        Of equally good formats it takes the one with the fewest bits of mantissa. Unless `scaled`, the sample fixes the
-        range for good, as the paper tunes on the first gradients.
+        Every mantissa up to `bits` is tried. Of equally good formats it takes the one with the fewest bits of mantissa.
+        Unless `scaled`, the sample fixes the range for good, as the paper tunes on the first gradients.
+
+        Args:
+            sample: Gradients.
+            bits: As in the class.
+            rounding: As in the class.
+            scaled: As in the class.
+            group_size: As in the class.
 
         Raises:
             ValueError: If the sample is empty, is not finite or, unless `scaled`, is all zeros.

@@ -37,6 +37,9 @@ def attach(
         optimizer: As in `thinwire.attach`, as `prepare` returned it.
         missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.
 
+    Returns:
+        What `thinwire.attach` returned.
+
     Raises:
         TypeError: For a model that is not prepared, or is sharded.
         RuntimeError: For a single process; and whatever `thinwire.attach` raises.

@@ -35,6 +35,9 @@ def attach(
         how: As in `thinwire.attach`, which also gets the Trainer's optimizer and GradScaler.
         missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.
 
+    Returns:
+        The callback, whose `handle` is what `thinwire.attach` returned, once training has begun.
+
     Raises:
         RuntimeError: While the Trainer trains.
     """

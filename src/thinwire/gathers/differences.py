@@ -39,7 +39,15 @@ class Differences:
         return self.bits >= 8 * dtype.itemsize
 
     def encode(self, moved: Tensor, runs: Sequence[int]) -> Dense:
-        """Encode differences (n) of several parameters of these lengths, one after another."""
+        """Encode the differences of several parameters.
+
+        Args:
+            moved: How far they have moved, flat, one parameter after another.
+            runs: Their lengths.
+
+        Returns:
+            A payload of codes, or with 16 bits of bfloat16.
+        """
         how = (
             torch.bfloat16
             if self.bits == 16

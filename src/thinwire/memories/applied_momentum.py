@@ -36,7 +36,10 @@ class AppliedMomentum(Memory):
         self._adopted = dict(decays)
 
     def receive(self, name: str, momentum: Tensor) -> None:
-        """Add an optimizer's momentum (flat). If a step has begun, it decays as the momentum already there did."""
+        """Add an optimizer's momentum (flat) to that of parameter `name`.
+
+        If a step has begun, it decays as the momentum already there did.
+        """
         continues = self.begun(name)
         committed, staged = self.momenta().open(name, momentum)
         committed.add_(momentum)
@@ -50,7 +53,7 @@ class AppliedMomentum(Memory):
         return self.momenta().continues(name)
 
     def drop(self, names: Collection[str]) -> None:
-        """Forget these parameters' momentum, which is held elsewhere now. No step may have begun for them."""
+        """Forget the momentum of `names`, which is held elsewhere now. No step may have begun for them."""
         self.momenta().drop(names)
 
     def _decay(self, name: str) -> float:

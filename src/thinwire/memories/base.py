@@ -73,7 +73,17 @@ class Memory(ABC):
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Do the same for several parameters."""
+        """Do what `compensate` does for several parameters.
+
+        Args:
+            names: The parameters'.
+            gradients: One for each.
+            scale: Multiplies all of them.
+            seeds: One for each.
+
+        Returns:
+            The sums, which may be computed only when a codec reads them.
+        """
         pairs = enumerate(zip(names, gradients, strict=True))
         return Signals([self.compensate(name, gradient, scale, seed=seeds[i]) for i, (name, gradient) in pairs])
 
@@ -86,12 +96,12 @@ class Memory(ABC):
         return {}
 
     def commit(self, names: Collection[str] | None = None) -> None:
-        """Keep what was staged for these parameters; by default, for all."""
+        """Keep what was staged for parameters `names`, by default for all."""
         for held in self.tensors().values():
             held.commit(names)
 
     def rollback(self, names: Collection[str] | None = None) -> None:
-        """Drop what was staged for these parameters; by default, for all."""
+        """Drop what was staged for parameters `names`, by default for all."""
         for held in self.tensors().values():
             held.rollback(names)
 
@@ -118,7 +128,10 @@ class Memory(ABC):
         return False
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:  # noqa: B027 - only for those that release
-        """Add residual / scale to a gradient that is sent uncompressed. `commit` then drops it from the memory."""
+        """Add residual / `scale` of parameter `name` to its gradient, which is sent uncompressed.
+
+        `commit` then drops it from the memory.
+        """
 
     def waiting(self) -> Sequence[Tensor]:
         """Return the residuals, not copied."""

@@ -52,7 +52,7 @@ class MomentumCorrection(Memory):
         self._clipping = LocalClipping(self.clip_norm)
 
     def adopt(self, momentum: float, *, nesterov: bool) -> None:
-        """Take over an optimizer's momentum settings."""
+        """Take over an optimizer's `momentum`, and whether it is Nesterov's."""
         self.momentum, self.nesterov = momentum, nesterov
 
     def blank(self) -> Self:

@@ -74,9 +74,13 @@ class Payload(ABC):
 
     @abstractmethod
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Decode the buffers of several ranks, uint8 of shape (ranks, nbytes), into their sum.
+        """Return the sum of several ranks' payloads.
 
-        Each must have this payload's layout. Raises PayloadError otherwise, before anything is written.
+        Args:
+            buffers: What each wrote with `to_buffer`, uint8 (ranks, nbytes). Each must have this payload's layout.
+
+        Raises:
+            PayloadError: Otherwise, before anything is written.
         """
 
     @abstractmethod
@@ -107,7 +111,7 @@ class Payload(ABC):
     @classmethod
     @abstractmethod
     def assemble(cls, parts: Sequence[Self], offsets: Sequence[int], numel: int) -> Self:
-        """Place vectors side by side, part i at offsets[i], in a space of `numel` elements."""
+        """Return vectors side by side, part i at offsets[i], in a space of `numel` elements."""
 
     @classmethod
     @abstractmethod

@@ -69,7 +69,7 @@ class Dense(Payload):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Dense":
-        """Read what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
+        """Return what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
         head = wire.parse(buffer, wire.DENSE)
         dtype = numbers.check_plain(head)
         wire.check_coding(head.coding, (wire.NUMBERS,))

@@ -17,7 +17,7 @@ from thinwire.payloads.base import Payload
 class Keyed(Payload):
     """Row `keys[i]` (int32) of `key_space` rows holds `rows[i]`, and the others are zero.
 
-    Exchanges may change the keys.
+    Exchanges may replace the keys, by `rekeyed`.
     """
 
     keys: Tensor
@@ -66,10 +66,10 @@ class Keyed(Payload):
     @classmethod
     @abstractmethod
     def from_buffer(cls, buffer: Tensor) -> Self:
-        """Read what `to_buffer` wrote, or raise PayloadError if it is malformed."""
+        """Return what `to_buffer` wrote, or raise PayloadError if it is malformed."""
 
     def received(self, buffer: Tensor) -> Self:
-        """Read another rank's rows of the same table, or raise PayloadError if it is a different one."""
+        """Return another rank's rows of the same table from its buffer, or raise PayloadError if the table differs."""
         other = type(self).from_buffer(buffer)
         mine, theirs = ((p.key_space, p.rows.shape[1], p.rows.dtype) for p in (self, other))
         if mine != theirs:

@@ -10,16 +10,16 @@ import torch
 class Scratch:
     """An upper bound on the bytes that an operation holds at once, beside memories, gradients and staging buffers.
 
-    It is a sum over the bucket's vectors. The rule holds on a CPU. There it is at most twice what the allocator saw
-    with a recipe's own settings, for float32 in vectors of 2^15 elements or more. Python's own objects, up to a
-    kilobyte a vector, come on top.
+    It is a sum over the bucket's vectors, and holds on a CPU. For a recipe's own settings, float32, and vectors of 2^15
+    elements or more, it is at most twice what the allocator measured. Python's own objects add up to a kilobyte a
+    vector.
 
     Args:
-        element: Bytes for each of their elements.
+        element: Bytes for each element of the vectors.
         longest: For each element of the longest vector, where vectors go one by one.
         value: For each number that this rank sends.
         arriving: For each number that it holds of what ranks sent.
-        alone: Bytes that a vector takes by its length while it is looked at; of all vectors, the most that one takes.
+        alone: Maps a vector's length to bytes that are held only while that vector is processed.
     """
 
     element: float = 0.0
@@ -29,7 +29,13 @@ class Scratch:
     alone: Callable[[int], float] | None = None
 
     def nbytes(self, lengths: Sequence[int], values: int, arriving: float = 0.0) -> int:
-        """Return the bytes for vectors of these lengths, and so many numbers that are sent and that arrive."""
+        """Return the bytes that an operation takes.
+
+        Args:
+            lengths: Of the bucket's vectors.
+            values: How many numbers this rank sends.
+            arriving: How many it holds of what ranks sent.
+        """
         elements = self.element * sum(lengths) + self.longest * max(lengths, default=0)
         alone = max(map(self.alone, set(lengths)), default=0) if self.alone else 0
         return round(elements + self.value * values + self.arriving * arriving + alone)

@@ -96,11 +96,11 @@ class Sparse(Keyed):
         return torch.cat([torch.arange(o, o + n, dtype=torch.int32, device=device) for o, n in self.regions])
 
     def region_counts(self) -> list[int]:
-        """Return how many elements lie in each region: the runs, of which a sum of payloads has more."""
+        """Return how many elements lie in each run: in each region or, in a sum, in each region of each payload."""
         return list(self.runs)
 
     def carried(self) -> Tensor:
-        """Return how many values are not 0, as padding is."""
+        """Return how many values are not 0; padding is 0."""
         return self.values.count_nonzero()
 
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:

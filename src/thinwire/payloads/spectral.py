@@ -65,7 +65,7 @@ class Spectral(Regional):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Spectral":
-        """Read what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
+        """Return what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
         head = wire.parse(buffer, wire.SPECTRAL)
         wire.check_coding(head.coding, (wire.NUMBERS,))
         coefficients = Blocks.from_buffer(buffer[wire.HEADER_BYTES :])

@@ -82,12 +82,12 @@ class Words:
         return Sparse(indices=self._indices(data[self._values_nbytes :]), values=values, numel=self.numel)
 
     def write_gradient(self, values: Tensor) -> Tensor:
-        """Return the words (length) for the gradient's elements (count)."""
+        """Return the words (length) for the values (count) of the gradient at the same elements."""
         bits = self.gradient_bits
         return self._laid(values if bits == 8 * self.dtype.itemsize else shortened(values, bits))
 
     def read_gradient(self, words: Tensor) -> Tensor:
-        """Return the gradient's elements (count), or raise PayloadError as `read` does."""
+        """Return the gradient's elements (count) from its words, or raise PayloadError as `read` does."""
         data, bits = self._bytes(words), self.gradient_bits
         if bits == 8 * self.dtype.itemsize:
             return data[: self.count * self.dtype.itemsize].view(self.dtype)

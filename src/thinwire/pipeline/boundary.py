@@ -72,11 +72,21 @@ class Boundary(nn.Module, ABC):
 
     @abstractmethod
     def count(self, rows: int, width: int) -> int | None:
-        """Return how many elements of a matrix travel, padding included. None for all, sent without indices."""
+        """Return how many elements of a matrix of `rows` × `width` travel, padding included.
+
+        None means all, sent without indices.
+        """
 
     @abstractmethod
     def choose(self, matrix: Tensor) -> Choice:
-        """Choose `count` elements of a matrix (rows, width), which is not empty and has a row per sample."""
+        """Choose what travels.
+
+        Args:
+            matrix: The activation (rows, width), not empty, with a row per sample.
+
+        Returns:
+            The `count` elements, and the threshold of each row, or one of all.
+        """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` as it arrives on the other side, of the same shape and dtype."""
@@ -112,7 +122,7 @@ class Boundary(nn.Module, ABC):
 
     @final
     def nbytes(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> int:
-        """Return the bytes of the words that cross, in each direction, for an activation of this shape."""
+        """Return the bytes of the words that cross, each way, for an activation of this shape and dtype."""
         return 4 * self._layout(shape, dtype).length
 
     @final

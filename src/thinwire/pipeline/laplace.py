@@ -20,12 +20,12 @@ _RECENT = 15
 @final
 @checked
 class LaplaceBoundary(Boundary):
-    """Keeps `0 < |x| ≥ τ`, with τ from a Laplace law fitted to the batch (Gupta et al. 2021, §2.2 and Appendix B).
+    """Keeps nonzero `|x| ≥ τ`, with τ from a Laplace law fitted to the batch (Gupta et al. 2021, §2.2 and Appendix B).
 
     It needs no sort. The law, of the batch's mean and variance, fits only roughly, so the real density differs: see
     `report()`. `recent` (15,) keeps the thresholds of the last training batches, NaN where there were fewer, and is in
-    the state_dict. Evaluation fits nothing and uses their median. A median survives the batches of uninitialised memory
-    on which pipelines try out shapes.
+    the state_dict. Evaluation uses their median and fits nothing. A median is robust to the batches of uninitialised
+    memory with which pipelines infer shapes.
 
     Args:
         density: The share of elements beyond τ under that distribution.

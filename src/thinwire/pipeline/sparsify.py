@@ -90,7 +90,7 @@ class Sparsified(Handle):
         return {index: boundary.report() for index, boundary in self.boundaries.items()}
 
     def remove(self) -> None:
-        """Detach: activations travel whole again, and the stages can be sparsified again."""
+        """Detach: activations are sent in full again, and the stages can be sparsified again."""
         for hook in self._hooks:
             hook.remove()
         for module in self._senders.values():
@@ -126,6 +126,9 @@ def sparsify(
         values: As in `TopKBoundary`.
         start_dim: As in `TopKBoundary`.
         boundary: A function that returns the boundary to use; give it instead of `density`.
+
+    Returns:
+        The handle, with the boundaries behind this rank's stages.
 
     Raises:
         ValueError: If stages are of neither kind, already have a boundary, or were made with example arguments; or

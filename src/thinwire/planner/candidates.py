@@ -154,7 +154,7 @@ class Budget:
 @checked
 @cache  # a search asks for the same few again and again
 def candidate(name: str) -> Candidate:
-    """Return the candidate called `qsgd` or `topk:0.01`, or raise ValueError if there is none."""
+    """Return the candidate by its name, `qsgd` or `topk:0.01`, or raise ValueError if there is none."""
     family, colon, share = name.partition(":")
     try:
         method, density = PLANNED[family], float(share) if colon else None

@@ -69,7 +69,13 @@ def winner(seconds: Sequence[float], tolerance: float) -> int:
 
 @checked
 def break_even(profile: Profile, budget: Budget, tolerance: Fraction) -> float:
-    """Return the bandwidth in bytes per second above which compression stops paying; 0 if it never pays."""
+    """Return the bandwidth above which compression stops paying, in bytes per second; 0 if it never pays.
+
+    Args:
+        profile: What was measured.
+        budget: What may be chosen.
+        tolerance: The share of a step that compression must save to be worth it.
+    """
 
     candidates = budget.candidates()
 

@@ -194,7 +194,7 @@ class Profile:
             raise ValueError(f"links lack {missing[0]}; expected {', '.join(TRANSPORTS)}")
 
     def on(self, link: Link | None = None, *, world_size: int | None = None) -> Self:
-        """Return the same profile on another link, or with another number of ranks.
+        """Return the same profile on another link, or with `world_size` ranks.
 
         Latency is never below the measured one, and no message is faster than this machine's processors can send.
         """
@@ -217,7 +217,7 @@ class Profile:
     @classmethod
     @checked
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote, or raise ValueError if it is something else."""
+        """Return the profile in a text that `to_json` wrote, or raise ValueError if it is something else."""
         try:
             return cls(**_read(json.loads(text)))
         except (KeyError, TypeError, AttributeError) as error:
@@ -225,13 +225,13 @@ class Profile:
 
     @checked
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file."""
+        """Write it to the file `path`, as JSON."""
         Path(path).write_text(self.to_json() + "\n")
 
     @classmethod
     @checked
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Read a file that `save` wrote, or raise ValueError if it is something else."""
+        """Return the profile in a file, `path`, that `save` wrote, or raise ValueError if it is something else."""
         return cls.from_json(Path(path).read_text())
 
 

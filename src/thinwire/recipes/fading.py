@@ -63,8 +63,15 @@ def demo(
 ) -> Reducer:
     """Send the largest coefficients of each chunk of 64 × 64 elements (DeMo, Peng et al. 2024).
 
-    Its update is the sign of what arrives: attach with `optimizer=` and give AdamW betas (β₁, 0). Arguments are those
-    of `fading`.
+    Its update is the sign of what arrives: attach with `optimizer=` and give AdamW betas (β₁, 0).
+
+    Args:
+        density: As in `fading`.
+        decay: As in `fading`.
+        chunk: As in `fading`.
+        values: As in `fading`.
+        clip_norm: As in `fading`.
+        minimum_size: As in `fading`.
     """
     return fading(
         density=density, decay=decay, chunk=chunk, values=values, clip_norm=clip_norm, minimum_size=minimum_size

@@ -65,7 +65,11 @@ class Method:
         return self.recipe() if density is None or self.density is None else self.recipe(density=density)
 
     def large(self, density: Density | None = None) -> Compressed:
-        """Return the codec and exchange of a large tensor, or raise TypeError if there is not one of each."""
+        """Return the codec and exchange that large tensors take at `density`.
+
+        Raises:
+            TypeError: If there is not one of each.
+        """
         return _large(self.make(density))
 
 

@@ -44,7 +44,7 @@ class Segment:
 
 @final
 class Segments(tuple[Segment, ...]):
-    """The segments of a bucket, or those of it that go one way, and what follows from them, worked out once."""
+    """Segments of a bucket that take the same path, and figures about them that are computed once."""
 
     @cached_property
     def names(self) -> list[str]:
@@ -105,9 +105,9 @@ class Round:
         draw: Numbers this reduction, so that its random choices differ from those of others. By default it is the
             step's number, which is enough if a step has one reduction.
         watch: Whether to check that results are finite.
-        listeners: Are told what the reduction sends and takes.
-        verdict: With one the host does not wait for a GPU: faults in received payloads are noted there, and the caller
-            checks whether the mean is finite.
+        listeners: Are told what the reduction sends, and how long each part of it takes.
+        verdict: Records faults in received payloads, so that the host need not wait for a GPU. The caller then checks
+            whether the mean is finite.
         staging: Where buffers that travel come from.
     """
 
@@ -121,7 +121,7 @@ class Round:
     staging: Staging = field(default_factory=Staging)
 
     def seeds(self, names: Sequence[str], *, shared: bool = True) -> Sequence[int]:
-        """Return the `seed` of each name, computed when somebody reads one."""
+        """Return the `seed` of each name, computed when somebody reads one; `shared` as in `seed`."""
         return Seeds(self, names, shared=shared)
 
     def seed(self, name: str, *, shared: bool = True) -> int:
@@ -162,7 +162,7 @@ class Mean(NamedTuple):
     """A bucket that holds the mean.
 
     Args:
-        finite: Whether the mean is finite; True if nobody watches.
+        finite: Whether the mean is finite; True if that was not checked (`Round.watch`).
         flat: The bucket's tensor, for a GPU: waiting for a future waits only for the streams that wrote the tensors it
             holds.
     """
@@ -188,22 +188,46 @@ class Reducer(ABC):
         return False
 
     def route(self, segment: Segment, step: float = math.inf) -> "Reducer":
-        """Return the reducer of a segment's gradient at `step`, by default in the long run: this one, or one inside."""
+        """Return the reducer that a segment's gradient goes through: this one, or one inside.
+
+        Args:
+            segment: The gradient's.
+            step: The step's number; by default it is answered for the long run, after any warm-up.
+        """
         return self
 
     def rebuilt(self, change: "Callable[[Reducer], Reducer]") -> "Reducer":
-        """Return this recipe with everything that `route` may return changed."""
+        """Return this recipe with `change` applied to everything that `route` may return."""
         return change(self)
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:  # noqa: B027 - most need nothing
-        """Set up what `reduce` needs, and compile its kernels for flat tensors such as `samples`. A collective."""
+        """Set up what `reduce` needs, and compile its kernels. A collective.
+
+        Args:
+            group: The ranks.
+            samples: Flat tensors like those that buckets will have.
+        """
 
     def begin(self, at: Round) -> None:  # noqa: B027 - most have nothing to decide
-        """Decide how this reduction is done; `memory_of` stays the same until the next one. May use collectives."""
+        """Decide how this reduction is done. May use collectives.
+
+        `memory_of` stays the same until the next one.
+
+        Args:
+            at: The reduction.
+        """
 
     @abstractmethod
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Start; the future is done once the bucket holds the mean."""
+        """Start reducing a bucket.
+
+        Args:
+            bucket: The gradients, which are replaced by their means.
+            at: The reduction.
+
+        Returns:
+            A future, which is done once the bucket holds the means.
+        """
 
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
         """Start reducing the gradient of a sparse embedding, by default uncompressed, as in DDP.
@@ -233,14 +257,17 @@ class Reducer(ABC):
 
     @abstractmethod
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory that a parameter's gradients go through in the long run."""
+        """Return the memory that gradients of a segment's parameter go through in the long run."""
 
     def holding(self, segment: Segment) -> Sequence[Memory]:
-        """Return every memory that may hold a residual of a parameter, to send or to return to its optimizer."""
+        """Return every memory that may hold a residual of a segment's parameter.
+
+        It is sent, or returned to the optimizer, when the recipe is removed.
+        """
         return (self.memory_of(segment),)
 
     def waiting_length(self, segment: Segment) -> int:
-        """Return how many elements a parameter's residual has: by default, those of its gradient."""
+        """Return how many elements a residual has for a segment: by default, those of its gradient."""
         return segment.length
 
 

@@ -52,15 +52,22 @@ class Compressed(Reducer):
             payload.from_buffers(payload.packed[None]).write(torch.empty_like(x))
 
     def encode(self, bucket: Bucket, step: int, *, own: Sequence[int], shared: Sequence[int]) -> Payload:
-        """Return what is sent to one who gets all of it, such as a parameter server, and retain the rest.
+        """Compress for a receiver that takes part in no exchange, such as a parameter server, and retain the rest.
 
-        `own` and `shared` are the seeds of each segment: this sender's, and those that its receiver draws alike.
+        Args:
+            bucket: The gradients.
+            step: The step's number, from 0.
+            own: Seeds of this sender, one for each segment.
+            shared: Seeds that the receiver draws alike, one for each segment.
+
+        Returns:
+            What to send: all of it is delivered.
         """
         names, codec = bucket.segments.names, self.codec.at(step)
         signals = self.memory.compensate_each(names, bucket.views(), 1.0, own)
         share = 1.0 if self.memory.stateful else None
         payload = encoded(codec, signals, bucket, seeds=shared if codec.shared_seed else own, share=share)
-        _ = payload.packed  # first: a payload may be a view of what waits
+        _ = payload.packed  # first: a payload may be a view of the residual
         self.memory.retain(names, payload)
         return payload
 
@@ -156,7 +163,14 @@ class Compressed(Reducer):
         return int(known["scratch", id(self)][2])
 
     def most(self, bucket: Bucket, payload: Payload, step: int, ranks: int = 1) -> int:
-        """Return how many bytes this bucket takes at once, as its parts declare it."""
+        """Return an upper bound on the bytes that a bucket takes while it is reduced.
+
+        Args:
+            bucket: The gradients.
+            payload: What is sent of them.
+            step: The step's number, from 0.
+            ranks: How many ranks' payloads arrive.
+        """
         lengths, values = bucket.segments.cut.lengths, payload.values.numel()
         arriving = self.exchange.arriving(values, ranks)
         rules = (self.codec.at(step).scratch, self.memory.scratch, payload.scratch, self.exchange.scratch)

@@ -31,8 +31,8 @@ _RETAINING = Scratch(element=8)  # what was delivered, and its regions side by s
 class ToOwners(Reducer):
     """Reduce-scatter compressed gradients: compensate → cut → encode → all-to-all → decode the own part.
 
-    One collective per bucket. Each rank owns the rows of every gradient that `part_of` says. A bucket holds what this
-    rank contributes to all of them, and afterwards the mean in its own part; the other parts then mean nothing. The
+    One collective per bucket. Each rank owns the rows of every gradient that `part_of` names. A bucket holds what this
+    rank contributes to all of them, and afterwards the mean in its own part; the other parts are then undefined. The
     memory holds what this rank has not delivered to any owner, so it is as large as the whole gradient.
     """
 

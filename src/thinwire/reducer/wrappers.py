@@ -137,7 +137,7 @@ class MinimumSize(Routing):
     large: Reducer
 
     def children(self) -> Sequence[Reducer]:
-        """Return both: what is large takes longer."""
+        """Return both, the one for large tensors first."""
         return self.large, self.small
 
     def memories(self) -> Sequence[Memory]:
@@ -161,7 +161,7 @@ class MinimumSize(Routing):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class PerTensor(Routing):
-    """Use the one of `reducers` that `chosen` names for a parameter, and `otherwise` for all other parameters.
+    """Use for each parameter the reducer that `chosen` names, or else `otherwise`.
 
     Raises:
         ValueError: For a name without reducer.
@@ -185,7 +185,7 @@ class PerTensor(Routing):
         return self.of(segment.name)
 
     def of(self, name: str) -> Reducer:
-        """Return the reducer of a parameter."""
+        """Return the reducer of the parameter `name`."""
         return self.reducers[self.chosen[name]] if name in self.chosen else self.otherwise
 
     @override
@@ -228,7 +228,7 @@ class Released(Reducer):
 
 
 def release(waiting: Sequence[Memory], bucket: Bucket, scale: float) -> None:
-    """Add what waits in these memories to gradients that are sent uncompressed; `commit` then drops it there."""
+    """Add the residuals of these memories to gradients that are sent uncompressed; `commit` then drops it there."""
     releasing = [part for memory in waiting for part in memory.parts if part.releases]
     for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
         for memory in releasing:

@@ -38,10 +38,16 @@ class Server:
             return self._shared.status()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until as many trainers as expected have joined and all have left. Return whether they have.
+        """Wait until as many trainers as expected have joined and all have left.
 
         A trainer that vanished without calling `close` has `timeout` seconds to come back (no limit before the first
         update). After a restart from a checkpoint, all trainers have `timeout` seconds.
+
+        Args:
+            seconds: How long to wait at most; by default without limit.
+
+        Returns:
+            Whether they have.
 
         Raises:
             ServerError: If an optimizer or scheduler has raised: no further updates are applied or saved.

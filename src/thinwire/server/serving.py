@@ -74,6 +74,9 @@ def serve(
         timeout: Seconds of silence after which a trainer counts as gone. Also the seconds of waiting after which the
             log names who is waited for.
 
+    Returns:
+        The server, which already listens at its `address`. A context manager, which closes it.
+
     Raises:
         ImportError: Without pyzmq.
         ValueError: For a model that is not on the CPU, has no rows to fetch or is already in use in this process, a key

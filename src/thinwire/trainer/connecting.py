@@ -62,6 +62,9 @@ def connect(
         log_bytes: How many bytes of unsaved updates to keep, per server.
         timeout: Seconds of silence after which a server counts as gone.
 
+    Returns:
+        The trainer: call its `step()` in place of an optimizer's. A context manager, which closes it.
+
     Raises:
         FingerprintError: If recipe, parameters or frozen parameters differ from the servers'.
         ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, or for
@@ -111,7 +114,7 @@ def connect(
         for channel in channels:
             channel.copy.places.release()
         for memory in memories:
-            memory.restore({})  # what waits is lost, and no later trainer sends it
+            memory.restore({})  # the residual is lost, and no later trainer sends it
             _AT_WORK.pop(id(memory), None)
 
     return Trainer(model, recipe, channels, drain=drain, seed=seed, in_flight=in_flight, closed=closed)

@@ -219,7 +219,14 @@ class Trainer:
         )
 
     def settle(self, seconds: float) -> bool:
-        """Wait at most `seconds` until servers have saved all that was sent. Return whether they have."""
+        """Wait until servers have saved all that was sent.
+
+        Args:
+            seconds: How long to wait at most.
+
+        Returns:
+            Whether they have saved it.
+        """
         with self._open():
             return all(channel.settle(seconds) for channel in self._channels)
 
@@ -248,7 +255,7 @@ class Trainer:
     ) -> int:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
         told = LOSS.pack(_number(loss))
-        for channel in self._channels:  # all of them, before the first takes what waits
+        for channel in self._channels:  # all of them, before the first takes the residual
             channel.uplink.check(gradients)
         with self._lock:
             number = self._number + 1  # taken when all of it is encoded: servers accept no gap

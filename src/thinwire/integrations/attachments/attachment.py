@@ -191,7 +191,16 @@ class Attachment(Handle):
     def reduce_sparse(
         self, gradient: Tensor, parameters: list[nn.Parameter], *, joined: bool = False
     ) -> "Future[Tensor]":
-        """Start reducing the sparse gradient of an nn.Embedding(sparse=True). The future holds the mean, sparse too."""
+        """Start reducing the sparse gradient of an nn.Embedding(sparse=True).
+
+        Args:
+            gradient: A COO tensor.
+            parameters: The parameter, as the only one.
+            joined: As in `reduce`.
+
+        Returns:
+            A future of the mean, sparse too.
+        """
         (name,) = names = [self.names[p] for p in parameters]
         self._enter(names, parameters, joined=joined)
         future = self.recipe.reduce_rows(gradient, name, self._round)
@@ -253,9 +262,16 @@ class Attachment(Handle):
             warnings.warn(text.format(what), stacklevel=2)
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
-        """Keep what was staged for this optimizer's gradients. Raises RuntimeError for LBFGS if there is a residual.
+        """Keep what was staged for an optimizer's gradients.
 
         An optimizer may call its closure several times; the gradients of every call count as taken.
+
+        Args:
+            optimizer: The one that has stepped.
+            evaluated: Whether only its closure has returned, and the step goes on.
+
+        Raises:
+            RuntimeError: For LBFGS, if there is a residual.
         """
         if evaluated:
             self._refuse_added(optimizer)
@@ -331,7 +347,10 @@ class Attachment(Handle):
         self.membership.load_state_dict(saved)
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
-        """Return what this rank would resume from. Raises ValueError if `load_state_dict` would, on this rank alone."""
+        """Return what this rank would resume from `saved`, as `load_state_dict` takes it.
+
+        Raises ValueError if `load_state_dict` would, on this rank alone.
+        """
         return self.membership.check_state_dict(saved)
 
     def forget(self) -> None:
@@ -442,7 +461,7 @@ class Attachment(Handle):
         return future.then(finish)
 
 
-# What waits lives as long as its optimizer. If the model is wrapped anew, it is still there.
+# The residual lives as long as its optimizer. If the model is wrapped anew, it is still there.
 _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
 
 

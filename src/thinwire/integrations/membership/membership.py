@@ -135,7 +135,7 @@ class Membership:
         noted = [noting_from(memory.state(), theirs, factor) for memory, theirs in pairs]
         state.load({"memories": noted}, memories, self.parameters)
         self.handover.restore(saved["momentum"])
-        self.handover.accept()  # what waits there tells nothing of what waits here
+        self.handover.accept()  # the residual there says nothing about the one here
         self.meter.end()
 
     def take_over(self, earlier: "Membership") -> None:

@@ -47,6 +47,9 @@ def profile(
             are means over ranks. Its changes are not undone.
         budget: Its candidates are measured.
 
+    Returns:
+        The profile, the same on all ranks: `thinwire.planner.decide` plans from it, also for other links.
+
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))
         >>> budget = tw.Budget(names=("bf16",))
@@ -108,6 +111,9 @@ def plan(
         tolerance: Among plans within this share of the fastest step, the one less harmful to the loss wins.
         optimizer: One or several, as in `attach`. They are not stepped. The plan gives its expected cost in loss with
             them.
+
+    Returns:
+        The plan: pass it to `thinwire.attach`, or read its `verdict` and `why()`.
 
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))

@@ -127,6 +127,9 @@ def replicate(
         optimizer: As in `thinwire.attach`.
         scaler: As in `thinwire.attach`.
 
+    Returns:
+        The handle, whose `reduce()` you call in every step.
+
     Raises:
         TypeError: For anything but a recipe, for complex parameters, and for DistributedDataParallel, which reduces
             gradients itself.

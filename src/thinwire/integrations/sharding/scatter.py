@@ -134,6 +134,9 @@ def scatter(
         gathers: How parameters are gathered: by default as FSDP does, else `thinwire.gathers.Differences(bits=4)` or
             `thinwire.gathers.Lossless()`.
 
+    Returns:
+        The handle. Gradients are exchanged in backward from now on.
+
     Raises:
         TypeError: For a recipe of another kind; unless FSDP2 shards the whole model, by rows; for float16; and if FSDP
             reduces in a dtype other than float32 or bfloat16.

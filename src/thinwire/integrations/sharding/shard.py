@@ -124,6 +124,9 @@ def shard(
             in the first.
         gathers: How parameters are gathered within an island, as in `thinwire.scatter`: for islands that span hosts.
 
+    Returns:
+        The handle. Gradients are exchanged in backward from now on.
+
     Raises:
         TypeError: For anything but a recipe, and for a model that is not sharded by FSDP2 as a whole.
         ValueError: For a mesh without replicas.

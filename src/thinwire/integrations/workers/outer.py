@@ -91,6 +91,9 @@ def outer(
         certificate: With a store, a PEM file with a certificate and its key, the same on all workers: they then speak
             TLS with each other, and nobody else gets in.
 
+    Returns:
+        The handle: its `parameters` are the global ones, and `go_back()` puts them into the model.
+
     Raises:
         ValueError: Unless the optimizers hold exactly the parameters to train, and the fragments cover them.
         TypeError: For complex parameters.

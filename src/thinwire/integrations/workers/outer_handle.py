@@ -40,7 +40,7 @@ class Outer(Handle):
     """A worker that trains on its own between outer steps: what `outer` returns.
 
     `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
-    `ticks` is the unit of `steps`, and the same on all workers: inner steps or, if `every` is a time, outer steps.
+    `ticks` is the same on all workers: inner steps or, if `every` is a time, outer steps.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Outer(Handle):
         return self._state()
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
-        """Return where this worker would go on from. Raises ValueError if `load_state_dict` would, on it alone."""
+        """Return where `saved` would resume this worker. Raises ValueError if `load_state_dict` would, on it alone."""
         return outer_state.check(saved, self.fragments)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
