@@ -21,10 +21,10 @@ from typing import (
     Protocol,
     TypeVar,
     Union,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
+    overload,
 )
 
 T = TypeVar("T", bound=Callable[..., object])
@@ -145,29 +145,26 @@ Bandwidth = Annotated[float, Range("bytes per second, at least 0; math.inf for a
 """Bytes per second, perhaps infinitely many."""
 
 
-def checked(target: T) -> T:
+OnError = Callable[[Exception, Mapping[str, object]], None]
+"""Is called with an error before it is raised, and with the arguments that were given, by name."""
+
+
+@overload
+def checked(target: T, /) -> T: ...
+@overload
+def checked(*, on_error: OnError) -> Callable[[T], T]: ...
+def checked(target: Any = None, /, *, on_error: OnError = lambda error, given: None) -> Any:
     """Check every argument of this class or function against its annotation at every call: TypeError, ValueError."""
+    if target is None:
+        return lambda function: _checking(function, on_error)
     if not isinstance(target, type):
-        return cast(T, _checking(target))
+        return _checking(target, on_error)
     method = "__init__" if "__init__" in vars(target) else "__new__"  # a NamedTuple has the latter
-    setattr(target, method, _checking(getattr(target, method)))
+    setattr(target, method, _checking(getattr(target, method), on_error))
     return target
 
 
-Told = Callable[[Exception, Mapping[str, object]], None]
-"""Is told of a refusal before it is raised, and which arguments were given, by name."""
-
-
-def checked_telling(tell: Told) -> Callable[[T], T]:
-    """Return `checked` for a function, which also tells others of what is refused."""
-
-    def check(target: T) -> T:
-        return cast(T, _checking(cast(Callable[..., object], target), tell))
-
-    return check
-
-
-def _checking(function: Callable[..., object], tell: Told = lambda error, given: None) -> Callable[..., object]:
+def _checking(function: Callable[..., object], on_error: OnError) -> Callable[..., object]:
     parameters = signature(function).parameters
     names, takes_any = tuple(parameters), any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
     bound = int(names[:1] in (("self",), ("cls",)))  # most are called with nothing but names
@@ -186,7 +183,7 @@ def _checking(function: Callable[..., object], tell: Told = lambda error, given:
                 judge, words, sure = kind_of[name]
                 if type(value) not in sure and (verdict := judge(value)):
                     error = _refusal(verdict, name, value, words)
-                    tell(error, given)
+                    on_error(error, given)
                     raise error
             elif name not in names and not takes_any:
                 owner = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire import kernels, waits
 from thinwire.kernels import Chunking, Draw, Picks, Sum
 from thinwire.kernels.parts import Cut, Parts, cut_of, wide, wide_each
-from thinwire.kernels.ranges import is_alone
+from thinwire.kernels.ranges import is_single_threaded
 
 _T = TypeVar("_T")
 _CAPTURED = 1 << 25
@@ -232,7 +232,7 @@ class Signals(Sequence[Signal]):
     def _groups(self, few: int) -> Sequence[tuple[slice, bool]]:
         if self.device.type in waits.HOST:
             return self.cut.by_size
-        return [(slice(0, len(self)), len(self) > 1 or is_alone(self.lengths[0]) or self.lengths[0] <= few)]
+        return [(slice(0, len(self)), len(self) > 1 or is_single_threaded(self.lengths[0]) or self.lengths[0] <= few)]
 
 
 @final

@@ -325,7 +325,7 @@ def test_a_bucket_holds_what_each_of_its_tensors_would_send(
     """To the bit, in what travels and in what stays, whether small tensors are taken in one call or not."""
     bucket, kept = MEMORIES[memory](), MEMORIES[memory]()
     sent = _of_a_bucket(case.codec, bucket, together=True, continued=continued)
-    monkeypatch.setattr("thinwire.kernels.parts.is_alone", lambda numel: False)
+    monkeypatch.setattr("thinwire.kernels.parts.is_single_threaded", lambda numel: False)
     expected = _of_a_bucket(case.codec, kept, together=False, continued=continued)
     assert torch.equal(sent.to_buffer(), expected.to_buffer())
     assert (sent.regions, sent.counts()) == (expected.regions, expected.counts())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.ranges import is_alone
+from thinwire.kernels.ranges import is_single_threaded
 
 Array = np.ndarray[Any, Any]
 REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
@@ -54,7 +54,7 @@ class Cut:
     def by_size(self) -> Sequence[tuple[slice, bool]]:
         """Neighbours, and whether they are small: then they are taken together, on a CPU by one thread each."""
         found, start = list[tuple[slice, bool]](), 0
-        for small, group in groupby(map(is_alone, self.lengths)):
+        for small, group in groupby(map(is_single_threaded, self.lengths)):
             end = start + len(list(group))
             found.append((slice(start, end), small))
             start = end

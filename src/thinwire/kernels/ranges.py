@@ -30,7 +30,7 @@ def map_ranges(run: Callable[[int, int], _T], numel: int, align: int = 1) -> lis
     return list(_pool(workers).map(run, edges[:-1], edges[1:]))
 
 
-def is_alone(numel: int) -> bool:
+def is_single_threaded(numel: int) -> bool:
     """Whether a tensor of so many elements is too small to divide among threads."""
     return numel < 2 * _RANGE
 

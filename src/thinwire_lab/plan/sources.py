@@ -60,7 +60,7 @@ class Wishes:
 
     def budget(self) -> Budget:
         """Return the budget, with defaults for the rest."""
-        return self._over(self._borne(self.densities or Budget().densities))
+        return self._over(self._budget_for(self.densities or Budget().densities))
 
     def among(self, profile: Profile) -> Budget:
         """Return the budget, with the rest as measured. Raises BadInput if the profile lacks anything."""
@@ -70,8 +70,8 @@ class Wishes:
             densities=densities or Budget().densities, names=tuple(dict.fromkeys(name for name, _, _ in pairs))
         )
         if self.optimizer is not None and self.names is None:
-            borne = self._borne(self.densities or measured.densities)
-            measured = replace(borne, names=[name for name in borne.names if name in profile.costs])
+            allowed = self._budget_for(self.densities or measured.densities)
+            measured = replace(allowed, names=[name for name in allowed.names if name in profile.costs])
         budget = self._over(measured)
         lacking = [c.name for c in budget.candidates() if c.name != "dense" and c.name not in profile.costs]
         if lacking:
@@ -84,9 +84,9 @@ class Wishes:
         usual = self.among(profile)
         if self.optimizer is None or self.names is not None:
             return usual
-        return self._over(self._borne(usual.densities))
+        return self._over(self._budget_for(usual.densities))
 
-    def _borne(self, densities: Sequence[float]) -> Budget:
+    def _budget_for(self, densities: Sequence[float]) -> Budget:
         """Return the budget of what the optimizer bears; if it is not known, the usual one."""
         try:
             return Budget.under(self.optimizer, densities=densities, loss=ALLOWED if self.loss is None else self.loss)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.momentum.families import family
-from thinwire.integrations.replicas.profiling import borne, profile
+from thinwire.integrations.replicas.profiling import budget_for, profile
 from thinwire.planner import Budget, Profile
 from thinwire_lab import problems
 from thinwire_lab.cluster.worker import Emit
@@ -56,7 +56,7 @@ def _budget(given: Budget, subject: Subject, *, named: bool) -> Budget:
         return given
     if named:
         return replace(given, optimizer=family(subject.optimizers))
-    return borne(given, subject.optimizers, [p for p in subject.module.parameters() if p.requires_grad])
+    return budget_for(given, subject.optimizers, [p for p in subject.module.parameters() if p.requires_grad])
 
 
 class Micro(NamedTuple):

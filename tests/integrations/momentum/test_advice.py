@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire.integrations.momentum.advice import Starvation
+from thinwire.integrations.momentum.advice import ErrorFeedbackAdvice
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.replicas import asked
 from thinwire.memories import ErrorFeedback, NoMemory
@@ -90,9 +90,9 @@ def test_it_says_what_it_costs_and_what_to_take_once(
     optimizer: str, kind: OptimizerName, cost: float, instead: str
 ) -> None:
     with Listener() as listener:
-        starvation = Starvation([NoMemory(), ErrorFeedback()], 0)
+        advice = ErrorFeedbackAdvice([NoMemory(), ErrorFeedback()], 0)
         for _ in range(2):
-            starvation.attached(_made(optimizer))
+            advice.attached(_made(optimizer))
     (text,) = listener.said
     assert text.startswith(f"{optimizer} rescales each update, so with error feedback")
     assert f"topk:0.01 ended at {cost:.2f} times" in text
@@ -104,9 +104,9 @@ def test_it_says_what_it_costs_and_what_to_take_once(
 @pytest.mark.parametrize("make", [Lion, lambda: _made("Rprop")])
 def test_of_what_takes_signs_nothing_is_known_and_that_is_said_once(make: Any) -> None:
     with Listener() as listener:
-        starvation = Starvation([ErrorFeedback()], 0)
+        advice = ErrorFeedbackAdvice([ErrorFeedback()], 0)
         for _ in range(2):
-            starvation.attached(make())
+            advice.attached(make())
     (text,) = listener.said
     assert text.startswith(type(make()).__name__)
     assert "It has not been measured" in text
@@ -123,7 +123,7 @@ def test_of_what_takes_signs_nothing_is_known_and_that_is_said_once(make: Any) -
 )
 def test_it_is_silent_where_nothing_starves_and_on_other_ranks(memory: Any, optimizer: str, rank: int) -> None:
     with Listener() as listener:
-        Starvation([memory], rank).attached(_made(optimizer))
+        ErrorFeedbackAdvice([memory], rank).attached(_made(optimizer))
     assert listener.said == []
 
 

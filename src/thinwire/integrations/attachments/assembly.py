@@ -68,7 +68,7 @@ def assembled(
         _set_to_work(attachment, earlier)
         attachment.steps.know(optimizers)
         for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
-            attachment.starvation.attached(each)
+            attachment.advice.attached(each)
         return attachment
 
     return agreed(groups, work, FingerprintError, MomentumError, RuntimeError, undo=Attachment.end)

@@ -16,7 +16,7 @@ from thinwire.errors import MomentumError, StateError
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
-from thinwire.integrations.momentum.advice import Starvation
+from thinwire.integrations.momentum.advice import ErrorFeedbackAdvice
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.training.buckets import own_length
 from thinwire.integrations.training.drift import differing
@@ -88,7 +88,7 @@ class Attachment(Handle):
         self._whole: Whole | None = None
         self._said: set[str] = set()
         self._seen: dict[tuple[int, ...], Segments] = {}
-        self.starvation = Starvation(recipe.memories(), group.rank())
+        self.advice = ErrorFeedbackAdvice(recipe.memories(), group.rank())
         observe(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -281,7 +281,7 @@ class Attachment(Handle):
             _kept_by.setdefault(optimizer, set()).add(self)
             if self._whole is not None:
                 self._whole.follow(optimizer)
-            self.starvation.stepped(optimizer)
+            self.advice.stepped(optimizer)
 
     def _refuse_added(self, optimizer: torch.optim.Optimizer) -> None:
         added = self.steps.added_to_means(optimizer) if self.membership.handover.corrects else []

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from thinwire.checked import Told
+from thinwire.checked import OnError
 from thinwire.collectives import Group, all_gather_plain
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def agreed(
     return done[0]
 
 
-def told_to(groups_of: Callable[[Mapping[str, object]], Sequence[Group]]) -> Told:
+def raise_on_all(groups_of: Callable[[Mapping[str, object]], Sequence[Group]]) -> OnError:
     """Return what raises, on every rank, a TypeError or ValueError that one rank alone has about its arguments.
 
     The other ranks, which `groups_of` finds from the arguments, hear of it in the function's first `agreed`.

@@ -34,7 +34,7 @@ _SQUARES = "exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"
 """What optimizers call the second moment that they divide by the root of."""
 
 
-class Starvation:
+class ErrorFeedbackAdvice:
     """Warns once, on rank 0, when error feedback meets an optimizer that moves what is sent rarely too little."""
 
     def __init__(self, memories: Sequence[Memory], rank: int) -> None:
@@ -73,7 +73,7 @@ def _warning(name: str, kind: OptimizerName) -> str:
 
 
 @final
-class LostLength:
+class RescaledUpdatesAdvice:
     """Warns once, on rank 0, of optimizers whose second moment is of gradients while updates arrive, or the reverse."""
 
     def __init__(self, parameters: Collection[nn.Parameter], rank: int) -> None:

@@ -87,13 +87,13 @@ class Correction(Handover):
         """Set momentum and weight decay to 0 for this step. Raises MomentumError for another one with momentum."""
         if optimizer not in self._held:
             refuse_second_momentum(optimizer, self._names if self.active else {}, _FIX)
-            within = bool(self._held.laid_aside)  # a ZeroRedundancyOptimizer's step, which is ours, calls another's
+            within = bool(self._held.overridden)  # a ZeroRedundancyOptimizer's step, which is ours, calls another's
             refuse_another(optimizer, self._names if self.active and self._moved and not within else {})
             return
         self.give_back()
         self._say_late([self._set(group) for _, group in self._held.groups(optimizer)])
         for _, group in self._held.groups(optimizer):
-            self._held.lay_aside(group, momentum=0.0, nesterov=False, weight_decay=0.0)
+            self._held.override_until_step(group, momentum=0.0, nesterov=False, weight_decay=0.0)
 
     @torch.no_grad()
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
@@ -101,7 +101,7 @@ class Correction(Handover):
         if optimizer not in self._held or skipped_by_scaler(optimizer):
             return
         momentum, nesterov = self._applied
-        for group, kept in self._held.laid_aside:
+        for group, kept in self._held.overridden:
             decay, rate = kept["weight_decay"], float(group["lr"])
             held = [p for p in group["params"] if p in self._names and p.grad is not None]
             if not momentum and decay and held:
@@ -205,7 +205,7 @@ class Correction(Handover):
 
     def _set(self, group: Settings) -> tuple[float, bool]:
         """Return the (momentum, nesterov) of a group, laid aside or not."""
-        kept = next((kept for other, kept in self._held.laid_aside if other is group), group)
+        kept = next((kept for other, kept in self._held.overridden if other is group), group)
         return float(kept["momentum"]), bool(kept["nesterov"])
 
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.momentum.advice import LostLength
+from thinwire.integrations.momentum.advice import RescaledUpdatesAdvice
 from thinwire.integrations.momentum.first_moments import check_movable, filled, kind_of
 from thinwire.integrations.momentum.handover import (
     Handover,
@@ -79,9 +79,9 @@ class Fading(Handover):
         self._loaded: set[str] = set()  # whose momentum a state that was just loaded has
         self._follow()
         lost = [p for p, memory in self._memory.items() if not memory.keeps_length]
-        self._lost_length = LostLength(lost, group.rank())
+        self._advice = RescaledUpdatesAdvice(lost, group.rank())
         for optimizer in optimizers:
-            self._lost_length.meets(optimizer)
+            self._advice.meets(optimizer)
             _say_if_unknown(optimizer, self._memory, group.rank())
         self._begin(self._held.unmarked(self._names))
         if self.active:
@@ -97,7 +97,7 @@ class Fading(Handover):
             self.give_back()
             self._change(chosen)
             if stepping is not None:
-                self._lay_aside(stepping)
+                self._override_until_step(stepping)
         elif stepping is None:  # in a closure, `before_step` has done it
             self._take_over()
 
@@ -119,7 +119,7 @@ class Fading(Handover):
         self._held.check_mark()  # a step may come before the first reduction: DDP takes some without a hook
         self.give_back()
         self._take_over()
-        self._lay_aside(optimizer)
+        self._override_until_step(optimizer)
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Return at once: the gradient already holds the momentum, which the memories applied."""
@@ -152,7 +152,7 @@ class Fading(Handover):
         waited = any(bool(x.any()) for memory in stuck for x in memory.waiting())
         self._return(self._in_memory(), group)
         _drop(stuck, logging.DEBUG if group.rank() else logging.WARNING, waited=waited)
-        self._lost_length.ends()
+        self._advice.ends()
         self._held.unmark()
         self.end()
 
@@ -190,13 +190,13 @@ class Fading(Handover):
         for memory in self._memories:
             memory.drop(given)
 
-    def _lay_aside(self, optimizer: torch.optim.Optimizer) -> None:
+    def _override_until_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimizer step without momentum of what fades."""
         self._stepping, kind = optimizer, kind_of(optimizer)
         for _, group in list(self._held.groups(optimizer)) if kind else ():
             ours = {p: None for p in group["params"] if p in self._memory}
             if kind and ours:
-                self._held.lay_aside_for(optimizer, group, ours, **kind.without(group))
+                self._held.override_for(optimizer, group, ours, **kind.without(group))
 
     def _take_over(self) -> None:
         """Adopt the optimizers' decays, and move what is in the buffers of parameters that are not marked."""
@@ -215,7 +215,7 @@ class Fading(Handover):
         """Say what it means for the optimizers' second moments that these, which were dense, fade from now on."""
         for optimizer, _, p in self._held.parameters():
             if p in parameters:
-                self._lost_length.begins(optimizer, p)
+                self._advice.begins(optimizer, p)
 
     def _meet_another(self, optimizer: torch.optim.Optimizer) -> None:
         """Meet an optimizer that `attach` was not given. Raises MomentumError if it, or another one, has momentum."""
@@ -223,12 +223,12 @@ class Fading(Handover):
             return  # it trains something else
         refuse_second_momentum(optimizer, self._memory, _FIX)
         refuse_another(optimizer, {p for p, memory in self._memory.items() if memory.own_decay is None})
-        if self._lost_length.meets(optimizer):
+        if self._advice.meets(optimizer):
             _say_if_unknown(optimizer, self._memory, self._group.rank())
             states = [each for memory in self._memories for each in memory.state().items()]
             held = {name for name, fields in states if any(bool(x.any()) for x in fields.values())}
             for p in (p for group in optimizer.param_groups for p in group["params"] if self._names.get(p) not in held):
-                self._lost_length.begins(optimizer, p)
+                self._advice.begins(optimizer, p)
 
     @torch.no_grad()
     def _move(self, parameters: Collection[nn.Parameter]) -> None:

@@ -63,14 +63,14 @@ class Handover(ABC):
 class Holdings:
     """The optimizers' groups that hold any of these parameters.
 
-    `laid_aside`: those whose settings are changed while the optimizer steps, with what they were. `accepted`: whether
+    `overridden`: those whose settings are changed while the optimizer steps, with what they were. `accepted`: whether
     marks of other attachments are accepted until the next `mark`.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]) -> None:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
         self._names = names
-        self.laid_aside: list[tuple[Settings, Settings]] = []
+        self.overridden: list[tuple[Settings, Settings]] = []
         self._parts: list[tuple[torch.optim.Optimizer, Settings, Settings]] = []
         self._token, self.accepted = uuid.uuid4().hex, False
         self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, object] = weakref.WeakKeyDictionary()
@@ -105,18 +105,18 @@ class Holdings:
         held = {p for _, _, p in self.parameters()}
         return [name for p, name in self._names.items() if p not in held]
 
-    def lay_aside(self, group: Settings, **instead: Any) -> None:
+    def override_until_step(self, group: Settings, **instead: Any) -> None:
         """Set a group to other settings until `give_back`."""
-        self.laid_aside.append((group, {key: group[key] for key in instead}))
+        self.overridden.append((group, {key: group[key] for key in instead}))
         group.update(instead)
 
-    def lay_aside_for(
+    def override_for(
         self, optimizer: torch.optim.Optimizer, group: Settings, ours: Collection[nn.Parameter], **instead: Any
     ) -> None:
         """Set these parameters of a group to other settings until `give_back`; the others keep theirs."""
         rest = [p for p in group["params"] if p not in ours]
         if not rest:
-            return self.lay_aside(group, **instead)
+            return self.override_until_step(group, **instead)
         held: list[nn.Parameter] = group["params"]
         whole = held.whole if isinstance(held, _Rest) else held
         part = group | instead | {"params": list(ours)}
@@ -126,8 +126,8 @@ class Holdings:
 
     def give_back(self) -> None:
         """Restore the settings that were overridden."""
-        while self.laid_aside:
-            group, kept = self.laid_aside.pop()
+        while self.overridden:
+            group, kept = self.overridden.pop()
             group.update(kept)
         while self._parts:
             optimizer, group, part = self._parts.pop()

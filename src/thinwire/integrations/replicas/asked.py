@@ -34,7 +34,7 @@ def asked_for(how: object, optimizer: OptimizerName | None) -> Asked:
     return how
 
 
-def borne_in_training(budget: Budget, group: Group, *, has_momentum: bool) -> Budget:
+def online_budget(budget: Budget, group: Group, *, has_momentum: bool) -> Budget:
     """Return the budget of what can be switched on and off in training, and log what is left out, and why."""
     if budget == Budget() and group.rank() == 0:
         _say_that_none_is_known()

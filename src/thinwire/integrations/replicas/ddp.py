@@ -10,7 +10,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import BODY, Count, checked_telling
+from thinwire.checked import BODY, Count, checked
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
@@ -22,11 +22,11 @@ from thinwire.integrations.attachments.assembly import (
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
 from thinwire.integrations.membership.state import words
-from thinwire.integrations.membership.together import agreed, told_to
+from thinwire.integrations.membership.together import agreed, raise_on_all
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.momentum.first_moments import movable
 from thinwire.integrations.replicas.agreement import compare_before_buffers
-from thinwire.integrations.replicas.asked import Asked, asked_for, borne_in_training, chosen
+from thinwire.integrations.replicas.asked import Asked, asked_for, chosen, online_budget
 from thinwire.integrations.replicas.managed import bucket_caps, kept_alike, managed, sparse_weights
 from thinwire.integrations.replicas.plain_steps import PlainSteps
 from thinwire.integrations.sharding.fsdp import refuse_sharded
@@ -43,7 +43,7 @@ def _ranks(given: Mapping[str, object]) -> list[Group]:
     return [model.process_group] if isinstance(model, DistributedDataParallel) else []
 
 
-@checked_telling(told_to(_ranks))
+@checked(on_error=raise_on_all(_ranks))
 def attach(
     model: Annotated[DistributedDataParallel, BODY],
     how: Annotated[Reducer | Plan | Budget | Literal["auto"], BODY],
@@ -140,7 +140,7 @@ def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizer
     may_be_unused = model.find_unused_parameters or model.static_graph
     if isinstance(asked, Budget):
         has_momentum = bool(optimizers) and movable(optimizers, {*parameters.values()} - sparse)
-        asked = borne_in_training(asked, model.process_group, has_momentum=has_momentum)
+        asked = online_budget(asked, model.process_group, has_momentum=has_momentum)
     reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     if samples is not None and not all(memory.keeps_length for memory in reducer.memories()):
         raise ValueError(f"{words(reducer):.60} discards the size of gradients, so samples= cannot weight them")

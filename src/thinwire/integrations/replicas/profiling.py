@@ -124,12 +124,14 @@ def plan(
     optimizers = listed(optimizer)
     if budget is None:
         sparse = sparse_weights(model.module)
-        budget = borne(Budget(), optimizers, [p for p in managed(model).values() if p not in sparse])
+        budget = budget_for(Budget(), optimizers, [p for p in managed(model).values() if p not in sparse])
     budget = replace(budget, optimizer=budget.optimizer or family(optimizers))
     return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
 
 
-def borne(budget: Budget, optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> Budget:
+def budget_for(
+    budget: Budget, optimizers: Sequence[torch.optim.Optimizer], parameters: Collection[nn.Parameter]
+) -> Budget:
     """Return the budget for these optimizers; methods that take momentum only if they have it for all parameters."""
     kind = family(optimizers)
     if kind is None:

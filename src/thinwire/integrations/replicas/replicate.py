@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, futures, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import BODY, checked_telling
+from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
@@ -24,7 +24,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
-from thinwire.integrations.membership.together import agreed, given_group, group_or_all, told_to
+from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.replicas.managed import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.buckets import buckets, used_anywhere
@@ -106,7 +106,7 @@ class Replicas(Served):
             steps.note_replaced(name)
 
 
-@checked_telling(told_to(given_group))
+@checked(on_error=raise_on_all(given_group))
 def replicate(
     modules: nn.Module | Iterable[nn.Module],
     recipe: Annotated[Reducer, BODY],

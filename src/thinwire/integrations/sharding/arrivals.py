@@ -86,7 +86,7 @@ class Arrivals:
             used |= self._means()
         except Exception as raised:
             error = raised
-        self._spread_bad_news(error)
+        self._all_reduce_failures(error)
         for bucket in self.buckets:
             bucket.hand_back(used)
         parameters = self._attachment.parameters
@@ -122,7 +122,7 @@ class Arrivals:
         dist.all_reduce(several, dist.ReduceOp.MAX, group)
         self.overlaps = self._may_overlap and not several
 
-    def _spread_bad_news(self, error: Exception | None) -> None:
+    def _all_reduce_failures(self, error: Exception | None) -> None:
         """Make every mean NaN if any shard's is not finite, and raise on every rank what an exchange raised on one."""
         steps = self._attachment.steps
         error = error or steps.failure()

@@ -165,7 +165,7 @@ def is_dtensor(p: object) -> bool:
     return hasattr(p, "device_mesh")
 
 
-def meant(given: Mapping[str, object]) -> list[Group]:
+def mesh_groups(given: Mapping[str, object]) -> list[Group]:
     """Return the groups of the mesh among these arguments, one for each dimension. None for what is no mesh."""
     mesh = given.get("mesh")
     if isinstance(mesh, DeviceMesh):
@@ -183,7 +183,7 @@ def islands(parameters: Iterable[Any]) -> list[Group]:
 def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group]) -> Group:
     """Return the ranks with the same shard: the one dimension of `mesh` that FSDP does not use, or ValueError."""
     sharing = {rank for group in sharers for rank in dist.get_process_group_ranks(group)}
-    groups = meant({"mesh": mesh})
+    groups = mesh_groups({"mesh": mesh})
     found = [g for g in groups if len(sharing.intersection(dist.get_process_group_ranks(g))) <= 1]
     found = [g for g in found if g.size() > 1] or found[:1]
     if len(found) == 1:

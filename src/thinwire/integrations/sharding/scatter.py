@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
-from thinwire.checked import BODY, checked_telling
+from thinwire.checked import BODY, checked
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.gathers import Gathers
@@ -22,7 +22,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed, told_to
+from thinwire.integrations.membership.together import agreed, raise_on_all
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.contributions import Contributions
@@ -31,7 +31,7 @@ from thinwire.integrations.sharding.fsdp import (
     check_gathered,
     check_rows,
     islands,
-    meant,
+    mesh_groups,
     sharded_modules,
     sharded_parameters,
 )
@@ -104,7 +104,7 @@ class Scattered(Gathering):
         membership.recipe = self._contributions
 
 
-@checked_telling(told_to(meant))
+@checked(on_error=raise_on_all(mesh_groups))
 def scatter(
     model: nn.Module,
     recipe: Annotated[Reducer, BODY],
@@ -149,7 +149,7 @@ def scatter(
         >>> model = fully_shard(nn.Linear(64, 64), mesh=mesh)
         >>> handle = tw.scatter(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
-    groups = meant({"mesh": mesh})
+    groups = mesh_groups({"mesh": mesh})
     parameters, contributions, optimizers = agreed(
         groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params), gathers is not None)
     )

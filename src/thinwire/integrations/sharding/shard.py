@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
-from thinwire.checked import BODY, checked_telling
+from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
 from thinwire.gathers import Gathers
@@ -23,14 +23,14 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed, together, told_to
+from thinwire.integrations.membership.together import agreed, raise_on_all, together
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.fsdp import (
     averages,
     check_gathered,
     islands,
-    meant,
+    mesh_groups,
     replicate_group,
     sharded_modules,
     sharded_parameters,
@@ -92,7 +92,7 @@ class Shards(Gathering):
         membership.release(averages="what thinwire.shard returned does that")
 
 
-@checked_telling(told_to(meant))
+@checked(on_error=raise_on_all(mesh_groups))
 def shard(
     model: nn.Module,
     recipe: Annotated[Reducer, BODY],
@@ -139,7 +139,7 @@ def shard(
         >>> handle = tw.shard(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
     parameters, groups, optimizers = agreed(
-        meant({"mesh": mesh}),
+        mesh_groups({"mesh": mesh}),
         lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params), gathers is not None),
     )
     (replicas, *island), size = groups, groups[0].size()

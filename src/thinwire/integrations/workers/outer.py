@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.checked import Count, Part, Seconds, checked_telling
+from thinwire.checked import Count, Part, Seconds, checked
 from thinwire.collectives import Group
 from thinwire.collectives.certificates import Certificate
 from thinwire.exchanges import AllGather, AllReduce
@@ -30,7 +30,7 @@ from thinwire.integrations.attachments.assembly import (
     described,
     listed,
 )
-from thinwire.integrations.membership.together import agreed, given_group, group_or_all, told_to
+from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.workers.fragments import Fragment, cut
@@ -45,7 +45,7 @@ from thinwire.reducer.base import words
 from thinwire.reducer.wrappers import Routing
 
 
-@checked_telling(told_to(given_group))
+@checked(on_error=raise_on_all(given_group))
 def outer(
     model: nn.Module,
     optimizer: Optimizers,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate import reference
 from thinwire.kernels.hashing.triton import hash32, signed_keys
-from thinwire.kernels.ranges import is_alone
+from thinwire.kernels.ranges import is_single_threaded
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import (
     TILE,
@@ -33,7 +33,7 @@ def accumulate(sums: Sum) -> None:
 
     One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
     """
-    alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_alone(sums.outs[0].numel()))
+    alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_single_threaded(sums.outs[0].numel()))
     if not alone and sums.how != "rounded":
         _each(sums)
         return

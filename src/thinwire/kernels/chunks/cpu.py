@@ -16,7 +16,7 @@ from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.compiled import exactly, vector
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Array, addresses, in_dtype, wide_each
-from thinwire.kernels.ranges import is_alone, map_ranges
+from thinwire.kernels.ranges import is_single_threaded, map_ranges
 from thinwire.kernels.sums import Sum
 
 
@@ -72,7 +72,7 @@ def _run(
     A large vector is alone. Its chunks, or rows of them, are divided among threads.
     """
     for some, cut, start in _alike(tuple(chunkings)):
-        if is_alone(cut.numel):
+        if is_single_threaded(cut.numel):
             run(some, cut, start, 0, cut.chunks)
             continue
         for i in range(some.start, some.stop):
