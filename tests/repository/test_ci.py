@@ -29,6 +29,16 @@ def test_runs_any_number_of_commits_apart_do_everything(turns: list[str]) -> Non
         assert {turns[run * stride % TURNS] for run in range(TURNS)} == ALL, f"runs {stride} commits apart"
 
 
+def test_runs_that_know_what_was_done_repeat_nothing(tmp_path: Path) -> None:
+    script = "for n in $(seq 0 53); do .ci/turn $((n * n)) $0 | tee -a $0; done"
+    done = subprocess.run(
+        ["bash", "-c", script, tmp_path / "taken"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    turns = done.stdout.splitlines()
+    assert {*turns[: len(ALL)]} == {*turns[len(ALL) :]} == ALL
+    assert len(turns) == 2 * len(ALL)
+
+
 def test_what_turns_call_is_there() -> None:
     steps = (ROOT / ".ci/steps").read_text()
     assert all(re.search(rf"^{turn.split()[0]}\(\)", steps, re.MULTILINE) for turn in FEW)
