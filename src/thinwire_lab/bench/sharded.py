@@ -3,7 +3,7 @@
 import copy
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -99,8 +99,9 @@ def _shard(model: nn.Module, over: Any, *, narrow: bool, gathered: bool) -> None
     param_dtype = torch.bfloat16 if narrow or gathered else None
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.bfloat16 if narrow else torch.float32)
     blocks = [block for module in model.modules() if isinstance(module, nn.ModuleList) for block in module]
-    for module in (*blocks, model):
-        fully_shard(module, mesh=over, mp_policy=policy)
+    for block in blocks:
+        fully_shard(block, mesh=over, mp_policy=policy)
+    fully_shard(model, mesh=over, mp_policy=replace(policy, output_dtype=torch.float32))  # bfloat16 cuts losses short
 
 
 @dataclass

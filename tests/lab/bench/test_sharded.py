@@ -106,9 +106,30 @@ def test_without_replicas_links_carry_parameters_twice_and_what_is_declared(alon
     assert links["dense"][0] > measured + 0.9 * 2 * 834_416
 
 
+@pytest.mark.slow
+def test_parameters_travel_as_gathers_say_and_losses_keep_their_digits(alone: Cluster) -> None:
+    rows = [
+        {"recipe": "fsdp_bf16"},
+        *({"recipe": "bf16", "gathers": how} for how in ("none", "lossless", "differences")),
+    ]
+    found = [_train(alone, shards=2, **row)[0] for row in rows]
+    native, plain, coded, _ = losses = [_losses(events) for events in found]
+    assert plain == coded
+    for each in losses:
+        assert each == pytest.approx(native, rel=1e-3)
+        assert [float(torch.tensor(loss).bfloat16()) for loss in each] != each
+    step = [next(e for e in events if e["kind"] == "step" and e["step"] == STEPS - 1) for events in found]
+    if "measured" in step[0]:
+        sent = [each["measured"] for each in step]
+        assert sent[0] > sent[1] > 1.1 * sent[2] > 1.4 * sent[3]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("--gathers", "none", "--shard", "2", "--workers", "4"), "give --shard 4 as well"),
+        (("--gathers", "few", "--shard", "2", "--workers", "2"), "--gathers 'few'; expected some of none, lossless"),
+        (("--recipes", "fsdp_bf16", "--shard", "2", "--workers", "4"), "fsdp_bf16 shards over all workers"),
         (("--shard", "1"), "--shard is 1; expected 2 or more"),
         (("--shard", "0"), "--shard is 0; expected 2 or more"),
         (("--shard", "2", "--workers", "5"), "give --workers 4, another multiple of 2"),
