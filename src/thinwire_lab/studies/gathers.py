@@ -1,0 +1,257 @@
+"""What does it cost in loss to gather a sharded model's parameters in a few bits? Trained beside FSDP2 itself.
+
+    python -m thinwire_lab.studies.gathers run runs.jsonl --data wikitext2/train.txt
+    python -m thinwire_lab.studies.gathers table runs.jsonl
+
+Four workers hold a byte GPT of 12 million parameters together. They train it with AdamW, a warm-up of a tenth of the
+steps and a cosine to zero, each on two windows of 64 bytes a step. By default they are virtual: one process computes
+each one's gradient in turn, and rounds what FSDP2 and thinwire would send. With `--link` they are four processes that
+train through `fully_shard` and `thinwire.scatter`. Runs that the file has already are left out.
+"""
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from itertools import product
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import thinwire as tw
+from thinwire.formats import Levels
+from thinwire.gathers import Differences, Gathers, Lossless
+from thinwire.payloads.numbers import narrowed_each
+from thinwire_lab import problems
+from thinwire_lab.cluster.link import Meter, parse_rate
+from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.workers import join_group, mesh
+from thinwire_lab.problems.base import Batch, Problem, classes
+from thinwire_lab.problems.optimizers import BETAS
+
+WORKERS, WINDOWS, CONTEXT, RATE = 4, 2, 64, 1e-3
+_WARM_UP = 2  # steps
+
+
+class Way(NamedTuple):
+    """The dtypes in which FSDP2 gathers and reduces, and what thinwire has travel instead, if anything."""
+
+    gathered: torch.dtype = torch.bfloat16
+    reduced: torch.dtype = torch.float32
+    recipe: str = ""
+    gathers: Gathers | None = None
+
+
+WAYS = {
+    "fp32": Way(gathered=torch.float32),
+    "bf16": Way(reduced=torch.bfloat16),
+    "bf16, lossless": Way(recipe="bf16", gathers=Lossless()),
+    "bf16, differences 4": Way(recipe="bf16", gathers=Differences(bits=4)),
+    "bf16, differences 2": Way(recipe="bf16", gathers=Differences(bits=2)),
+    "qsgd, lossless": Way(recipe="qsgd", gathers=Lossless()),
+    "qsgd, differences 4": Way(recipe="qsgd", gathers=Differences(bits=4)),
+    "qsgd, differences 2": Way(recipe="qsgd", gathers=Differences(bits=2)),
+}
+"""What is trained: FSDP2 itself; then the recipe of gradients, and how parameters travel."""
+
+
+class Virtual:
+    """All workers in one process."""
+
+    def __init__(self, problem: Problem, way: Way) -> None:
+        self._way, self._model = way, deepcopy(problem.model).to(way.gathered)
+        self._own: list[Tensor] = list(problem.model.parameters())
+        for block in self._model.blocks:  # type: ignore[union-attr]  # a ModuleList
+            block.register_forward_pre_hook(lambda _, given: tuple(x.to(way.gathered) for x in given))  # as FSDP2 does
+        self._runs = [part.numel() for p in self._own for part in p.chunk(WORKERS)]
+        self.optimizer = torch.optim.AdamW(self._own, lr=RATE, betas=BETAS, fused=True)
+        self._gathered = False
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The owners' parameters."""
+        return {name: p.detach() for (name, _), p in zip(self._model.named_parameters(), self._own, strict=True)}
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Have all workers compute with the owners' parameters, as they arrive."""
+        copies: list[Tensor] = list(self._model.parameters())
+        gathers = self._way.gathers
+        if isinstance(gathers, Differences) and self._gathered:
+            moved = _flat([own - copy.float() for own, copy in zip(self._own, copies, strict=True)])
+            values = gathers.encode(moved, self._runs).values
+            torch._foreach_add_(copies, _parts(values, copies))
+        else:
+            torch._foreach_copy_(copies, self._own)
+        self._gathered = True
+
+    def step(self, batches: Sequence[Batch]) -> None:
+        """Take a step, with a batch for each worker."""
+        self.gather()
+        total = torch.zeros((), dtype=self._way.reduced)
+        for batch in batches:
+            _loss(self._model, batch).backward()
+            total = total + self._sent([p.grad for p in self._model.parameters() if p.grad is not None])
+            self._model.zero_grad()
+        for p, gradient in zip(self._own, _parts(total / WORKERS, self._own), strict=True):
+            p.grad = gradient.float()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _sent(self, gradients: list[Tensor]) -> Tensor:
+        """Return one worker's gradient as it arrives."""
+        flat = _flat(gradients)
+        if self._way.recipe == "bf16":
+            return flat.bfloat16()
+        flat = flat.to(self._way.reduced)
+        if self._way.recipe != "qsgd":
+            return flat
+        seeds = torch.randint(2**62, (len(self._runs),)).tolist()
+        values, _ = narrowed_each(flat, self._runs, Levels(bits=4, norm="max"), torch.float32, seeds)
+        parts = zip(gradients, _parts(values, gradients), strict=True)
+        return _flat([x if x.numel() < 1024 else sent for x, sent in parts])
+
+    def loss(self, batches: Sequence[Batch]) -> float:
+        """Return the mean loss."""
+        self.gather()
+        with torch.no_grad():
+            return float(torch.stack([_loss(self._model, batch) for batch in batches]).mean())
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """Train one way with one seed, on virtual workers."""
+    torch.manual_seed(job["seed"])
+    problem = _problem(job)
+    found, start = Virtual(problem, WAYS[job["way"]]), time.perf_counter()
+    schedule = _schedule(found.optimizer, job["steps"])
+    looks = []
+    for step in range(1, job["steps"] + 1):
+        found.step([_batch(problem, step, rank) for rank in range(WORKERS)])
+        schedule.step()
+        if step % job["every"] == 0 or step == job["steps"]:
+            looks.append([step, round(found.loss(problem.held_out(0, 1)), 5)])
+    if job["weights"] is not None:
+        torch.save(found.weights, job["weights"])
+    return {"seconds": round((time.perf_counter() - start) / job["steps"], 3), "looks": looks}
+
+
+def handle(job: dict[str, Any], emit: Emit) -> None:
+    """Train one way with one seed, as one of four real workers."""
+    join_group()
+    torch.set_num_threads(1)
+    problem, way, rank, meter = _problem(job), WAYS[job["way"]], dist.get_rank(), Meter()
+    model, over = deepcopy(problem.model), mesh(WORKERS, ("replicate", "shard"))["shard"]
+    policy = MixedPrecisionPolicy(param_dtype=way.gathered, reduce_dtype=way.reduced)
+    for module in (*model.blocks, model):  # type: ignore[misc]  # a ModuleList
+        fully_shard(module, mesh=over, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS)
+    schedule, looks, seconds = _schedule(optimizer, job["steps"]), [], []
+    if way.recipe:
+        sent = tw.scatter(model, tw.recipes.METHODS[way.recipe].make(), mesh=over, gathers=way.gathers)
+    for step in range(1, job["steps"] + 1):
+        if step == _WARM_UP + 1:
+            meter.skip()
+        batch, start = _batch(problem, step, rank), time.perf_counter()
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - start)
+        schedule.step()
+        if step % job["every"] == 0 or step == job["steps"]:
+            nbytes = meter.drain().get("measured", 0)
+            with torch.no_grad():
+                loss = torch.stack([_loss(model, batch) for batch in problem.held_out(rank, WORKERS)]).mean()
+            dist.all_reduce(loss)
+            looks.append([step, round(float(loss) / WORKERS, 5)])
+    found = {"seconds": round(median(seconds[_WARM_UP:]), 3), "bytes": round(nbytes / (job["steps"] - _WARM_UP))}
+    emit(found | {"memory": sent.memory_bytes if way.recipe else 0, "looks": looks})
+
+
+def _problem(job: dict[str, Any]) -> Problem:
+    return problems.build("transformer", seed=job["seed"], data=Path(job["data"]), scale=job["scale"])
+
+
+def _batch(problem: Problem, step: int, rank: int) -> Batch:
+    return tuple(x[:WINDOWS, :CONTEXT] for x in problem.batch(step, rank, WORKERS))
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    inputs, targets = batch
+    return classes(model(inputs).float(), targets)  # bfloat16 would leave a loss three digits
+
+
+def _schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    warm = max(1, steps // 10)
+    share = lambda step: (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2  # noqa: E731
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warm, share(max(step, warm))))
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([x.view(-1) for x in tensors])
+
+
+def _parts(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    return [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in like]), like, strict=True)]
+
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    file: Path,
+    data: Annotated[Path, typer.Option(help="The text, the last twentieth of which is held out.")],
+    ways: Annotated[str, typer.Option(help="What to train, separated by semicolons.")] = ";".join(WAYS),
+    seeds: str = "0,1,2",
+    steps: int = 300,
+    every: int = 50,
+    link: Annotated[str | None, typer.Option(help="Train in four processes behind such links: 100mbit, none.")] = None,
+    scale: Annotated[float, typer.Option(help="Of the model, as in the bench.")] = 13.5,
+    weights: Annotated[Path | None, typer.Option(help="A folder for what has been trained, virtual only.")] = None,
+) -> None:
+    """Train each way with each seed, and append the held-out losses to the file."""
+    torch.set_num_threads(1)
+    real = nullcontext() if link is None else Cluster(WORKERS, parse_rate(link), "thinwire_lab.studies.gathers:handle")
+    with real as workers:
+        for seed, way in product(map(int, seeds.split(",")), ways.split(";")):
+            names = {"way": way, "seed": seed, "steps": steps, "link": link}
+            if file.exists() and any(each.items() >= names.items() for each in _read(file)):
+                continue
+            job = names | {"data": str(data.resolve()), "every": every, "scale": scale}
+            job["weights"] = None if weights is None else str(weights / f"{way}, {seed}.pt")
+            found = train(job) if workers is None else next(e for rank, e in [*workers.run(job)] if rank == 0)
+            with file.open("a") as lines:
+                print(json.dumps(names | found), file=lines, flush=True)
+            print(way, seed, found["looks"][-1], found["seconds"], flush=True)
+
+
+@app.command()
+def table(file: Path, beside: str = "bf16") -> None:
+    """Print the held-out losses at the end, and their ratio to FSDP2's of the same seed, as Markdown."""
+    losses = defaultdict[tuple[int, str | None, str], dict[int, float]](dict)
+    for each in _read(file):
+        losses[each["steps"], each["link"], each["way"]][each["seed"]] = each["looks"][-1][1]
+    print("| | workers | steps | loss | of bf16's, by seed | mean |", "| --- " * 6 + "|", sep="\n")
+    for (steps, link, way), by_seed in losses.items():
+        ratios = [loss / losses[steps, link, beside][seed] for seed, loss in by_seed.items()]
+        loss = f"{mean(by_seed.values()):.4f}" + (f" ± {stdev(by_seed.values()):.3f}" if len(by_seed) > 1 else "")
+        cells = [way, link or "virtual", str(steps), loss, ", ".join(f"{ratio:.4f}" for ratio in ratios)]
+        print("|", " | ".join(cells), f"| {mean(ratios):.4f} |")
+
+
+def _read(file: Path) -> Sequence[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    app()
