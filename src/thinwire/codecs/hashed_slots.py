@@ -23,7 +23,7 @@ from thinwire.signals import Signals
 @checked
 @dataclass(frozen=True, kw_only=True)
 class HashedSlots(BucketCodec):
-    """Write large elements into slot h(index) of m = round(density · d) slots: no sort (Wang et al. 2022, Alg. 1).
+    """Write large elements into slot h(index) of m = round(density · d) slots (Wang et al. 2022, Algorithm 1).
 
     Where two elements meet in a slot, the larger magnitude stays; the other is not sent. The paper keeps whichever was
     written last. That delays large elements at random, and with momentum correction it made training unstable

@@ -18,7 +18,7 @@ from thinwire.signals import Signal
 @checked
 @dataclass(frozen=True, kw_only=True)
 class KeptThreshold(Codec):
-    """Send all `|x| ≥ τ`, where τ is the k-th largest magnitude of an earlier step (Gupta et al. 2021, Alg. 1).
+    """Send all `|x| ≥ τ`, with τ the k-th largest magnitude of an earlier step (Gupta et al. 2021, Algorithm 1).
 
     Args:
         density: The share k/d of elements that τ aims at.

@@ -19,7 +19,7 @@ from thinwire.signals import Signal
 @checked
 @dataclass(frozen=True, kw_only=True)
 class LaplaceThreshold(Codec):
-    """Send all `|x| ≥ τ` = b · ln(d/k) with b the mean magnitude: no sort, no state (Gupta et al. 2021, §2.2, App. B).
+    """Send all `|x| ≥ τ` = b · ln(d/k) with b the mean magnitude: no sort, no state (Gupta et al. 2021, Appendix B).
 
     If values follow a Laplace law, k = round(density · d) elements reach τ. Heavier tails send more at low density and
     fewer at high density.

@@ -25,7 +25,7 @@ from thinwire.signals import Signals
 @checked
 @dataclass(frozen=True, kw_only=True)
 class MSTopK(BucketCodec):
-    """Send k = round(density · d) elements: all above a threshold, and some just below it (Shi et al. 2021, Alg. 1).
+    """Send k = round(density · d) elements: all above a threshold, some just below (Shi et al. 2021, Algorithm 1).
 
     The interval from the mean to the largest magnitude is halved. Each round counts how many of the 2k largest elements
     reach the middle. Elements between the two tightest thresholds fill up the payload: a run of neighbours, chosen by

@@ -44,7 +44,7 @@ _DELIVERED: Mapping[Merge, Callable[[Keyed, list[Keyed], Keyed], Keyed]] = Mappi
 @checked
 @dataclass(frozen=True, kw_only=True)
 class GlobalTopKTree(Rounds):
-    """Add k rows of two ranks at a time, up a binary tree, and keep the k largest (gTop-k, Shi et al. 2019, Algs 2-4).
+    """Add k rows of two ranks at a time, up a tree, and keep the k largest (gTop-k, Shi et al. 2019, Algorithms 2-4).
 
     All ranks get the root's k rows. k is per tensor, and rows are ranked by their ℓ2 norm. T = 2⌈log₂ K⌉(α + n/B).
 

@@ -17,7 +17,7 @@ def dct_dp(
     bound: Multiple = 1.5,
     minimum_size: Size = 1024,
 ) -> Reducer:
-    """Send what reaches each tensor's threshold (Dynamic Communication Thresholding, Gupta et al. 2021, Alg. 1).
+    """Send what reaches each tensor's threshold (DCT-DP, Gupta et al. 2021, Algorithm 1).
 
     The equations, where the code for each is, and the paper's claims: papers/dct/README.md.
 
