@@ -43,11 +43,11 @@ from thinwire.integrations.workers.outer_handle import Outer
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.recipes import catalogue
 
-ROOMS = (
+PACKAGES = (
     "thinwire",
-    *(f"thinwire.{room}" for room in ("codecs", "exchanges", "formats", "memories", "pipeline")),
-    *(f"thinwire.{room}" for room in ("outer_steps", "planner", "recipes", "reducer", "schedules")),
-    *(f"thinwire.frameworks.{room}" for room in ("accelerate", "lightning", "transformers") if find_spec(room)),
+    *(f"thinwire.{package}" for package in ("codecs", "exchanges", "formats", "memories", "pipeline")),
+    *(f"thinwire.{package}" for package in ("outer_steps", "planner", "recipes", "reducer", "schedules")),
+    *(f"thinwire.frameworks.{name}" for name in ("accelerate", "lightning", "transformers") if find_spec(name)),
 )
 ALONE = {"torchft": "replicate", "torchtitan": "compressed"}
 """The constructors among functions that construct nothing, in modules for frameworks that may not be installed."""
@@ -392,17 +392,17 @@ def _options(annotation: ast.expr) -> list[str]:
 def constructors() -> dict[str, Callable[..., object]]:
     """Every public class and function that takes arguments, by its name."""
     found: dict[str, Callable[..., object]] = {}
-    for room in ROOMS:
-        module = importlib.import_module(room)
+    for package in PACKAGES:
+        module = importlib.import_module(package)
         for name in getattr(module, "__all__", None) or _own(module):
             exported = getattr(module, name)
-            for full, each in _callables(f"{room}.{name}", exported) if exported not in EACH_STEP else ():
+            for full, each in _callables(f"{package}.{name}", exported) if exported not in EACH_STEP else ():
                 if each not in found.values() and inspect.signature(each).parameters:
                     found[full] = each
     found["thinwire.recipes.catalogue.with_feedback"] = catalogue.with_feedback
     for framework in filter(find_spec, ALONE):
-        room = f"thinwire.frameworks.{framework}"
-        found[f"{room}.{ALONE[framework]}"] = getattr(importlib.import_module(room), ALONE[framework])
+        package = f"thinwire.frameworks.{framework}"
+        found[f"{package}.{ALONE[framework]}"] = getattr(importlib.import_module(package), ALONE[framework])
     made = catalogue.with_feedback(codecs.TopK, exchanges.AllGather())
     return found | {"thinwire.recipes.catalogue.with_feedback(…)": made}
 

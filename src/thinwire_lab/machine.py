@@ -26,10 +26,10 @@ def processor() -> str:
 @cache
 def code() -> str:
     """Return a digest of all our sources, of twelve digits: results of another digest may differ."""
-    house = Path(__file__).parents[1]
+    folder = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(path for name in ("thinwire", "thinwire_lab") for path in (house / name).rglob("*.py")):
-        digest.update(str(path.relative_to(house)).encode() + path.read_bytes())
+    for path in sorted(path for name in ("thinwire", "thinwire_lab") for path in (folder / name).rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

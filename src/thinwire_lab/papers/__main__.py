@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from thinwire_lab.machine import environment
-from thinwire_lab.papers.rooms import PAPERS
+from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared import ledger, tables
 from thinwire_lab.papers.shared.deciding import Deciding, drawn
-from thinwire_lab.papers.shared.ledger import HOUSE, LEDGER, OPEN, ROOMS, Row
+from thinwire_lab.papers.shared.ledger import FOLDER, LEDGER, NAMES, OPEN, Row
 from thinwire_lab.papers.shared.shelf import RUNS, Shelf
 from thinwire_lab.show.table import Column, tabulated
 from thinwire_lab.show.terminal import print_table
@@ -65,7 +65,7 @@ def run(
     quick: Annotated[bool, typer.Option(help="A few steps of each, elsewhere; no verdict is kept.")] = False,
     anew: Annotated[bool, typer.Option("--anew", help="Run what other sources of this version wrote, too.")] = False,
 ) -> None:
-    """Run what is missing, judge, and renew the ledger and the rooms' tables."""
+    """Run what is missing, judge, and renew the ledger and the papers' tables."""
     deciding = _asked(names)
     if quick:
         with TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def run(
 
 @app.command()
 def judge(names: Names = None) -> None:
-    """Judge from the runs that are there, and renew the ledger, the rooms' tables and figures. Runs nothing."""
+    """Judge from the runs that are there, and renew the ledger, the papers' tables and figures. Runs nothing."""
     _renew(_asked(names), Shelf(), LEDGER)
 
 
@@ -99,7 +99,7 @@ def _renew(deciding: Deciding, shelf: Shelf, json: Path) -> None:
     if json == LEDGER:
         tables.renew(rows)
         for name, figure in drawn(PAPERS, shelf):
-            figure.savefig(HOUSE / name)
+            figure.savefig(FOLDER / name)
     console.print(tables.counted(list(rows.values())))
 
 
@@ -135,15 +135,15 @@ def _lost() -> Iterator[str]:
     """Yield the figures, and the notes on runs, that are not there."""
     for place in [
         RUNS / "made.json",
-        *(HOUSE / paper.name / f"{name}.png" for paper in PAPERS for name in paper.drawings),
+        *(FOLDER / paper.name / f"{name}.png" for paper in PAPERS for name in paper.drawings),
     ]:
         if not place.exists():
-            yield f"{place.relative_to(HOUSE.parent)} is not there"
+            yield f"{place.relative_to(FOLDER.parent)} is not there"
 
 
 def _asked(names: list[str] | None) -> Deciding:
     try:
-        return Deciding.of(PAPERS, [name.lower() if name.lower() in ROOMS else name.upper() for name in names or []])
+        return Deciding.of(PAPERS, [name.lower() if name.lower() in NAMES else name.upper() for name in names or []])
     except KeyError as unknown:
         sys.exit(f"{unknown.args[0]} is neither a claim nor a paper")
 

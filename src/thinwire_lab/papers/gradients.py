@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from thinwire_lab.inputs import write_atomically
 from thinwire_lab.machine import environment
-from thinwire_lab.papers.rooms import PAPERS
+from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import Paper, Verdict, judge, number
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.figures import error_over_bytes

@@ -16,7 +16,7 @@ from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.fft.offset_float import ieee_error, uniform_error
 from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train, write
 from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
-from thinwire_lab.papers.rooms import PAPERS
+from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS

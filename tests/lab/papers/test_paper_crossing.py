@@ -12,7 +12,7 @@ from thinwire_lab.papers.dct.crossing import Boundaries, Losses
 from thinwire_lab.papers.dct.results import Document
 from thinwire_lab.papers.dct.rows import rows
 from thinwire_lab.papers.dct.training import Run
-from thinwire_lab.papers.rooms import PAPERS
+from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import TODAY, Shelf

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from thinwire_lab.papers.shared.claims import GRADIENTS, Judge, Paper
 from thinwire_lab.papers.shared.figures import beside
-from thinwire_lab.papers.shared.ledger import DECIDES, HOUSE, OPEN, ROOMS, UNDECIDED, Outcome, Row, catalogue, judged
+from thinwire_lab.papers.shared.ledger import DECIDES, FOLDER, NAMES, OPEN, UNDECIDED, Outcome, Row, catalogue, judged
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import Shelf
 
@@ -26,7 +26,7 @@ class Deciding:
     def of(cls, papers: Iterable[Paper], asked: Sequence[str]) -> Self:
         """Return those of the claims or papers named, all if none is. Raises KeyError for what is neither."""
         for name in asked:
-            if name not in catalogue() and name not in ROOMS:
+            if name not in catalogue() and name not in NAMES:
                 raise KeyError(name)
         names = [name for name, claim in catalogue().items() if not asked or {name, claim.paper} & set(asked)]
         judges = {name: judge for paper in papers for name, judge in (_checked(paper) | paper.judges).items()}
@@ -90,9 +90,9 @@ class Deciding:
 
 
 def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]:
-    """Yield the papers' figures beside ours, by their place in the house, as far as their runs are there."""
+    """Yield the papers' figures beside ours, by their place in the folder, as far as their runs are there."""
     for paper in papers:
-        told = tomllib.loads((HOUSE / paper.name / "figures.toml").read_text())
+        told = tomllib.loads((FOLDER / paper.name / "figures.toml").read_text())
         for name, drawing in paper.drawings.items():
             with suppress(Absent):
                 panels = drawing.redraw(*(each.read(shelf) for each in drawing.evidence))

@@ -1,4 +1,4 @@
-"""From intervals to verdicts, by rules that all rooms share."""
+"""From intervals to verdicts, by rules that all papers share."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

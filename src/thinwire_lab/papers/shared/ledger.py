@@ -13,9 +13,9 @@ from typing import Any
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.inputs import write_atomically
 
-HOUSE = Path(__file__).parents[4] / "papers"
+FOLDER = Path(__file__).parents[4] / "papers"
 """Pages, claims, figures and runs: they lie in the checkout, and are not installed."""
-ROOMS = ("dragonn", "fft", "s2", "dct", "gtopk")
+NAMES = ("dragonn", "fft", "s2", "dct", "gtopk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ class Claim:
 
 @cache
 def catalogue() -> Mapping[str, Claim]:
-    """Return every claim by its id, in the order of the rooms."""
+    """Return every claim by its id, in the order of the papers."""
     return {
-        name: Claim(id=name, paper=room, **entry)
-        for room in ROOMS
-        for name, entry in tomllib.loads((HOUSE / room / "claims.toml").read_text()).items()
+        name: Claim(id=name, paper=paper, **entry)
+        for paper in NAMES
+        for name, entry in tomllib.loads((FOLDER / paper / "claims.toml").read_text()).items()
     }
 
 
 SCHEMA = "thinwire.papers/1"
-LEDGER = HOUSE / "ledger.json"
+LEDGER = FOLDER / "ledger.json"
 HOLDS, FAILS, DEPENDS, UNDECIDED = "holds", "does not hold", "depends", "undecided"
 BEYOND, OPEN = "out of reach", "open"
 _RATE = re.compile(r"\b\d+[mg]bit\b")

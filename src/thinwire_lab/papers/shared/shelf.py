@@ -13,10 +13,10 @@ from typing import Any, Self
 from thinwire.version import __version__
 from thinwire_lab.inputs import write_atomically
 from thinwire_lab.machine import code, made
-from thinwire_lab.papers.shared.ledger import HOUSE
+from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
 
-RUNS = HOUSE / "runs"
+RUNS = FOLDER / "runs"
 DATA = "DATA"
 TRAIN, SERVE = "thinwire_lab.studies.convergence", "thinwire_lab.studies.server_clicks"
 GOING_ON = (TRAIN, SERVE)
@@ -68,7 +68,7 @@ class Shelf:
         """Run a command from the checkout's root, and note it. Raises CalledProcessError, and Absent without data."""
         self.folder.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
-        subprocess.run(list(self._words(command)), check=True, cwd=HOUSE.parent)
+        subprocess.run(list(self._words(command)), check=True, cwd=FOLDER.parent)
         note = made() | {"seconds": round(time.perf_counter() - began, 1)}
         write_atomically(self.folder / "made.json", json.dumps(self.made() | {command: note}, indent=1) + "\n")
 

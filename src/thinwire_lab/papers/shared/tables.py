@@ -1,4 +1,4 @@
-"""The tables of the rooms' pages and of the docs, written from the ledger and from the runs."""
+"""The tables of the papers' pages and of the docs, written from the ledger and from the runs."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ from thinwire_lab.papers.shared.ledger import (
     DECIDES,
     DEPENDS,
     FAILS,
+    FOLDER,
     HOLDS,
-    HOUSE,
+    NAMES,
     NOTHING,
     OPEN,
-    ROOMS,
     UNDECIDED,
     Row,
     catalogue,
@@ -96,15 +96,15 @@ _RANGE = re.compile(r"\(([\d.,e+]+)%? to ([\d.,e+]+%?)\)")
 YEARS = {"dragonn": 2022, "fft": 2020, "s2": 2021, "dct": 2021, "gtopk": 2019}
 
 
-def renew(rows: Mapping[str, Row], house: Path = HOUSE) -> None:
-    """Write every table of the rooms anew."""
-    for path, text in _pages(rows, house):
+def renew(rows: Mapping[str, Row], folder: Path = FOLDER) -> None:
+    """Write every table of the papers anew."""
+    for path, text in _pages(rows, folder):
         write_atomically(path, text)
 
 
-def stale(rows: Mapping[str, Row], house: Path = HOUSE) -> list[str]:
+def stale(rows: Mapping[str, Row], folder: Path = FOLDER) -> list[str]:
     """Return the pages whose tables are not what the ledger says."""
-    return [str(path.relative_to(house.parent)) for path, text in _pages(rows, house) if path.read_text() != text]
+    return [str(path.relative_to(folder.parent)) for path, text in _pages(rows, folder) if path.read_text() != text]
 
 
 def counted(rows: Sequence[Row]) -> str:
@@ -117,14 +117,14 @@ def counted(rows: Sequence[Row]) -> str:
     return f"Of {len(rows)} claims {said}."
 
 
-def _pages(rows: Mapping[str, Row], house: Path) -> Iterator[tuple[Path, str]]:
-    for room in ROOMS:
-        path, mine = house / room / "README.md", [row for row in rows.values() if row.paper == room]
+def _pages(rows: Mapping[str, Row], folder: Path) -> Iterator[tuple[Path, str]]:
+    for name in NAMES:
+        path, mine = folder / name / "README.md", [row for row in rows.values() if row.paper == name]
         text = _put(_counted(path, mine), HEAD, "".join(map(_line, mine)))
-        yield path, _put(text, crossing.HEAD, crossing.lines(Shelf())) if room == "dct" else text
-    path = house / "README.md"
+        yield path, _put(text, crossing.HEAD, crossing.lines(Shelf())) if name == "dct" else text
+    path = folder / "README.md"
     yield path, _put(_counted(path, list(rows.values())), *_numbers(rows))
-    path = house.parent / PAGE
+    path = folder.parent / PAGE
     yield path, _put(path.read_text(), GAINS_HEAD, gains_lines(Shelf()))
 
 
@@ -154,10 +154,10 @@ def _numbers(rows: Mapping[str, Row]) -> tuple[str, str]:
     """Return the head and the lines of the table of counts."""
     head = "| paper | claims | hold | do not hold | depend on the setting | undecided |\n"
     lines = []
-    for room in ROOMS:
-        mine = [row for row in rows.values() if row.paper == room]
+    for name in NAMES:
+        mine = [row for row in rows.values() if row.paper == name]
         numbers = [len(mine), *(counts(mine)[verdict] for verdict in _COUNTED)]
-        lines.append(f"| {TITLES[room]} ({YEARS[room]}) | " + " | ".join(map(str, numbers)) + " |\n")
+        lines.append(f"| {TITLES[name]} ({YEARS[name]}) | " + " | ".join(map(str, numbers)) + " |\n")
     total = [len(rows), *(counts(rows.values())[verdict] for verdict in _COUNTED)]
     lines.append("| **all** | " + " | ".join(f"**{number}**" for number in total) + " |\n")
     return head + "| --- |" + " ---: |" * len(numbers) + "\n", "".join(lines)

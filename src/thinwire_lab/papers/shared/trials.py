@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Self
 
-from thinwire_lab.papers.shared.ledger import HOUSE
+from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import DATA, TRAIN, Evidence, Shelf
 
@@ -158,7 +158,7 @@ class Trials(Evidence):
 
 def trained(paper: str) -> dict[str, Trials]:
     """Return what the paper's trainings.toml has, by name, each with some of its ways; `like`: what it does not say."""
-    told = tomllib.loads((HOUSE / paper / "trainings.toml").read_text())
+    told = tomllib.loads((FOLDER / paper / "trainings.toml").read_text())
     ways, found = told.pop("ways"), dict[str, dict[str, Any]]()
     for name, entry in told.items():
         found[name] = found.get(entry.pop("like", ""), {}) | entry

@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 _PARTS: Mapping[str, Any] = MappingProxyType(
     {
-        name: getattr(room, name)
-        for room in (codecs, exchanges, formats, memories, reducer, recipes, outer_steps)
-        for name in room.__all__
+        name: getattr(package, name)
+        for package in (codecs, exchanges, formats, memories, reducer, recipes, outer_steps)
+        for name in package.__all__
     }
     | {"schedules": schedules, "torch": torch, "partial": partial, "last_writer": last_writer, "Whole": Whole}
 )

@@ -1,4 +1,4 @@
-"""The ledger and the rooms: every claim has a row, tables are the ledger's, and verdicts are what the runs say."""
+"""The ledger and the papers' pages: each claim has a row, tables are the ledger's, and verdicts are what runs say."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from thinwire_lab.papers import __main__ as program
 from thinwire_lab.papers.dct.claims import stray
 from thinwire_lab.papers.dragonn import learning, steps
 from thinwire_lab.papers.gtopk import timing
-from thinwire_lab.papers.rooms import PAPERS
+from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared import ledger, tables
 from thinwire_lab.papers.shared.benches import Benches, Place, Steps, at_every, by_workers, faster, gains, span
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Paper, over_seeds, spread_out, together
@@ -27,10 +27,10 @@ from thinwire_lab.papers.shared.judging import by_setting, every, larger, no_wor
 from thinwire_lab.papers.shared.ledger import (
     DEPENDS,
     FAILS,
+    FOLDER,
     HOLDS,
-    HOUSE,
+    NAMES,
     OPEN,
-    ROOMS,
     UNDECIDED,
     VERDICTS,
     Outcome,
@@ -62,17 +62,17 @@ def test_every_check_and_judge_is_of_a_claim_in_the_catalogue() -> None:
 
 
 def test_a_table_that_strays_is_named(tmp_path: Path) -> None:
-    house, root = tmp_path / HOUSE.name, HOUSE.parent
-    for page in (*(HOUSE / room / "README.md" for room in ROOMS), HOUSE / "README.md", root / tables.PAGE):
+    folder, root = tmp_path / FOLDER.name, FOLDER.parent
+    for page in (*(FOLDER / name / "README.md" for name in NAMES), FOLDER / "README.md", root / tables.PAGE):
         copy = tmp_path / page.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(page.read_text())
     rows = ledger.read()
     rows["G1"] = replace(rows["G1"], measured="nothing of the kind")
-    assert tables.stale(rows, house) == ["papers/gtopk/README.md"]
-    tables.renew(rows, house)
-    assert tables.stale(rows, house) == []
-    assert "nothing of the kind" in (house / "gtopk" / "README.md").read_text()
+    assert tables.stale(rows, folder) == ["papers/gtopk/README.md"]
+    tables.renew(rows, folder)
+    assert tables.stale(rows, folder) == []
+    assert "nothing of the kind" in (folder / "gtopk" / "README.md").read_text()
 
 
 def test_a_page_has_the_clauses_that_decide_and_what_more_would() -> None:
@@ -461,7 +461,7 @@ def test_programs_that_go_on_where_a_file_ends_begin_anew(tmp_path: Path) -> Non
 
 def test_notes_and_figures_that_are_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(program._lost()) == []
-    monkeypatch.setattr(program, "RUNS", HOUSE / "elsewhere")
+    monkeypatch.setattr(program, "RUNS", FOLDER / "elsewhere")
     assert list(program._lost()) == ["papers/elsewhere/made.json is not there"]
 
 

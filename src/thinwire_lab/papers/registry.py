@@ -1,4 +1,4 @@
-"""All rooms: importing this registers every paper's checks, judges, figures and tables."""
+"""All papers: importing this registers every paper's checks, judges, figures and tables."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -12,6 +12,6 @@ from thinwire_lab.papers.s2 import S2
 PAPERS = (DRAGONN, FFT_PAPER, S2, DCT, GTOPK)
 
 for paper in PAPERS:
-    room = import_module(f"thinwire_lab.papers.{paper.name}")
-    for module in iter_modules(room.__path__, f"{room.__name__}."):
+    package = import_module(f"thinwire_lab.papers.{paper.name}")
+    for module in iter_modules(package.__path__, f"{package.__name__}."):
         import_module(module.name)
