@@ -78,7 +78,7 @@ def counts(text: str, option: str) -> tuple[int, ...]:
 def check_density(density: float, option: str) -> None:
     """Raise BadInput unless the density that `option` gives is a share."""
     if not 0 < density <= 1:
-        raise BadInput(f"{option} {density:g} is no share of the elements; expected above 0 and at most 1")
+        raise BadInput(f"{option} {density:g} is not a share of the elements; expected above 0 and at most 1")
 
 
 def check_writable(paths: Iterable[Path | None]) -> None:

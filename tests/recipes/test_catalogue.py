@@ -12,7 +12,7 @@ from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS, Method
 from thinwire.recipes.method import by_name
 from thinwire.reducer import PowerSGD, WarmUp, WithRows
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 
 DOCS = Path(__file__).parents[2] / "docs"
 OUTER = {"diloco", "streaming_diloco", "sparseloco"}
@@ -92,16 +92,16 @@ def test_a_density_reaches_the_codec(method: Method) -> None:
 
 def test_the_bench_has_the_catalogues_methods_and_its_own() -> None:
     listed = {name: method for name, method in METHODS.items() if method.benched}
-    assert set(ENTRANTS) == OWN | set(listed)
+    assert set(BENCHED) == OWN | set(listed)
     for name, method in listed.items():
-        entrant = ENTRANTS[name]
-        assert (entrant.description, entrant.sparse, entrant.warms_up, entrant.pipelines) == (
+        recipe = BENCHED[name]
+        assert (recipe.description, recipe.sparse, recipe.warms_up, recipe.pipelines) == (
             method.summary,
             method.density is not None,
             method.warms_up,
             method.pipelines,
         )
-        assert entrant.density == (None if method.share_of == "elements" else method.density)
+        assert recipe.density == (None if method.share_of == "elements" else method.density)
 
 
 def test_the_planner_shares_one_memory_of_a_kind_among_its_methods() -> None:

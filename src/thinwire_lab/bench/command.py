@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import Options
 from thinwire_lab.bench.report import print_report, write_html
 from thinwire_lab.bench.results import Results
@@ -90,7 +90,7 @@ def print_listing() -> None:
     """Print the recipes and models."""
     console = Console()
     for title, entries in (
-        ("recipe", {name: method.description for name, method in ENTRANTS.items()}),
+        ("recipe", {name: method.description for name, method in BENCHED.items()}),
         ("model", {name: entry.summary for name, entry in PROBLEMS.items()}),
     ):
         width = max(map(len, (title, *entries)))

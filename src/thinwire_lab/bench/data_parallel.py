@@ -11,7 +11,7 @@ from torch.autograd import Variable
 
 from thinwire import trace
 from thinwire.integrations.training.drift import differing
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
@@ -26,7 +26,7 @@ class DataParallel:
     """See `worker.Run`."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
-        method = ENTRANTS[job.recipe]
+        method = BENCHED[job.recipe]
         self.meter, self.seconds = meter, 0.0
         self._problem = problem
         cap = 1 << 20 if method.one_bucket else None

@@ -15,7 +15,7 @@ from thinwire import trace
 from thinwire.integrations.training.drift import differing
 from thinwire.pipeline import sparsify
 from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import mesh, wrapped
@@ -31,7 +31,7 @@ class Hybrid:
     """See `worker.Run`. Stages × replicas, in the order of ranks: the stages of a replica are neighbours."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
-        method, self._mesh = ENTRANTS[job.recipe], mesh(job.stages)
+        method, self._mesh = BENCHED[job.recipe], mesh(job.stages)
         self.meter, self.seconds = meter, 0.0
         self._problem, self._parts = problem, parts_of(problem)
         self._index, stages = self._mesh.get_local_rank("stage"), job.stages

@@ -14,7 +14,7 @@ from torch import nn
 from thinwire import trace
 from thinwire.integrations import outer
 from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.served import Bell
 from thinwire_lab.bench.slowness import Slowness
@@ -40,7 +40,7 @@ class LocalSteps:
         self._problem = problem
         self._model, self._shown = copy.deepcopy(problem.model), copy.deepcopy(problem.model)
         self._optimizers = optimizers(job.optimizer, self._model, problem)
-        make = ENTRANTS[job.recipe].outer_steps
+        make = BENCHED[job.recipe].outer_steps
         assert make is not None  # options have seen to that
         self._slowness, self._bell, options = Slowness(job.slowness(dist.get_rank())), None, dict[str, Any]()
         self.waited_for: list[list[float]] | None = None

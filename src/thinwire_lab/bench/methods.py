@@ -65,7 +65,7 @@ class InstallScattered(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entrant:
+class Benched:
     """What trains a row.
 
     `sparse` methods take a density; if a method warms up, the density falls to the wanted one over the first steps.
@@ -167,7 +167,7 @@ def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float
     attach(model, budget, optimizer=optimizers)
 
 
-def _entrant(method: Method) -> Entrant:
+def _benched(method: Method) -> Benched:
     def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
         attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
 
@@ -179,7 +179,7 @@ def _entrant(method: Method) -> Entrant:
     ) -> None:
         scatter(model, method.make(density), mesh=mesh["shard"], gathers=GATHERS.get(gathers))
 
-    return Entrant(
+    return Benched(
         description=method.summary,
         install=install,
         sparse=method.density is not None,
@@ -197,8 +197,8 @@ def _nothing(model: DistributedDataParallel, optimizers: Optimizers, density: fl
     raise TypeError("this method takes outer steps, and has nothing to install in DistributedDataParallel")
 
 
-def _apart(description: str, make: Callable[[float, int], OuterSteps], density: float | None = None) -> Entrant:
-    return Entrant(
+def _apart(description: str, make: Callable[[float, int], OuterSteps], density: float | None = None) -> Benched:
+    return Benched(
         description=f"{description}; with --outer",
         install=_nothing,
         sparse=density is not None,
@@ -244,8 +244,8 @@ GATHERS: Mapping[str, Gathers | None] = {
 }
 """How parameters of sharded models travel, in bfloat16: by FSDP2, coded, or as differences in 4 and in 2 bits."""
 
-ENTRANTS = {
-    "fsdp_bf16": Entrant(
+BENCHED = {
+    "fsdp_bf16": Benched(
         description="FSDP2 in bfloat16, gathers and gradients, uncompressed; with --shard, without replicas",
         install=_not_here,
         install_sharded=_not_here,
@@ -253,7 +253,7 @@ ENTRANTS = {
         shards_natively=True,
         pipelines=False,
     ),
-    "dense": Entrant(
+    "dense": Benched(
         description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP or FSDP",
         install=_plain,
         install_sharded=_hsdp,
@@ -261,25 +261,25 @@ ENTRANTS = {
         shards_natively=True,
         served=True,
     ),
-    "torch_bf16": Entrant(
+    "torch_bf16": Benched(
         description="PyTorch's bf16_compress_hook", install=_half(bf16_compress_hook), sparse_embeddings=False
     ),
-    "torch_fp16": Entrant(
+    "torch_fp16": Benched(
         description="PyTorch's fp16_compress_hook", install=_half(fp16_compress_hook), sparse_embeddings=False
     ),
-    "torch_powersgd": Entrant(
+    "torch_powersgd": Benched(
         description=f"PyTorch's powerSGD_hook, rank {POWERSGD_RANK}, in one bucket",
         install=_powersgd,
         one_bucket=True,
         sparse_embeddings=False,
     ),
-    "auto": Entrant(
+    "auto": Benched(
         description='"auto": measured, decided, raced against uncompressed steps, kept up to date',
         install=_auto,
         sparse=True,
         pipelines=False,
     ),
-    **{name: _entrant(method) for name, method in recipes.METHODS.items() if method.benched},
+    **{name: _benched(method) for name, method in recipes.METHODS.items() if method.benched},
     "diloco": _apart(
         "DiLoCo: every H steps all of Δ, uncompressed", lambda density, every: outer_steps.diloco(every=every)
     ),

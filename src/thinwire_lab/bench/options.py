@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from thinwire.schedules import Schedule, exponential_warmup
-from thinwire_lab.bench.methods import ENTRANTS, GATHERS
+from thinwire_lab.bench.methods import BENCHED, GATHERS
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.workers import in_group, world_size
 from thinwire_lab.inputs import BadInput, check_density, counts, names, numbers
@@ -157,7 +157,7 @@ class Options:
             for boundary in sorted(self.boundaries, reverse=True)
             for outer in (self.outer if _apart(recipe) else (0,))
             for served in self._ways(_named(recipe)[0])
-            for gathers in ((self.gathers or ("",)) if not ENTRANTS[_named(recipe)[0]].shards_natively else ("",))
+            for gathers in ((self.gathers or ("",)) if not BENCHED[_named(recipe)[0]].shards_natively else ("",))
         )
         return list(dict.fromkeys(settings))
 
@@ -165,11 +165,11 @@ class Options:
         """Return whether a method's rows are served: one worker alone has nobody to exchange with."""
         if self.workers == 1:
             return (True,)
-        return (False, True) if self.servers and ENTRANTS[name].served else (False,)
+        return (False, True) if self.servers and BENCHED[name].served else (False,)
 
     def _check_optimizer(self) -> None:
         check_optimizer(self.optimizer)
-        unable = [name for name, _ in map(_named, self.recipes) if self.optimizer != "sgd" and ENTRANTS[name].needs_sgd]
+        unable = [name for name, _ in map(_named, self.recipes) if self.optimizer != "sgd" and BENCHED[name].needs_sgd]
         if unable:
             raise BadInput(
                 f"{unable[0]} takes over SGD's momentum, and --optimizer is {self.optimizer}: leave {unable[0]} out of "
@@ -178,7 +178,7 @@ class Options:
 
     def _check_embeddings(self) -> None:
         names = [_named(recipe)[0] for recipe in self.recipes]
-        unable = [name for name in names if not ENTRANTS[name].sparse_embeddings]
+        unable = [name for name in names if not BENCHED[name].sparse_embeddings]
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings and unable:
             able = ",".join(name for name in names if name not in unable)
             raise BadInput(
@@ -196,7 +196,7 @@ class Options:
             check_density(boundary, "--boundary")
         if self.pipeline == 1 and self.boundaries != (1.0,):
             raise BadInput("--boundary is about a model's cuts; give --pipeline STAGES as well")
-        unable = [name for name, _ in map(_named, self.recipes) if not ENTRANTS[name].pipelines]
+        unable = [name for name, _ in map(_named, self.recipes) if not BENCHED[name].pipelines]
         if self.pipeline > 1 and unable:
             raise BadInput(f"{unable[0]} does not follow a pipeline's steps; name a recipe instead")
 
@@ -212,12 +212,12 @@ class Options:
             )
         if self.pipeline > 1:
             raise BadInput("--shard and --pipeline both split the model: give one of the two")
-        unable = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_sharded is None]
+        unable = [name for name, _ in map(_named, self.recipes) if BENCHED[name].install_sharded is None]
         if unable:
             raise BadInput(
                 f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
             )
-        apart = [name for name, _ in map(_named, self.recipes) if ENTRANTS[name].install_scattered is None]
+        apart = [name for name, _ in map(_named, self.recipes) if BENCHED[name].install_scattered is None]
         if self.workers == shards and apart:
             raise BadInput(
                 f"{apart[0]} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"
@@ -264,7 +264,7 @@ class Options:
     def _check_one_worker(self) -> None:
         if self.slow > 1 or self.kill:
             raise BadInput("--slow and --kill are about the last of several workers: give --workers 2 or more")
-        if unable := [name for name, _ in map(_named, self.recipes) if not ENTRANTS[name].served]:
+        if unable := [name for name, _ in map(_named, self.recipes) if not BENCHED[name].served]:
             raise BadInput(
                 f"--workers is 1, so all rows are served, and {unable[0]} cannot be: leave {unable[0]} out of "
                 "--recipes, or give --workers 2"
@@ -272,9 +272,9 @@ class Options:
 
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:
         """Return the densities given with the recipe, else the method's own, else the run's."""
-        if not ENTRANTS[name].sparse:
+        if not BENCHED[name].sparse:
             return (1.0,)
-        own = ENTRANTS[name].density if own is None else own
+        own = BENCHED[name].density if own is None else own
         return self.densities if own is None else (own,)
 
 
@@ -328,7 +328,7 @@ class RowJob:
     def scheduled_density(self) -> float | Schedule:
         """The density. If the method warms up, it falls from 1/4 to that density over `warmup` steps."""
         stages = 4
-        if not ENTRANTS[self.recipe].warms_up or self.warmup < stages:
+        if not BENCHED[self.recipe].warms_up or self.warmup < stages:
             return self.density
         return exponential_warmup(self.density, steps_each=self.warmup // stages, stages=stages)
 
@@ -366,7 +366,7 @@ def read(
     if gathers is not None:
         asked = tuple(dict.fromkeys([*_NATIVE, *asked]))
     unable = recipes is None and optimizer != "sgd"
-    left_out = tuple(name for name in asked if unable and ENTRANTS[name].needs_sgd)
+    left_out = tuple(name for name in asked if unable and BENCHED[name].needs_sgd)
     found = Options(
         workers=2 * (shard or 1) if workers is None else workers,
         rate=parse_rate("100mbit" if link is None else link),
@@ -387,7 +387,7 @@ def read(
 
 def _apart(recipe: str) -> bool:
     """Whether this method takes outer steps."""
-    return ENTRANTS[_named(recipe)[0]].outer_steps is not None
+    return BENCHED[_named(recipe)[0]].outer_steps is not None
 
 
 def _named(recipe: str) -> tuple[str, float | None]:
@@ -400,10 +400,10 @@ def _named(recipe: str) -> tuple[str, float | None]:
 
 
 def _check(name: str, density: float | None) -> None:
-    if name not in ENTRANTS:
-        raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(ENTRANTS)}")
+    if name not in BENCHED:
+        raise BadInput(f"unknown recipe {name!r}; expected some of {', '.join(BENCHED)}")
     if density is not None:
-        if not ENTRANTS[name].sparse:
+        if not BENCHED[name].sparse:
             raise BadInput(f"--recipes {name}:{density:g}: {name} takes no density")
         check_density(density, f"--recipes {name}:")
 

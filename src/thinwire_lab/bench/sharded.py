@@ -13,7 +13,7 @@ from torch import nn
 from thinwire import trace
 from thinwire.integrations.training.drift import differing
 from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import mesh
@@ -30,7 +30,7 @@ class Sharded:
     """
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
-        method, whole = ENTRANTS[job.recipe], mesh(job.shards, ("replicate", "shard"))
+        method, whole = BENCHED[job.recipe], mesh(job.shards, ("replicate", "shard"))
         self.meter, self.seconds = meter, 0.0
         self._keeps, self._owed = job.gathers.startswith("differences"), 0.0
         self._problem, self._islands = problem, whole.size(0)

@@ -62,7 +62,7 @@ def _same_everywhere(total: Tensor) -> None:
     dist.all_gather(ends, total)
     for rank, theirs in enumerate(ends):
         if not torch.equal(theirs.view(torch.uint8), ends[0].view(torch.uint8)):
-            raise Wrong(f"rank {rank} has another sum than rank 0")
+            raise Wrong(f"rank {rank} has a different sum from rank 0")
 
 
 def _error(total: Tensor, exchanged: Exchanged) -> float:

@@ -139,7 +139,7 @@ class _Books:
             _add(self.applied, name, p.grad)
 
     def lost(self, handle: tw.integrations.Attachment | tw.integrations.Replicas) -> float:
-        """Return how much of what was offered was neither applied nor waits. A collective."""
+        """Return how much of what was offered was neither applied nor kept. A collective."""
         state, worst = handle.state_dict(), 0.0
         for name, mine in self.offered.items():
             waiting = torch.zeros_like(mine)
@@ -187,7 +187,7 @@ def _check(name: str, device: torch.device, steps: int, figures: dict[str, Any])
     if training.books is not None:
         figures["lost"] = training.books.lost(handle)
         if not figures["lost"] <= _LOST:
-            raise Wrong(f"{figures['lost']:.1e} of the gradients were neither applied nor wait; expected {_LOST:.0e}")
+            raise Wrong(f"{figures['lost']:.1e} of the gradients were neither applied nor kept; expected {_LOST:.0e}")
     if name in ("dense", DENSE):
         _compare_with_plain(name, device, min(steps, 10))
     if device.type == "cuda" and figures["through"] == "DDP":

@@ -114,7 +114,7 @@ class Cluster:
         if not 1 <= world <= _MOST_WORKERS:
             raise BadInput(f"{world} workers: expected 1 to {_MOST_WORKERS}")
         if island < 1 or world % island:
-            raise BadInput(f"{world} workers do not fall into islands of {island}")
+            raise BadInput(f"{world} workers cannot be divided into islands of {island}")
         self._world, self._rate, self._handler = world, rate, handler
         self._namespaces, self._island = namespaces, island
         self._processes: Processes | None = None

@@ -70,7 +70,7 @@ def run(
     if quick:
         with TemporaryDirectory() as folder:
             raise typer.Exit(int(_smoke(deciding.shrunk(), Shelf(folder=Path(folder), data=data))))
-    _base(json)  # a file that is no ledger is refused before anything runs
+    _base(json)  # a file that is not a ledger is refused before anything runs
     shelf = Shelf(folder=RUNS, data=data, anew=anew)
     failed = _run(deciding, shelf)
     _renew(deciding, shelf, json)

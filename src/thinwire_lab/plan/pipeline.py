@@ -140,7 +140,7 @@ class Pipelined:
         if self.micro_batches < 1:
             raise BadInput(f"--micro-batches is {self.micro_batches}; expected 1 or more")
         if not 0 < self.density < 1:
-            raise BadInput(f"--boundary {self.density:g} is no share of activations; expected above 0 and below 1")
+            raise BadInput(f"--boundary {self.density:g} is not a share of activations; expected above 0 and below 1")
 
     def found(self, wishes: Wishes) -> Found:
         """Start the workers, let them measure, and end them."""

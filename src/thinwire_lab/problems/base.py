@@ -1,4 +1,4 @@
-"""A training problem: what a user chooses of it, its batches, its learning rates, and the stages that it falls into."""
+"""A training problem: what a user chooses of it, its batches, its learning rates, and its stages."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -210,7 +210,7 @@ def chosen(name: str, known: Mapping[int, list[nn.Module]], stages: int) -> list
     """Return the split into that many stages; raises BadInput if there is none."""
     if stages not in known:
         numbers = " or ".join(map(str, known))
-        raise BadInput(f"the model {name} falls into {numbers} stages, not {stages}; choose {numbers}")
+        raise BadInput(f"the model {name} can be split into {numbers} stages, not {stages}; choose {numbers}")
     return known[stages]
 
 
@@ -223,7 +223,7 @@ def feed(batch: Batch) -> Feed:
 def parts_of(problem: Problem) -> Parts:
     """Return how to split the problem's model into stages; raises BadInput if it cannot be split."""
     if problem.parts is None:
-        raise BadInput(f"the model {problem.name} does not fall into stages; leave --pipeline out")
+        raise BadInput(f"the model {problem.name} cannot be split into stages; leave --pipeline out")
     return problem.parts
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from thinwire import Budget, recipes
 from thinwire_lab.bench import command, methods, options
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.results import Results
 from thinwire_lab.bench.session import Session
 from thinwire_lab.cli import app
@@ -78,7 +78,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: s
 def test_list_names_recipes_and_models() -> None:
     done = CliRunner().invoke(app, ["bench", "--list"])
     assert done.exit_code == 0
-    for name in (*ENTRANTS, *filter(str.islower, recipes.__all__)):
+    for name in (*BENCHED, *filter(str.islower, recipes.__all__)):
         assert name in done.stdout
     for name in PROBLEMS:
         assert name in done.stdout
@@ -104,7 +104,7 @@ def test_auto_plans_for_the_optimizer_of_the_run(
     monkeypatch.setattr(methods, "attach", lambda model, how, **options: given.update(options, how=how))
     model: Any = nn.Linear(2, 2)
     several = [getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)]
-    ENTRANTS["auto"].install(model, several, 0.02)
+    BENCHED["auto"].install(model, several, 0.02)
     assert given == {"how": expected, "optimizer": several}
 
 

@@ -143,13 +143,13 @@ def test_a_pipeline_runs_each_recipe_at_each_boundary() -> None:
     [
         (("--pipeline", "3", "--workers", "4"), "does not divide"),
         (("--pipeline", "0"), "does not divide"),
-        (("--pipeline", "4", "--workers", "4"), "falls into 2 or 3 stages"),
+        (("--pipeline", "4", "--workers", "4"), "can be split into 2 or 3 stages"),
         (("--pipeline", "2", "--micro-batches", "5"), "does not divide the batch of 12"),
         (("--pipeline", "2", "--micro-batches", "0"), "expected 1 or more"),
         (("--boundary", "0.1"), "give --pipeline STAGES"),
-        (("--pipeline", "2", "--boundary", "2"), "no share of the elements"),
+        (("--pipeline", "2", "--boundary", "2"), "not a share of the elements"),
         (("--pipeline", "2", "--boundary", "x"), "--boundary 'x' is not a list of numbers"),
-        (("--pipeline", "2", "--model", "xml"), "does not fall into stages"),
+        (("--pipeline", "2", "--model", "xml"), "cannot be split into stages"),
         (("--pipeline", "2", "--recipes", "auto"), "name a recipe instead"),
     ],
 )

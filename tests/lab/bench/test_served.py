@@ -9,7 +9,7 @@ from test_report import example
 from typer.testing import CliRunner
 
 from thinwire_lab.bench import options
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob, Setting
 from thinwire_lab.bench.report import html
 from thinwire_lab.bench.results import Row
@@ -89,7 +89,7 @@ def test_one_worker_has_served_rows_alone() -> None:
 
 
 def test_what_trainers_cannot_use_is_not_served() -> None:
-    unable = {name for name, entrant in ENTRANTS.items() if not entrant.served}
+    unable = {name for name, recipe in BENCHED.items() if not recipe.served}
     assert {"dgc", "powersgd", "fading", "orthogonal", "auto", "torch_fp16", "torch_powersgd"} <= unable
     assert {"dense", "topk", "dct_dp", "qsgd"}.isdisjoint(unable)
 

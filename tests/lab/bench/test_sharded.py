@@ -10,7 +10,7 @@ from test_report import example
 from typer.testing import CliRunner
 
 from thinwire_lab.bench import options
-from thinwire_lab.bench.methods import ENTRANTS
+from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.plots import loss_over_bytes
 from thinwire_lab.bench.report import html
 from thinwire_lab.bench.rows import HEADER_BYTES
@@ -160,7 +160,7 @@ def test_who_names_no_recipes_gets_those_that_work_on_shards() -> None:
     assert (sgd.workers, sgd.island, sgd.then) == (4, 2, None)
     assert set(sgd.recipes) == {"dense", "topk", "dgc", "powersgd"}
     assert (set(adamw.recipes), adamw.left_out) == ({"dense", "topk", "powersgd", "fading"}, ("dgc",))
-    assert all(ENTRANTS[name].install_sharded for name in (*sgd.recipes, *adamw.recipes))
+    assert all(BENCHED[name].install_sharded for name in (*sgd.recipes, *adamw.recipes))
 
 
 def test_a_report_says_whose_bytes_they_are() -> None:

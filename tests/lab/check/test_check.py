@@ -207,7 +207,7 @@ def _too_much(values: Tensor, rank: int) -> Tensor:
     return values * 1.01
 
 
-@pytest.mark.parametrize(("how", "said"), [(_one_rank_off, "another sum"), (_too_much, "1.0e-02 from what all")])
+@pytest.mark.parametrize(("how", "said"), [(_one_rank_off, "different sum"), (_too_much, "1.0e-02 from what all")])
 def test_a_sum_that_is_wrong_is_found(ranks: Ranks, how: Any, said: str) -> None:
     assert any(found.ok is False and said in found.said for found in ranks.run(2, _broken_exchange, how))
 
@@ -269,7 +269,7 @@ def _with_recipe(make: Any, name: str) -> Finding:
 def test_gradients_that_get_lost_are_found(ranks: Ranks) -> None:
     for finding in ranks.run(2, _with_recipe, _forgetful, "topk"):
         assert finding.ok is False
-        assert "were neither applied nor wait" in finding.said
+        assert "were neither applied nor kept" in finding.said
 
 
 def test_what_is_not_plain_ddp_is_found(ranks: Ranks) -> None:

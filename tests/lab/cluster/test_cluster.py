@@ -229,7 +229,7 @@ def test_a_closed_cluster_takes_no_jobs() -> None:
 
 
 def test_islands_are_of_one_size() -> None:
-    with pytest.raises(BadInput, match="5 workers do not fall into islands of 2"):
+    with pytest.raises(BadInput, match="5 workers cannot be divided into islands of 2"):
         Cluster(5, None, "test_cluster:work", island=2)
 
 

@@ -136,13 +136,13 @@ def test_runs_of_something_else_are_not_resumed(tmp_path: Path) -> None:
     document.write(tmp_path / "a.json")
     assert CliRunner().invoke(app, arguments).exit_code == 0  # there is nothing to disagree with
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(Unfit, match="no document"):
+    with pytest.raises(Unfit, match="is not a document"):
         Document.read(tmp_path / "a.json")
 
 
 def test_a_model_without_stages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_parallel, "build", lambda name, **_: replace(tiny(), parts=None))
-    with pytest.raises(BadInput, match="does not fall into stages"):
+    with pytest.raises(BadInput, match="cannot be split into stages"):
         model_parallel._built("tiny", 0, None)
 
 

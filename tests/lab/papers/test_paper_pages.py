@@ -422,7 +422,7 @@ def test_a_ledger_that_is_none_is_refused_and_a_new_one_begins_with_ours(tmp_pat
     path = tmp_path / "ledger.json"
     for text in ("{", "[]", "{}", '{"rows": [{"id": "G1"}]}'):
         path.write_text(text)
-        with pytest.raises(ValueError, match="is no ledger"):
+        with pytest.raises(ValueError, match="is not a ledger"):
             ledger.read(path)
     row = json.loads(ledger.LEDGER.read_text())["rows"][0]
     for changed in ({"id": "G99"}, {"verdict": "maybe"}):

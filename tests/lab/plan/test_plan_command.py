@@ -267,7 +267,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "PROFILE", "--candidates", ","], "names nothing"),
         (["--profile", "PROFILE", "--candidates", "gtopk"], "was not measured for gtopk:0.01"),
         (["--profile", "PROFILE", "--density", "0.5"], "was not measured for topk:0.5; it has fp16, topk:0.01"),
-        (["--profile", "PROFILE", "--density", "2"], "--density 2 is no share of the elements"),
+        (["--profile", "PROFILE", "--density", "2"], "--density 2 is not a share of the elements"),
         (["--profile", "PROFILE", "--density", "a"], "not a list of numbers"),
         (["--profile", "PROFILE", "--workers", "0"], "--workers is 0"),
         (["--profile", "PROFILE", "--link", "fast"], "'fast'"),

@@ -47,7 +47,7 @@ def trainings() -> dict[str, Make]:
 def figures(
     json: Annotated[Path, typer.Option(help="Write what is drawn here, after each training.")],
     folder: Annotated[Path | None, typer.Option(help="Write the figures here, as PNG.")] = None,
-    problem: Annotated[str, typer.Option(help="One that falls into stages.")] = "dlrm",
+    problem: Annotated[str, typer.Option(help="One that can be split into stages.")] = "dlrm",
     data: Annotated[Path | None, typer.Option(help="The problem's data, where it is not generated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
@@ -127,7 +127,7 @@ def accuracy(
 def _built(name: str, seed: int, data: Path | None) -> Problem:
     found = build(name, seed=seed, data=data)
     if found.parts is None:
-        raise BadInput(f"the model {name} does not fall into stages")
+        raise BadInput(f"the model {name} cannot be split into stages")
     return found
 
 

@@ -58,7 +58,7 @@ class Document:
             for entry in found["runs"]:
                 document.add(Run(**{key: _number(key, entry[key]) for key in _KEYS}))
         except (KeyError, TypeError, json.JSONDecodeError) as wrong:
-            raise Unfit(f"{path} is no document of {SCHEMA}: {wrong!r}") from wrong
+            raise Unfit(f"{path} is not a document of {SCHEMA}: {wrong!r}") from wrong
         return document
 
 

@@ -133,7 +133,7 @@ def read(path: Path = LEDGER) -> dict[str, Row]:
         }
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no ledger ({error!r}); restore it, or name a file that is not there yet"
+            f"{path} is not a ledger ({error!r}); restore it, or name a file that is not there yet"
         ) from error
     for name, row in known.items():
         if name not in catalogue() or row.verdict not in VERDICTS:

@@ -268,7 +268,7 @@ def _evaluated(text: str, known: Mapping[str, Any], kind: Any) -> Any:
     try:
         made = eval(text, {"__builtins__": {}}, dict(known))
     except Exception as error:
-        raise ValueError(f"{text!r} is no expression of {', '.join(known)}: {error}") from error
+        raise ValueError(f"{text!r} is not an expression of {', '.join(known)}: {error}") from error
     if not isinstance(made, kind):
         raise ValueError(f"{text!r} is {made!r:.60}; expected a {kind.__name__}")
     return made
