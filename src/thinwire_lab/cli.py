@@ -285,6 +285,12 @@ def simulate(
         float | None, typer.Option(help="Predict the days it takes to train on this many tokens.")
     ] = None,
     batch: Annotated[int, typer.Option(help="Tokens that a worker takes in a step, for --tokens.")] = 1,
+    faults: Annotated[
+        str | None,
+        typer.Option(
+            help="Also predict goodput: how long each worker runs until it fails, and until it is back, as in 24h/5min."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,

@@ -90,6 +90,10 @@ _APART = (
     "free. Equal tokens are not equal losses: how much later they reach the same one, `thinwire plan --outer` knows of "
     "a small model.",
 )
+_FAULTS = (
+    "goodput: efficiency where workers fail. Who exchanges every step stands still while one is gone, and its "
+    "checkpoints count as free. Outer steps go on after 4 s, and the one that failed loses its steps since the latest.",
+)
 _DAY = 86400  # seconds
 
 
@@ -98,8 +102,8 @@ def outcome(options: Options) -> Outcome:
     found = options.scales()
     return Outcome(
         title=options.title,
-        tables=[*scale_tables(found), *_days(options, found)],
-        notes=(*_NOTES, *(_APART if options.outer else ())),
+        tables=[*scale_tables(found), *_goodput(options, found), *_days(options, found)],
+        notes=(*_NOTES, *(_APART if options.outer else ()), *(_FAULTS if options.faults else ())),
         document=document(options, found),
         figure=partial(scales_figure, found, options.title),
     )
@@ -115,6 +119,7 @@ def document(options: Options, found: Sequence[Scale]) -> dict[str, Any]:
             "best": scale.best,
             "planned": dict(scale.choice),
             **({"days": days_to(options, scale)} if options.tokens else {}),
+            **({"goodput": options.goodput(scale)} if options.faults else {}),
         }
         for scale in found
     ]
@@ -133,6 +138,12 @@ def days_to(options: Options, scale: Scale) -> dict[str, float]:
     """Return the days it takes to train on the tokens asked for, by recipe."""
     steps = (options.tokens or 0.0) / (scale.world_size * options.batch)
     return {name: steps * seconds / _DAY for name, seconds in scale.seconds.items()}
+
+
+def _goodput(options: Options, found: Sequence[Scale]) -> list[Table]:
+    if options.faults is None:
+        return []
+    return [_table("goodput, %", found, lambda scale, name: _digits(100 * options.goodput(scale)[name]))]
 
 
 def _days(options: Options, found: Sequence[Scale]) -> list[Table]:

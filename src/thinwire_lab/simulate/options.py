@@ -11,6 +11,7 @@ from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile
 from thinwire_lab.apart import SCHEMES
 from thinwire_lab.inputs import BadInput, counts, parse_link
+from thinwire_lab.simulate.faults import Faults
 from thinwire_lab.simulate.network import MOST, Regions, Tiers, ring
 from thinwire_lab.simulate.scaling import Scale, on, scaled, xml
 
@@ -103,7 +104,7 @@ class Options:
     """What to simulate, and its name. network: None for the links of the profile.
 
     outer: after how many inner steps workers meet, where they train on their own. tokens: how many to train on in all,
-    if asked, where a worker takes `batch` in a step.
+    if asked, where a worker takes `batch` in a step. faults: how often a worker fails, if asked.
     """
 
     worlds: Sequence[int]
@@ -115,6 +116,7 @@ class Options:
     outer: Sequence[int] = ()
     tokens: float | None = None
     batch: int = 1
+    faults: Faults | None = None
 
     @property
     def title(self) -> str:
@@ -128,6 +130,21 @@ class Options:
         except ValueError as error:
             raise BadInput(f"--recipes: {error}") from error
         return [replace(scale, seconds={**scale.seconds, **self._apart(scale.world_size)}) for scale in found]
+
+    def goodput(self, scale: Scale) -> dict[str, float]:
+        """Return the share of the work that is done with faults, by method; none if no faults were asked for."""
+        if (faults := self.faults) is None:
+            return {}
+        apart = {f"{name}:H {every}": every for name in SCHEMES for every in self.outer}
+        return {
+            name: scale.efficiency(name)
+            * (
+                faults.apart(scale.world_size, apart[name] * seconds / 2)  # half an outer step's are lost on average
+                if name in apart
+                else faults.together(scale.world_size)
+            )
+            for name, seconds in scale.seconds.items()
+        }
 
     def _apart(self, world: int) -> dict[str, float]:
         """Return the seconds of a step by method of outer steps."""
@@ -149,6 +166,7 @@ def read(
     outer: str | None = None,
     tokens: float | None = None,
     batch: int = 1,
+    faults: str | None = None,
 ) -> Options:
     """Read options from text. Raises BadInput."""
     if (tokens is not None and not 0 < tokens < math.inf) or batch < 1:
@@ -170,7 +188,15 @@ def read(
         outer=() if outer is None else counts(outer, "--outer"),
         tokens=tokens,
         batch=batch,
+        faults=None if faults is None else _faults(faults),
     )
+
+
+def _faults(text: str) -> Faults:
+    try:
+        return Faults.parse(text)
+    except ValueError as error:
+        raise BadInput(f"--{error}") from error
 
 
 def worlds(text: str) -> tuple[int, ...]:

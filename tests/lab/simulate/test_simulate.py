@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from plans import profile
 from typer.testing import CliRunner
@@ -93,6 +94,35 @@ def test_simulate_counts_days_with_and_without_outer_steps(tmp_path: Path) -> No
     assert "8 0.00091*" in _simulate(*few)[1]
 
 
+def test_goodput_with_faults(tmp_path: Path) -> None:
+    saved, out = tmp_path / "p.json", tmp_path / "o.json"
+    profile({0.018: [("0", 1_000_000)]}, link=LINK, costs={}, world_size=2, rest=0.002).save(saved)
+    code, said, _ = _simulate(
+        "--profile", str(saved), "--workers", "8,512", "--outer", "100", "--faults", "1d/5min", "--json", str(out)
+    )
+    assert code == 0
+    assert "goodput" in said
+    for row in json.loads(out.read_text())["rows"]:
+        for name, share in {"dense": "together", "diloco:H 100": "apart"}.items():
+            assert row["goodput"][name] / row["efficiency"][name] == pytest.approx(
+                _played(row["world_size"])[share], 0.02
+            )
+
+
+def _played(workers: int, between: float = 86400.0, gone: float = 300.0, faults: int = 20_000) -> dict[str, float]:
+    """Play faults one by one: in a group that stands still for each, and in one that waits for 4 s and goes on."""
+    dice = np.random.default_rng(0)
+    until = dice.exponential(between / workers, faults)  # the next of any worker
+    alone = dice.exponential(between, faults)  # the next of one, as often
+    noticed = until.sum() / (until.sum() + 4.0 * faults)
+    return {
+        "dense": until.sum() / (until.sum() + gone * faults),
+        "diloco:H 100": noticed
+        * alone.sum()
+        / (alone.sum() + (gone + 1.0) * faults),  # 100 steps of 20 ms, half of them lost
+    }
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -112,6 +142,8 @@ def test_simulate_counts_days_with_and_without_outer_steps(tmp_path: Path) -> No
         (["--outer", "0"], "numbers of 1 or more"),
         (["--tokens", "-1"], "--tokens is -1.0"),
         (["--batch", "0"], "--batch 0"),
+        (["--faults", "often"], "such as 24h/5min"),
+        (["--faults", "0h/5min"], "--faults '0h/5min'"),
         (["--json", "/nonexistent/out.json"], "cannot write /nonexistent/out.json"),
         (["--plot", "out.txt"], "expected .png"),
         (["--html", "/"], "cannot write /"),
