@@ -50,10 +50,10 @@ class Owner(Protocol):
 
 @final
 class Link:
-    """A connection to another worker, whose id is `peer` once it has said so."""
+    """A connection to another worker, whose id is `peer` once it has said so. `arriving`: whether a body is."""
 
     def __init__(self, connection: socket.socket, owner: Owner) -> None:
-        self.peer = ""
+        self.peer, self.arriving = "", False
         self._socket, self._owner = connection, owner
         self._queue: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         self._turn = threading.Lock()  # TLS is for one thread at a time
@@ -73,7 +73,9 @@ class Link:
                 magic, words, body = _HEAD.unpack(self._read(_HEAD.size))
                 if magic != _MAGIC or words > _MOST_WORDS or body > self._owner.limit():
                     raise ValueError(f"{magic!r} with {words} and {body} bytes is not a valid frame")
-                self._owner.take(self, json.loads(self._read(words)), self._read(body))
+                said, self.arriving = json.loads(self._read(words)), body > 0
+                whole, self.arriving = self._read(body), False
+                self._owner.take(self, said, whole)
         except TimeoutError:
             silent = True
         except (OSError, ValueError, KeyError, TypeError):

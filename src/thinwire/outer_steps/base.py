@@ -106,6 +106,11 @@ class OuterSteps:
         ticks = [self._due(part, tick + 1) for part in range(self.parts)]
         return min(each for each in ticks if each > tick)  # the last fragment's, if no other
 
+    def latest(self, tick: int) -> int:
+        """Return the latest tick up to this one at which an exchange started, 0 if there is none."""
+        dues = [self._due(part, tick) for part in range(self.parts)]
+        return max([self._round(tick)[1], *(due for due in dues if due <= tick)])
+
     def done(self, part: int, tick: int) -> int:
         """Return how many exchanges of fragment `part` have started by this tick."""
         return self._round(tick)[0] + (tick >= self._due(part, tick))

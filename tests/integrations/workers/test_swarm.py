@@ -1,7 +1,9 @@
 """Workers that find each other by a store: one global state, whoever is late, gone or new."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -55,6 +57,16 @@ class Worker:
             if self.handle.ticks % H == 0:
                 self.log[self.handle.ticks] = self.hash()
         return self
+
+    def saved(self) -> list[Any]:
+        """What it saves to resume from."""
+        return [copy.deepcopy(each.state_dict()) for each in (self.model, self.optimizer, self.handle)]
+
+    def resume(self, saved: list[Any]) -> None:
+        """Go on from that."""
+        self.model.load_state_dict(saved[0])
+        self.optimizer.load_state_dict(saved[1])
+        self.handle.load_state_dict(saved[2])
 
     def hash(self) -> int:
         return hash(tuple(x for p in self.common() for x in p.view(-1).tolist()))
@@ -142,6 +154,28 @@ def test_who_is_late_follows_and_keeps_what_it_has_learnt(ranks: Ranks, method: 
     assert all(sents)
 
 
+def _takes_over(at: int) -> tuple[bool, int]:
+    """A worker takes over its own state. Whether what it has learnt stays, and how many steps count."""
+    with _store() as store, patch.object(swarm, "_FOUNDING", 0.0):
+        worker, states = Worker(store, _sparse()).train(at + 1), list[bytes]()
+        handle, found = worker.handle, worker.handle._swarm
+        assert found is not None
+        with patch.object(Swarm, "give", lambda self, state: states.append(state)):
+            handle._give(found)
+        handle._clock.ticks()
+        with patch.object(Swarm, "fetch", lambda self: (at, self._view, *states)):
+            handle._take_over(found)
+        handle.remove()
+        return any(bool(x.any()) for x in worker.ahead()), handle._clock.steps
+
+
+@pytest.mark.parametrize(("at", "kept"), [(H, (True, 1)), (0, (False, 0))])
+def test_who_takes_over_a_state_keeps_what_it_has_learnt_since_an_outer_step(
+    ranks: Ranks, at: int, kept: tuple[bool, int]
+) -> None:
+    assert ranks.run(1, _takes_over, at) == [kept]
+
+
 def _come_and_go() -> Log:
     """Rank 2 vanishes, rank 3 comes; the others train until they have noticed both, and have gone on."""
     rank = dist.get_rank()
@@ -172,6 +206,65 @@ def test_workers_come_and_go(ranks: Ranks) -> None:
     assert len(_agree(logs[:2])) > 2
     assert len(_agree([logs[0], logs[3]])) > 2
     assert len(_agree(logs[:3])) == 2
+
+
+def _resumed(who: str) -> list[Log]:
+    """The logs of a run, and of one that resumes from what its workers had saved in between."""
+    with _store() as store:
+        worker = Worker(store, METHODS[who.partition(" ")[2]](), workers=2, grace=60.0).train(4 * H + 1)
+        saved = worker.saved()
+        random = torch.get_rng_state()
+        first = worker.train(2 * H - 1).log
+        dist.barrier()
+        worker.handle.remove()
+    with _store() as store:
+        worker = Worker(store, METHODS[who.partition(" ")[2]](), workers=2, grace=60.0)
+        if who.startswith("all") or dist.get_rank() == 0:
+            worker.resume(saved)
+        torch.set_rng_state(random)
+        dist.barrier()
+        while worker.handle.ticks < 6 * H:
+            worker.train()
+        dist.barrier()
+        assert "before the first step" in told(partial(worker.handle.load_state_dict, saved[2]))
+        worker.handle.remove()
+        return [first, worker.log]
+
+
+@pytest.mark.parametrize("who", ["all sparseloco", "all streaming", "one sparseloco"])
+def test_workers_resume_from_what_they_have_saved(ranks: Ranks, who: str) -> None:
+    before, after = zip(*ranks.run(2, _resumed, who), strict=True)
+    assert {5 * H, 6 * H} & _agree(list(after))
+    if who.startswith("all"):
+        assert len({log[6 * H] for log in (*before, *after)}) == 1
+
+
+def _one_is_started_again() -> Log:
+    """Rank 1 joins anew with what it had saved, when rank 0 has gone on."""
+    rank = dist.get_rank()
+    with _store() as store:
+        worker = Worker(store, _sparse(), workers=2, quorum=0.5, grace=1.0).train(2 * H + 1)
+        saved = worker.saved()
+        dist.barrier()
+        if rank:
+            worker.handle.remove(goodbye=False)
+            dist.barrier()
+            worker = Worker(store, _sparse(), quorum=0.5, grace=1.0)
+            worker.resume(saved)
+            assert worker.handle.ticks > 2 * H + 1
+            assert not any(x.any() for x in worker.ahead())
+            worker.train(3 * H)
+        else:
+            worker.train(3 * H)
+            known = set(worker.handle.workers)
+            dist.barrier()
+            worker.train_while_another_does(known)
+        worker.handle.remove()
+        return worker.log
+
+
+def test_who_is_started_again_goes_on_with_the_others(ranks: Ranks) -> None:
+    assert len(_agree(ranks.run(2, _one_is_started_again))) > 1
 
 
 def _store_restarts() -> Log:
@@ -214,32 +307,112 @@ def test_who_has_another_certificate_finds_nobody(ranks: Ranks) -> None:
     assert ranks.run(1, _others_in_one_store) == [[0, 0, 0, 1]]
 
 
-def _one_has_no_state_yet() -> list[bool]:
-    """Two workers in a process. One begins, and the other has yet to get its state."""
-    with _store() as store:
-        swarms = [Swarm(store, "", lambda tick: tick + 1, workers=2, quorum=1.0, grace=60.0) for _ in range(2)]
-        began = time.monotonic()
-        while len(swarms[0].workers) < 2:
-            assert time.monotonic() - began < 60.0
-            time.sleep(0.01)
-        swarms[0].begin(0, swarms[0].workers, 0)
-        swarms[0].send(1, b"share", 0.0)
-        outcome = swarms[0].outcome(1)
-        for each in swarms:
+@contextmanager
+def _swarms(count: int, lost: float = 1.0, **options: Any) -> Iterator[list[Swarm]]:
+    """So many workers in a process, which have met. None has a state."""
+    kept = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    chosen: dict[str, Any] = {"workers": count, "quorum": 0.75, "grace": 0.1} | options
+    with patch.object(swarm, "_LOST", lost):
+        found = [Swarm(f"tcp://127.0.0.1:{kept.port}", "", lambda tick: tick + 1, **chosen) for _ in range(count)]
+        _wait(lambda: all(len(each.workers) == count for each in found))
+        yield found
+        for each in found:
             each.close(goodbye=True)
-        assert outcome is not None
-        return [each.id in outcome[0].shares for each in swarms]
 
 
-def test_who_has_no_state_is_not_waited_for(ranks: Ranks) -> None:
-    assert ranks.run(1, _one_has_no_state_yet) == [[True, False]]
+def _wait(until: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60.0
+    while not until():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def _began(swarms: list[Swarm], waited_for: list[bool]) -> list[Swarm]:
+    """The same workers at tick 0, with a view of this."""
+    for each in swarms:
+        each.begin(0, {peer.id: waits for peer, waits in zip(swarms, waited_for, strict=True)}, 0)
+    _wait(lambda: all(len(each._status) == len(swarms) - 1 and each._all_have_a_state() for each in swarms))
+    return swarms
+
+
+def _shares_of(one: Swarm, tick: int = 1) -> set[str]:
+    """Of whose shares an outer step is made, in which this worker takes part."""
+    one.send(tick, b"share", 0.0)
+    found = one.outcome(tick)
+    assert found is not None
+    one.applied(tick, 0)
+    return set(found[0].shares)
+
+
+def test_who_has_no_state_is_not_waited_for() -> None:
+    with _swarms(2, quorum=1.0, grace=60.0) as (one, other):
+        one.begin(0, dict.fromkeys(one.workers, True), 0)
+        assert _shares_of(one) == {one.id}
+        assert other.at == -1
+
+
+@pytest.mark.parametrize("waited_for", [[True, False], [True, True]])
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_is_stuck_or_dead_holds_up_nobody(waited_for: list[bool], dies: bool) -> None:
+    """Not even a slow worker for which it has not waited itself."""
+    with _swarms(2) as swarms:
+        stuck, other = _began(swarms, waited_for)
+        if dies:
+            stuck.close(goodbye=False)
+        assert _shares_of(other) == {other.id}
+
+
+def test_the_store_is_not_asked_about_who_is_slow() -> None:
+    with _swarms(3, grace=60.0) as swarms:
+        for each in swarms[1:]:
+            each.seconds = 1000.0
+        one, slow, late = _began(swarms, [True, False, False])
+        assert _shares_of(one) == {one.id}
+        assert not one._directory.has("step 1")
+        with patch.object(late, "_consider", lambda: None):  # as if shares arrived late
+            assert _shares_of(one, 2) == {one.id}
+        assert one._directory.has("step 2")
+        assert _shares_of(one, 3) == {one.id}
+        assert one._view == {one.id: True, slow.id: False}
+
+
+def test_who_is_stuck_is_not_the_only_one_asked_for_a_state() -> None:
+    with _swarms(3) as swarms:
+        *both, late = swarms
+        for each in both:
+            each.begin(0, dict.fromkeys([one.id for one in both], True), 0)
+        well = min(both, key=lambda one: one.id)  # the other is asked first
+        with ThreadPoolExecutor() as pool:
+            fetched = pool.submit(late.fetch)
+            _wait(well.asked)
+            well.give(b"state")
+            assert fetched.result(60.0)[2] == b"state"
+
+
+def test_who_takes_over_a_state_is_not_waited_for() -> None:
+    with _swarms(2, lost=1000.0, quorum=1.0, grace=1000.0) as swarms, ThreadPoolExecutor() as pool:
+        one, late = _began(swarms, [True, True])
+        fetched = pool.submit(late.fetch)
+        assert _shares_of(one) == {one.id}
+        _wait(one.asked)
+        one.give(b"state")
+        assert fetched.result(60.0)[2] == b"state"
+
+
+def test_who_reaches_no_elector_says_so() -> None:
+    with _swarms(2) as (one, other), patch.object(swarm, "_GIVEN_UP", 0.5):
+        one.begin(0, {other.id: True}, 0)
+        other.close(goodbye=True)
+        one.send(1, b"share", 0.0)
+        with pytest.raises(tw.errors.StateError, match="restart the store"):
+            one.outcome(1)
 
 
 def _nobody_can_be_reached() -> list[str]:
     """One worker takes a step alone, and cannot be reached by another one that wants to join."""
     with _store() as store, patch.multiple(swarm, _LOST=1.0, _FOUNDING=0.0):
         first, late = (Swarm(store, "", lambda tick: tick + 1, workers=1, quorum=1.0, grace=1.0) for _ in range(2))
-        first.begin(0, [first.id], 0)
+        first.begin(0, {first.id: True}, 0)
         first.send(1, b"share", 0.0)
         assert first.outcome(1) is not None
         while not first._directory.has("begun"):

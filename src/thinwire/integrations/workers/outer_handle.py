@@ -1,9 +1,10 @@
 """What `outer` returns: a worker that trains on its own between outer steps."""
 
 import json
+import logging
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any, final
 from weakref import WeakSet
@@ -30,6 +31,8 @@ from thinwire.integrations.workers.swarm import Swarm
 from thinwire.integrations.workers.weights import Clock, Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
+
+_log = logging.getLogger("thinwire")
 
 AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 """Optimizers whose steps a handle counts."""
@@ -177,17 +180,19 @@ class Outer(Handle):
 
         It leaves the model as it is: load that and the inner optimizer from what this worker saved, or call `go_back`.
         If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
+
+        With `store=`, call it before the first step, on workers that have a state. If others have gone on from there,
+        this one stays with them, and its model gets their global parameters: what it had yet to send is lost.
         """
-        if self._swarm is not None:
-            raise RuntimeError(
-                "load_state_dict() is for workers in a process group, and these find each other by a store: load the "
-                "model before outer()"
-            )
         agree(self.group, lambda: self.check_state_dict(saved))
+        if self._swarm is not None and not self._resumes(self._swarm, saved):
+            return
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
         self.inner_steps, self._clock.steps = saved["own"]
         self._meter.end()
+        if self._swarm is not None:
+            self._swarm.resume(self.steps.latest(self.ticks), self._digest())
 
     def remove(self, *, goodbye: bool = True) -> None:
         """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters.
@@ -308,13 +313,29 @@ class Outer(Handle):
     def _join(self, swarm: Swarm) -> None:
         """Begin the training, or take over the state of another worker."""
         if swarm.found():
-            swarm.begin(self.ticks, swarm.workers, self._digest())
+            swarm.begin(self.ticks, dict.fromkeys(swarm.workers, True), self._digest())
             while swarm.settling():
                 self._give(swarm)
         else:
             self._take_over(swarm)
-            self.go_back()
             self._begin.joins()
+
+    def _resumes(self, swarm: Swarm, saved: Mapping[str, Any]) -> bool:
+        """Return whether this worker goes on from what it has saved; otherwise it goes on with the others."""
+        if self.inner_steps:
+            raise RuntimeError(
+                f"load_state_dict() was called after {self.inner_steps} inner steps, and with store= a worker cannot "
+                "take the others back: load before the first step, on all workers and with a new store"
+            )
+        tick = self.steps.latest(int(saved["step"]))
+        if swarm.at == tick:
+            same = self._digest() == _digest(outer_state.global_parameters(saved, list(self.parameters)))
+        else:
+            same = swarm.at == 0 and swarm.furthest in (0, tick)
+        if not same:
+            _log.info("the others are at tick %d: not resumed from tick %d, but from theirs", swarm.furthest, tick)
+            self.go_back()
+        return same
 
     def _decided(self, swarm: Swarm, found: Meeting) -> bool:
         """Wait until it is decided whose shares count, and take them; or else a later state, and return False."""
@@ -343,13 +364,16 @@ class Outer(Handle):
         self.ticks = self.steps.following(swarm.at)
 
     def _take_over(self, swarm: Swarm) -> None:
-        """Go on from the state of another worker. What this one has learnt is yet to be sent."""
+        """Go on from the state of another worker. What this one has learnt since an outer step is yet to be sent."""
         tick, view, body = swarm.fetch()
         saved, running, frozen = unpacked(body)
         with ExitStack() as stack:
-            for fragment in self.fragments:
+            for fragment in self.fragments if swarm.at > 0 else ():
                 stack.enter_context(fragment.keeping_moves())
             self._load_common(saved, running, frozen)
+        if swarm.at <= 0:  # the others may have resumed from a checkpoint, which this worker's start has no part in
+            self.go_back()
+            self._clock.restart()
         self.ticks = tick
         swarm.begin(tick, view, self._digest())
 
@@ -360,7 +384,7 @@ class Outer(Handle):
             swarm.give(packed([state, self._running.tensors, self._frozen]))
 
     def _digest(self) -> int:
-        return zlib.crc32(json.dumps([digest(p).tolist() for p in self.parameters.values()]).encode())
+        return _digest(self.parameters.values())
 
     def _check_known(self) -> None:
         """Raise RuntimeError if the optimizers train what they did not when the handle was made."""
@@ -377,7 +401,10 @@ class Outer(Handle):
         self._running.take(running)
         for name, mine in self._frozen.items():
             mine.copy_(frozen[name])
-        self._clock.restart()
 
     def _state(self) -> dict[str, Any]:
         return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}
+
+
+def _digest(tensors: Iterable[Tensor]) -> int:
+    return zlib.crc32(json.dumps([digest(x).tolist() for x in tensors]).encode())

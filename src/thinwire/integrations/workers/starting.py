@@ -40,7 +40,7 @@ class Start:
 
     def loads(self) -> None:
         """Note that the handle is about to load a state. The model may have been loaded before, or will be."""
-        if self._rule == self._late and not self._moved():
+        if self._rule in (self._late, self._changed) and not self._moved():
             self._rule, self._made = self._unloaded, self._versions()
         elif self._rule != self._unloaded:
             self._rule = self._anything

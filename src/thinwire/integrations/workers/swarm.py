@@ -1,9 +1,12 @@
 """Workers that find each other, and agree at each outer step on whose shares it is made of.
 
-Every worker sends its share to all others. Whoever has the shares of all that are expected says so to everybody, and
-once all of them have, that is decided: two trips, and nobody asks the store. Where somebody is late, gone or new, a
-worker that is there proposes to the store what the step is made of, and whom to expect in the next one; the first
-proposal decides. Who has said that it has all shares proposes nothing else, so the two ways cannot disagree.
+Every worker sends its share to all others. Whoever has the shares of all that are waited for says so to everybody, and
+once all electors have, that is decided: two trips, and nobody asks the store. Where somebody is late, gone or new, an
+elector with a share proposes to the store what the step is made of, and who elects and is waited for in the next one;
+the first proposal decides. Who has said that it has all shares proposes nothing else, so the two ways cannot disagree.
+
+Present workers that nobody waits for, because they are slow or stuck, are electors, too: their links say what they
+have while they compute, and if all others die they can go on.
 """
 
 import json
@@ -15,7 +18,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from statistics import median
@@ -30,8 +33,8 @@ _log = logging.getLogger("thinwire")
 
 _KEPT = 1 << 26  # bytes of shares that are kept for those who missed them
 _FOUNDING = 5.0  # seconds for others to be heard of before a worker begins alone
-_LOST = 30.0  # seconds after which somebody silent does not count for a quorum
-_GIVEN_UP = 600.0  # seconds for which a worker that is gone is called
+_LOST = 30.0  # seconds after which somebody silent, or that long overdue, does not count for a quorum
+_GIVEN_UP = 600.0  # seconds for which a worker that is gone is called, and others are waited for by who cannot go on
 _TURN = 0.5  # seconds by which the next one is later to propose
 _STALLED = 2.0  # seconds for everybody to say that all is there
 _MOST = 1 << 40
@@ -46,12 +49,16 @@ class Share(NamedTuple):
     digest: int
 
 
+View = Mapping[str, bool]
+"""The electors of an outer step, and whether it waits for their shares."""
+
+
 class Decision(NamedTuple):
-    """Of whose shares the outer step at a tick is made, and who is expected at the next."""
+    """Of whose shares the outer step at a tick is made, and the view of the next."""
 
     tick: int
     shares: tuple[str, ...]
-    view: tuple[str, ...]
+    view: View
 
 
 @final
@@ -80,14 +87,17 @@ class Swarm:
         self._status: dict[str, Words] = {}
         self._lost: dict[str, tuple[float, bool]] = {}
         self._last, self._next = -1, -1
-        self._view = self._expected = tuple[str, ...]()  # after the latest decision, and after that at `at`
+        self._view: View = {}  # after the latest decision
+        self._view_at: View = {}  # after that at `at`
         self._decisions: dict[int, Decision] = {}
         self._shares: dict[int, dict[str, Share]] = defaultdict(dict)
         self._have: dict[int, set[str]] = defaultdict(set)
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
+        self._sent = -1, 0.0
+        self._mute = set[str]()  # who has shares too late to say so in time
         self._wanting = set[str]()
         self._state: tuple[Words, bytes] | None = None
-        self._far = self._closed = False
+        self._far = self._closed = self._fetches = False
         self._begun = time.monotonic()
         self._refused = ""
         self._dialled = dict[str, float]()  # whom, and when it was there or first looked for
@@ -134,15 +144,26 @@ class Swarm:
         gone = late and first not in self._links
         return first == self.id or (gone and self._directory.replace("founder", first, self.id) == self.id)
 
-    def begin(self, tick: int, view: Sequence[str], digest: int) -> None:
-        """Go on from a state: that of this tick, after which these workers are expected."""
+    def begin(self, tick: int, view: View, digest: int) -> None:
+        """Go on from a state: that of this tick, and the view of the next outer step."""
         with self._changed:
             if tick > self._last:
-                self._last, self._view = tick, tuple(view)
+                self._last, self._view = tick, view
                 self._next = self._following(tick)
             self._far, self._begun = False, time.monotonic()
             self._advance()
-        self.applied(tick, digest)
+            self._stand(tick, view, digest)
+
+    def resume(self, tick: int, digest: int) -> None:
+        """Go on from a state that this worker has saved."""
+        with self._changed:
+            self.begin(tick, self._view, digest)
+
+    @property
+    def furthest(self) -> int:
+        """The tick of the latest outer step that anybody present has taken."""
+        with self._changed:
+            return max([self.at, *(int(each["at"]) for each in self._status.values())])
 
     def settling(self) -> bool:
         """Wait a moment for those who are there and have no state. Return whether there are any, for half a minute."""
@@ -156,10 +177,12 @@ class Swarm:
     def applied(self, tick: int, digest: int) -> None:
         """Note that this worker has taken the outer step at a tick."""
         with self._changed:
-            self.at, self.digest = tick, digest
-            self._expected = self._view if tick == self._last else self._decisions[tick].view
-            self._broadcast(self.status())
-            self._consider()
+            self._stand(tick, self._view if tick == self._last else self._decisions[tick].view, digest)
+
+    def _stand(self, tick: int, view: View, digest: int) -> None:
+        self.at, self._view_at, self.digest = tick, view, digest
+        self._broadcast(self.status())
+        self._consider()
 
     def missed(self) -> int | None:
         """Return the tick of the first outer step that was decided and that this worker has not taken, if any."""
@@ -171,7 +194,7 @@ class Swarm:
     def send(self, tick: int, message: bytes, seconds: float) -> None:
         """Send this worker's share to all."""
         with self._changed:
-            self.seconds = seconds
+            self.seconds, self._sent = seconds, (tick, time.monotonic())
             share = self._shares[tick][self.id] = Share(message, seconds, self.digest)
             self._broadcast(_words(tick, self.id, share), message)
             self._consider()
@@ -180,12 +203,14 @@ class Swarm:
         """Wait until it is decided of whose shares the step is made, and return them; None if they are not to be had.
 
         Raises:
-            StateError: If workers had different global parameters before it.
+            StateError: If workers had different global parameters before it, or none of the electors can be reached.
         """
         asked = began = 0.0
         with self._changed:
+            heard = time.monotonic()
             while True:
                 self._check()
+                heard = self._heard(heard, any(each == self.id or each in self._links for each in self._view))
                 found, here = self._decisions.get(tick), self._shares[tick]
                 missing = [each for each in found.shares if each not in here] if found else []
                 if found and not missing:
@@ -204,25 +229,43 @@ class Swarm:
 
     def _wait_for_others(self, tick: int) -> None:
         """Wait a moment, and note whose shares were not here."""
-        missing, before = set(self._view) - self._shares[tick].keys(), time.monotonic()
+        missing, before = self._awaited() - self._shares[tick].keys(), time.monotonic()
         self._changed.wait(0.2)
         for peer in missing if tick == self._next else ():
             self.waited_for[peer] += time.monotonic() - before
 
-    def fetch(self) -> tuple[int, Sequence[str], bytes]:
-        """Wait for the state of a worker that is further on: its tick, who is expected after it, and the state."""
+    def fetch(self) -> tuple[int, View, bytes]:
+        """Wait for the state of a worker that is further on: its tick, the view after it, and the state.
+
+        Raises:
+            StateError: If nobody who is further on can be reached.
+        """
         asked, whom = 0.0, ""
         with self._changed:
-            self._state = None
+            self._state, self._fetches, heard = None, True, time.monotonic()
+            self._broadcast(self.status())  # nobody who could give it waits for this worker
             while self._state is None:
                 self._check()
                 ahead = {peer: int(each["at"]) for peer, each in self._status.items() if int(each["at"]) > self.at}
-                if ahead and (whom not in self._links or time.monotonic() - asked > _LOST):
-                    whom, asked = max(ahead, key=lambda peer: (ahead[peer], peer)), time.monotonic()
+                heard = self._heard(heard, bool(ahead))
+                arriving = whom in ahead and self._links[whom].arriving
+                if ahead and not arriving and (whom not in ahead or time.monotonic() - asked > self._grace):
+                    others = {peer: at for peer, at in ahead.items() if peer != whom} or ahead  # it may be stuck
+                    whom, asked = max(others, key=lambda peer: (others[peer], peer)), time.monotonic()
                     self._links[whom].send({"kind": "want state"})
                 self._changed.wait(0.2)
-            (words, body), self._state = self._state, None
-            return int(words["tick"]), tuple(map(str, words["view"])), body
+            (words, body), self._state, self._fetches = self._state, None, False
+            return int(words["tick"]), _view(words), body
+
+    def _heard(self, before: float, anybody: bool) -> float:
+        """Return when somebody was last there. Raises StateError if that is too long ago."""
+        now = time.monotonic()
+        if not anybody and now - before > (_GIVEN_UP if self.at >= 0 else _LOST):
+            raise StateError(
+                f"worker {self.id} has reached none of those that it needs to go on for {now - before:.0f} s: let "
+                "workers reach each other's ports or, if they are gone, restart the store and all workers"
+            )
+        return now if anybody else before
 
     def asked(self) -> bool:
         """Whether another worker wants this one's state."""
@@ -232,7 +275,8 @@ class Swarm:
         """Send the state of the latest outer step to those who want it."""
         with self._changed:
             for peer in self._wanting & self._links.keys():
-                self._links[peer].send({"kind": "state", "tick": self.at, "view": self._expected}, state)
+                if int(self._status[peer]["at"]) < self.at:
+                    self._links[peer].send({"kind": "state", "tick": self.at, "view": self._view_at}, state)
             self._wanting.clear()
 
     def close(self, *, goodbye: bool) -> None:
@@ -251,8 +295,8 @@ class Swarm:
         return _MOST
 
     def status(self) -> Words:
-        """Return where this worker is."""
-        return {"kind": "status", "at": self.at, "seconds": self.seconds}
+        """Return where this worker is: nowhere, as long as it has no state to go on from."""
+        return {"kind": "status", "at": -1 if self._fetches else self.at, "seconds": self.seconds}
 
     def take(self, link: Link, words: Words, body: bytes) -> None:
         """Take a frame."""
@@ -271,6 +315,7 @@ class Swarm:
         with self._changed:
             if self._links.get(link.peer) is link:
                 del self._links[link.peer], self._status[link.peer]
+                self._mute.discard(link.peer)
                 self._lost[link.peer] = time.monotonic(), silent
                 self._wanting.discard(link.peer)
                 _log.info(
@@ -307,7 +352,10 @@ class Swarm:
             self._shares[tick].setdefault(str(words["id"]), share)
 
     def _take_have(self, link: Link, words: Words, body: bytes) -> None:
-        self._have[int(words["tick"])].add(link.peer)
+        tick = int(words["tick"])
+        self._have[tick].add(link.peer)
+        if tick == self._next:
+            self._mute.discard(link.peer)
 
     def _take_decided(self, link: Link, words: Words, body: bytes) -> None:
         self._learn(_decision(words))
@@ -351,16 +399,15 @@ class Swarm:
 
     def _consider(self) -> None:
         """Say that all shares are here, once they are; and see whether everybody has said so."""
-        tick, view = self._next, set(self._view)
-        here = self._shares.get(tick, {})
-        member, free = self.id in view and self.id in here, tick not in (self._voted[0], self._proposed)
-        if member and free and here.keys() == view and not self._newcomers():
+        tick, view, awaited = self._next, self._view, self._awaited()
+        elector, free = self.id in view, tick not in (self._voted[0], self._proposed)
+        complete = bool(awaited) and self._shares.get(tick, {}).keys() == awaited
+        if elector and free and complete and (self.id not in awaited or not self._is_to_change()):
             self._voted = tick, time.monotonic()
             self._have[tick].add(self.id)
             self._broadcast({"kind": "have", "tick": tick})
-        if view and view <= self._have.get(tick, set()):
-            everybody = tuple(sorted(view))
-            self._learn(Decision(tick, everybody, everybody))
+        if view and view.keys() <= self._have.get(tick, set()):
+            self._learn(Decision(tick, tuple(sorted(awaited)), view))
         self._changed.notify_all()
 
     def _learn(self, decision: Decision) -> None:
@@ -383,11 +430,22 @@ class Swarm:
                 for held in (self._shares, self._decisions, self._have):
                     held.pop(tick, None)
 
+    def _awaited(self) -> set[str]:
+        return {peer for peer, waits in self._view.items() if waits}
+
+    def _present(self) -> set[str]:
+        return {self.id, *self._links}
+
+    def _is_to_change(self) -> bool:
+        """Whether the view must, so that the store is asked."""
+        heard_late = {peer for peer in self._view.keys() & self._mute if not self._view[peer]}
+        return bool(self._newcomers() or self._view.keys() - self._present() or heard_late)
+
     def _newcomers(self) -> set[str]:
-        """Return who is ready for the next outer step without being expected, and as fast as this worker."""
+        """Return who is ready for the next outer step without being waited for, and as fast as this worker."""
         most = self.seconds + self._grace
         ready = {peer for peer, s in self._status.items() if s["at"] == self._last and s["seconds"] <= most}
-        return ready - set(self._view)
+        return ready - self._awaited()
 
     def _proposal(self) -> Decision | None:
         """Return what to propose to the store, if it is time."""
@@ -395,14 +453,17 @@ class Swarm:
         here = self._shares.get(tick, {})
         if self.id not in view or self.id not in here or tick in self._decisions:
             return None
-        turn = _TURN * sorted(peer for peer in view if peer == self.id or peer in self._links).index(self.id)
+        turn = _TURN * sorted(self._present() & view.keys() & here.keys()).index(self.id)
         if self._voted[0] == tick:
-            everybody = tuple(sorted(view))
-            return Decision(tick, everybody, everybody) if now - self._voted[1] > _STALLED + turn else None
-        if len(here) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in view)):
+            if now - self._voted[1] <= _STALLED + turn:
+                return None
+            self._mute |= view.keys() - self._have[tick]
+            return Decision(tick, tuple(sorted(self._awaited())), view)
+        if len(here) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in self._awaited() | here.keys())):
             return None
         newcomers = self._newcomers()
-        late = ({peer for peer in self._links.keys() & view if not self._is_out(peer)} | newcomers) - here.keys()
+        awaited = {peer for peer in self._links.keys() & self._awaited() if not self._is_out(peer)}
+        late = (awaited | newcomers) - here.keys()
         if self._since[0] != tick:
             self._since = tick, now, now
         if late and now - self._since[1] < self._grace:
@@ -411,13 +472,17 @@ class Swarm:
         if now - self._since[2] < turn:
             return None
         most = median(share.seconds for share in here.values()) + self._grace
-        expected = {peer for peer, share in here.items() if share.seconds <= most} | (newcomers - late)
-        return Decision(tick, tuple(sorted(here)), tuple(sorted(expected)))
+        in_time = {peer for peer, share in here.items() if share.seconds <= most}
+        others = (view.keys() | here.keys() | newcomers) & self._present() - self._mute
+        return Decision(tick, tuple(sorted(here)), {peer: peer in in_time for peer in sorted(in_time | others)})
 
     def _is_out(self, peer: str) -> bool:
-        """Whether a worker sends no share, however long the others wait: it is gone, or has yet to get its state."""
+        """Whether a worker sends no share, however long the others wait: it is gone or stuck, or has no state yet."""
         if peer in self._links:
-            return int(self._status[peer]["at"]) < 0
+            status, (tick, when) = self._status[peer], self._sent
+            overdue = time.monotonic() - when - max(self.seconds, float(status["seconds"]))
+            stuck = tick == self._next and overdue > _LOST and peer not in self._shares[tick]
+            return stuck or int(status["at"]) < 0
         when, silent = self._lost.get(peer, (0.0, False))
         return peer != self.id and (not silent or time.monotonic() - when > _LOST)
 
@@ -430,7 +495,7 @@ class Swarm:
                 proposal = self._proposal()
                 if proposal is not None and self._voted[0] != proposal.tick:
                     self._proposed = proposal.tick
-                most = 2 * sum(peer == self.id or peer in self._links for peer in self._view) > len(self._view)
+                most = 2 * len(self._view.keys() & self._present()) > len(self._view)
             with suppress(StoreError):
                 if proposal is not None:
                     self._decide(proposal, most=most)
@@ -448,13 +513,9 @@ class Swarm:
             decision = _decision(json.loads(text))
             self._learn(decision)
             self._broadcast({"kind": "decided"} | decision._asdict())
-            if (without := set(proposal.view) ^ set(decision.view)) or set(self._view) != set(proposal.shares):
-                _log.info(
-                    "the outer step at tick %d was taken by %s; %d expected at the next%s",
-                    *decision[:2],
-                    len(decision.view),
-                    without or "",
-                )
+            if self._awaited() != set(proposal.shares):
+                count = len(self._awaited())
+                _log.info("the outer step at tick %d was taken by %s; %d awaited at the next", *decision[:2], count)
 
     def _ask(self) -> None:
         """Ask somebody who is further on what was decided."""
@@ -508,4 +569,8 @@ def _words(tick: int, peer: str, share: Share) -> Mapping[str, Any]:
 
 
 def _decision(words: Words) -> Decision:
-    return Decision(int(words["tick"]), tuple(map(str, words["shares"])), tuple(map(str, words["view"])))
+    return Decision(int(words["tick"]), tuple(map(str, words["shares"])), _view(words))
+
+
+def _view(words: Words) -> View:
+    return {str(peer): bool(waits) for peer, waits in words["view"].items()}
