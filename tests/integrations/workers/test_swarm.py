@@ -223,9 +223,11 @@ def _resumed(who: str) -> list[Log]:
             worker.resume(saved)
         torch.set_rng_state(random)
         dist.barrier()
-        while worker.handle.ticks < 6 * H:
+        if who.startswith("all"):
+            worker.train(2 * H - 1)
+            dist.barrier()
+        while len(worker.handle.workers) > 1 if dist.get_rank() == 0 else len(worker.log) < 2:
             worker.train()
-        dist.barrier()
         assert "before the first step" in told(partial(worker.handle.load_state_dict, saved[2]))
         worker.handle.remove()
         return [first, worker.log]
@@ -234,7 +236,8 @@ def _resumed(who: str) -> list[Log]:
 @pytest.mark.parametrize("who", ["all sparseloco", "all streaming", "one sparseloco"])
 def test_workers_resume_from_what_they_have_saved(ranks: Ranks, who: str) -> None:
     before, after = zip(*ranks.run(2, _resumed, who), strict=True)
-    assert {5 * H, 6 * H} & _agree(list(after))
+    assert _agree(list(after))
+    assert min(after[1]) > 4 * H
     if who.startswith("all"):
         assert len({log[6 * H] for log in (*before, *after)}) == 1
 

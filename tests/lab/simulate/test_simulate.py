@@ -103,10 +103,8 @@ def test_goodput_with_faults(tmp_path: Path) -> None:
     assert code == 0
     assert "goodput" in said
     for row in json.loads(out.read_text())["rows"]:
-        for name, share in {"dense": "together", "diloco:H 100": "apart"}.items():
-            assert row["goodput"][name] / row["efficiency"][name] == pytest.approx(
-                _played(row["world_size"])[share], 0.02
-            )
+        for name, share in _played(row["world_size"]).items():
+            assert row["goodput"][name] == pytest.approx(row["efficiency"][name] * share, 0.02)
 
 
 def _played(workers: int, between: float = 86400.0, gone: float = 300.0, faults: int = 20_000) -> dict[str, float]:
@@ -117,9 +115,7 @@ def _played(workers: int, between: float = 86400.0, gone: float = 300.0, faults:
     noticed = until.sum() / (until.sum() + 4.0 * faults)
     return {
         "dense": until.sum() / (until.sum() + gone * faults),
-        "diloco:H 100": noticed
-        * alone.sum()
-        / (alone.sum() + (gone + 1.0) * faults),  # 100 steps of 20 ms, half of them lost
+        "diloco:H 100": noticed * alone.sum() / (alone.sum() + (gone + 1.0) * faults),  # half of 2 s of steps is lost
     }
 
 
