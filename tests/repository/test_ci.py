@@ -1,6 +1,7 @@
 """CI: runs take turns at what takes too long each time, and newcomers' commands are those that are run."""
 
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -49,3 +50,21 @@ def test_the_readme_installs_for_tests_what_no_framework_needs() -> None:
     assert "'.[test]'" in command
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert not re.search("lightning|accelerate|transformers|triton", " ".join(extras["test"]))
+
+
+@pytest.mark.parametrize(
+    ("message", "passes"),
+    [
+        ("Bench: it says what\n\nAnd why.\n# comment\n", True),
+        ("Bench: it says what\n# comment\n", False),
+        ("Bench: it says what\nAnd why.\n", False),
+        ("x" * 73 + "\n\nAnd why.\n", False),
+    ],
+)
+def test_a_commit_says_what_and_why(tmp_path: Path, message: str, passes: bool) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install -e '.[test]'")
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    (hook,) = (hook for hook in repository["hooks"] if hook["id"] == "message")
+    (tmp_path / "message").write_text(message)
+    done = subprocess.run([*shlex.split(hook["entry"]), tmp_path / "message"], check=False)
+    assert (done.returncode == 0) == passes
