@@ -9,7 +9,7 @@ import json
 import logging
 import random
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 import torch
@@ -157,6 +157,7 @@ class Fuzzed:
         """Return a session that has joined; now and then the words with which it does are damaged, too."""
         said = json.dumps({"trainer": WHO, "agreed": self.layout.agreed}).encode()
         session = Session(self.server._shared, WHO.encode(), "here")
+        session.outbox = deque(maxlen=0)
         session.take(next(messages(Kind.JOIN, [said if self.chance.random() < 0.8 else self.damaged(said)])))
         return session
 

@@ -2,11 +2,14 @@
 
 import math
 import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -30,7 +33,8 @@ from torch import nn
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.server.saving import Durable
-from thinwire.wire.frames import Kind
+from thinwire.server.session import Session
+from thinwire.wire.frames import PIECE, WINDOW, FrameError, GoneError, Kind, messages
 
 __all__ = ["closed"]
 KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
@@ -47,11 +51,11 @@ def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
 
 
 def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> None:
-    server = started(recipe=dense(), make_optimizer=Busy, timeout=0.4)
+    server = started(recipe=dense(), make_optimizer=Busy, timeout=2.0)
     (busy,) = server._shared.central.optimizers
     assert isinstance(busy, Busy)
     proxy = Proxy(server.address)
-    trainers = [joined(server, dense(), address=proxy.address, ticket=server.ticket, timeout=0.4) for _ in range(16)]
+    trainers = [joined(server, dense(), address=proxy.address, ticket=server.ticket, timeout=2.0) for _ in range(16)]
     steps = [threading.Thread(target=each.step, daemon=True) for each in trainers]
     for each, step in zip(trainers, steps, strict=True):
         each.model.give(gradients(1)[0])  # type: ignore[operator]
@@ -417,3 +421,84 @@ def test_many_messages_of_a_peer_that_is_gone_end_no_server() -> None:
     steps[0].done.set()
     assert first.receive()
     assert not soon(lambda: bool(server._shared.central.failure), seconds=2.0)
+
+
+def _flood(raw: Raw, frames: int, *body: bytes) -> None:
+    """Send so many updates, without reading."""
+    for _ in range(frames):
+        raw.send(Kind.UPDATE, *body, number=1)
+
+
+def test_a_flood_of_updates_that_have_to_wait_is_cut_off() -> None:
+    server = started(trainers=2)
+    raw = Raw(server.address)
+    _flood(raw, 100, *raw.body(1, gradients(1)[0]))
+    with pytest.raises(GoneError, match=f"6 updates and requests are not answered; at most {WINDOW} are"):
+        raw.receive()
+    assert joined(server)
+
+
+def test_nobody_is_answered_who_does_not_take_the_answers() -> None:
+    shared, (question,) = started()._shared, messages(Kind.WATCH)
+    with shared.lock:
+        session = Session(shared, b"peer", "here")
+        for _ in range(WINDOW + 2):
+            session.take(question)
+        assert len(session.outbox) == 1
+        with pytest.raises(FrameError, match=f"at most {WINDOW} are"):
+            session.take(question)
+
+
+def test_a_flood_waits_outside_while_the_server_computes() -> None:
+    server = started(make_optimizer=Busy, timeout=1.0)
+    (busy,) = server._shared.central.optimizers
+    assert isinstance(busy, Busy)
+    raw = Raw(server.address)
+    raw.send(Kind.UPDATE, *raw.body(1, gradients(1)[0]), number=1)
+    assert busy.begun.wait(20)
+    with pytest.raises(GoneError):  # nothing more is read, not even heartbeats
+        _flood(raw, 4000, bytes(PIECE))
+    busy.done.set()
+    assert raw.link.counted[0] < 1000 * PIECE
+    assert joined(server).step()
+
+
+STRANGERS = """
+import socket, sys
+found = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(40)]
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def _sleeps(status: TextIO) -> int:
+    """Return how often a thread has waited for something."""
+    status.seek(0)
+    return int(status.read().split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def test_without_descriptors_a_server_goes_on_and_does_not_spin(tmp_path: Path) -> None:
+    server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
+    (task,) = (each for each in Path("/proc/self/task").iterdir() if "ZMQbg/IO" in (each / "comm").read_text())
+    trainer, port, limits = joined(server), server.address.split(":")[1], resource.getrlimit(resource.RLIMIT_NOFILE)
+    status = (task / "status").open()
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    assert trainer.step()  # now nothing more is loaded
+    strangers = subprocess.Popen(
+        [sys.executable, "-c", STRANGERS, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 5, limits[1]))
+    try:
+        assert strangers.stdout is not None
+        assert strangers.stdout.readline()
+        before = _sleeps(status)
+        assert soon(lambda: _sleeps(status) > before + 5)
+        assert trainer.step()
+        with pytest.raises(OSError, match="Too many open files"):
+            server.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        strangers.communicate("")
+        status.close()
+    server.save()
+    assert joined(server).step()

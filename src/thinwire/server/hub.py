@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import final
@@ -109,10 +110,13 @@ class Hub:
             session.end(Kind.END, str(error))
 
     def _send(self, session: Session) -> bool:
-        """Send what there is room for. Return whether the peer is still there."""
+        """Send what there is room for; if that is all, go on with what has come. Return whether the peer is there."""
         try:
             while session.outbox and self._listener.send(session.peer, session.outbox[0]):
                 session.outbox.popleft()
+                if session.queue and not session.outbox:
+                    self._try(session, session.go_on)
+                    self._listener.bell.ring()
         except GoneError:
             return False
         return True
@@ -120,10 +124,10 @@ class Hub:
     def _take_last(self, gone: list[Session]) -> None:
         """Hear the last words of those who are gone, and count them out."""
         for each in gone:
-            each.outbox.clear()
+            each.outbox = deque(maxlen=0)  # nobody hears it
         self._draining = True  # or each message of many who go at once would look for them again
         self._take_all(math.inf)
         self._draining = False
         for each in gone:
             if self._peers.pop(each.peer, None) is not None:
-                each.hung_up()
+                self._try(each, each.hung_up)

@@ -105,7 +105,8 @@ def serve(
     rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
     shared = Shared(central=central, rule=rule, saving=saving, lock=lock)
     found = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
-    listener = Listener(address or "127.0.0.1:0", found.server, found.trainers, timeout=timeout)
+    door = address or "127.0.0.1:0"
+    listener = Listener(door, found.server, found.trainers, timeout=timeout, longest=layout.messages)
     forget = leave(listener.address, found.ticket.text)
     central.places.claim()
     server = Server(shared, listener, ticket=found.ticket.text, every=every, closed=forget)

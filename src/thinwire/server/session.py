@@ -16,14 +16,26 @@ from thinwire.server.saving import Saving
 from thinwire.server.status import ServerStatus, TrainerStatus
 from thinwire.wire import frames
 from thinwire.wire.entries import most_ids
-from thinwire.wire.frames import ACKNOWLEDGED, AROUND, LIFE, LOSS, NONE, Bytes, Flag, Frame, FrameError, Inbox, Kind
+from thinwire.wire.frames import (
+    ACKNOWLEDGED,
+    AROUND,
+    LIFE,
+    LOSS,
+    NONE,
+    WINDOW,
+    Bytes,
+    Flag,
+    Frame,
+    FrameError,
+    Inbox,
+    Kind,
+)
 from thinwire.wire.layout import pack
 from thinwire.wire.terms import difference
 
 _WORDS = 10_000  # characters of a refusal, so fewer than 64 KiB
 _FIRST = {Kind.PING: 0, Kind.BYE: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}
 """What may come at first, and how long it may be."""
-_QUEUED = 1024  # updates and questions of a trainer that may wait here; it sends few
 
 
 @final
@@ -69,7 +81,7 @@ class Session:
         self._inbox, self.outbox, self._sent, self._received = Inbox(_FIRST), deque[Bytes](), 0, 0
         self._loss, self._since = math.nan, time.monotonic()
         self._downlink = Downlink(shared.central)
-        self._brief, self._queue = NONE, deque[Frame]()
+        self._brief, self.queue = NONE, deque[Frame]()
         self._busy = self.over = False
 
     def status(self) -> TrainerStatus:
@@ -94,29 +106,33 @@ class Session:
             case Kind.PING:
                 if frame.flags & Flag.SAVE:
                     self._shared.saving.soon.set()
-            case Kind.WATCH:
-                self.say(Kind.STATUS, json.dumps(asdict(self._shared.status())).encode())
             case Kind.JOIN:
                 self._join(_asked(frame))
             case _:
                 if frame.kind is Kind.BYE:
                     self.say(Kind.END)  # all has arrived
-                self._queue.append(frame)
-                if len(self._queue) > _QUEUED:
-                    raise FrameError("more updates and requests in flight than a trainer sends")
+                self.queue.append(frame)
+                if len(self.queue) > WINDOW + 1:
+                    raise FrameError(f"{len(self.queue)} updates and requests are not answered; at most {WINDOW} are")
                 self.go_on()
 
     def go_on(self) -> None:
-        """Answer what has come, up to an update that has to wait. Raises FrameError, PayloadError or RefusedError."""
-        while self._queue and not self._busy:
-            frame = self._queue.popleft()
-            if frame.kind is Kind.UPDATE:
-                self._update(frame)
-            elif frame.kind is Kind.BYE:
-                self.leave(goodbye=True)
-            else:
-                body = rows_for(self._shared.central, frame.body)
-                self.say(Kind.ROWS, *body, number=frame.number, version=self._shared.central.version)
+        """Answer what has come, up to an update that has to wait, or an answer that has not left.
+
+        Raises FrameError, PayloadError or RefusedError.
+        """
+        while self.queue and not self._busy and not self.outbox:
+            frame = self.queue.popleft()
+            match frame.kind:
+                case Kind.UPDATE:
+                    self._update(frame)
+                case Kind.BYE:
+                    self.leave(goodbye=True)
+                case Kind.WATCH:
+                    self.say(Kind.STATUS, json.dumps(asdict(self._shared.status())).encode())
+                case _:
+                    body = rows_for(self._shared.central, frame.body)
+                    self.say(Kind.ROWS, *body, number=frame.number, version=self._shared.central.version)
 
     def say(self, kind: Kind, *body: Bytes, number: int = 0, version: int = 0, flags: Flag = NONE) -> None:
         """Put a frame into the outbox."""
@@ -143,13 +159,15 @@ class Session:
 
     def hung_up(self) -> None:
         """Count the trainer out whose connection is closed, unless it has said BYE after what is still to be done."""
-        if not any(frame.kind is Kind.BYE for frame in self._queue):
+        if any(frame.kind is Kind.BYE for frame in self.queue):
+            self.go_on()
+        else:
             self.leave(goodbye=False)
 
     def leave(self, *, goodbye: bool) -> None:
         """Count the trainer out; once."""
         shared, self.over = self._shared, True
-        self._queue.clear()
+        self.queue.clear()
         if shared.sessions.get(self.trainer) is self:
             del shared.sessions[self.trainer]
             shared.rule.left(self.trainer, goodbye=goodbye)

@@ -16,13 +16,11 @@ from thinwire.trainer.fetched import Rows
 from thinwire.trainer.log import Log, Sent
 from thinwire.trainer.uplink import Uplink
 from thinwire.wire.entries import asking
-from thinwire.wire.frames import ACKNOWLEDGED, LIFE, NONE, Bytes, Flag, Frame, FrameError, GoneError, Kind
+from thinwire.wire.frames import ACKNOWLEDGED, LIFE, NONE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind
 from thinwire.wire.layout import Layout, pack
 from thinwire.wire.sockets import TICK, Bell, Link
 
 logger = logging.getLogger("thinwire")
-_WINDOW = 4
-"""Updates that are with the server and not answered, at most; others wait here, so that they take no room there."""
 
 
 @final
@@ -40,7 +38,7 @@ class Channel:
         self._floors, self._life, self._counted = list[int](), 0, [0, 0]
         self._added = self._questions = self._answered = self.saved = self.dropped = 0
         """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
-        self._transmitted = self._done = self._repeated = 0  # over this connection; repeated: up to which again
+        self._unanswered = self._done = self._repeated = 0  # over this connection; repeated: up to which again
         self._full = self._sound = self._goodbye = False
         self._closed = threading.Event()
         self._error: Exception | None = None
@@ -173,12 +171,11 @@ class Channel:
             item = self._log.next()
             if item is None:
                 self._sound |= self._done == self._added and not self._log.open
-            elif item.kind is Kind.UPDATE:
-                if self._transmitted - self._done >= _WINDOW and not self._closed.is_set():
-                    return None
-                self._transmitted = item.number
-            self._log.under_way += item is not None
-            return item
+            elif self._unanswered < WINDOW:
+                self._unanswered += 1
+                self._log.under_way += 1
+                return item
+            return None
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
@@ -233,7 +230,7 @@ class Channel:
         self.rows.rejoined(floor)
         with self._changed:
             self._life, self._repeated = life, self._added
-            self._transmitted = self._done = applied
+            self._unanswered, self._done = 0, applied
             self._answered = max(self._answered, applied)
             self._floors.append(floor)
             self._log.restart(applied, floor)
@@ -248,6 +245,7 @@ class Channel:
                     self.copy.take(frame.body[ACKNOWLEDGED.size :], base, frame.number)
                 with self._changed:
                     self._done, self._sound = max(self._done, frame.number), True
+                    self._unanswered -= 1
                     self._answered = max(self._answered, min(applied, frame.number))
                     self.dropped += bool(frame.flags & Flag.DROPPED)
                     self._forget(durable)
@@ -260,6 +258,7 @@ class Channel:
                 self.rows.take(asked.keys, frame.body, frame.version)
                 with self._changed:
                     self._sound = True
+                    self._unanswered -= 1
                     del self._log.open[frame.number]
                     self._forget(self.saved)
             case Kind.REFUSED:

@@ -14,8 +14,11 @@ Bytes = bytes | memoryview
 PROTOCOL = 6
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
-PIECE = 1 << 18
-"""Bytes of a body in one message, at most: memory holds little twice, and heartbeats pass between two of them."""
+PIECE = 1 << 16
+"""Bytes of a body in one message, at most: memory holds little twice, a stranger can have no more of it, and heartbeats
+pass between two messages."""
+WINDOW = 4
+"""Updates and questions of a trainer that are not answered, at most: others wait on its side."""
 AROUND = 42
 """Bytes that CURVE and ZMTP put around a message."""
 

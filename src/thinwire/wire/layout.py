@@ -20,7 +20,7 @@ from thinwire.reducer import Bucket, Compressed, Reducer, Segment, Segments
 from thinwire.reducer.compressed import encoded
 from thinwire.signals import Plains
 from thinwire.wire.entries import Entry, most, read_table
-from thinwire.wire.frames import Bytes, FrameError
+from thinwire.wire.frames import PIECE, Bytes, FrameError
 
 _LATE = 1 << 40
 _MANY = 8  # of what a density has that changes with every step
@@ -143,6 +143,11 @@ class Layout:
     def longest_update(self) -> int:
         """The most bytes of an update's sections."""
         return self._most(self.up(1), self.rows)
+
+    @property
+    def messages(self) -> int:
+        """The most messages of an update: its head, and the pieces of each section."""
+        return 4 + len(self.parameters) + self.longest_update // PIECE
 
     @property
     def longest_answer(self) -> int:

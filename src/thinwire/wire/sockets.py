@@ -8,15 +8,15 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 from weakref import finalize
 
-from thinwire.errors import ServerError
 from thinwire.wire.environment import joint, split
-from thinwire.wire.frames import AROUND, HEADER, NONE, PIECE, Flag, Frame, GoneError, Inbox, Kind, messages
+from thinwire.wire.frames import AROUND, HEADER, NONE, PIECE, WINDOW, Flag, Frame, GoneError, Inbox, Kind, messages
 
 try:
     import zmq
@@ -27,9 +27,10 @@ except ImportError:  # of the extra `server`
 logger = logging.getLogger("thinwire")
 TICK = 0.2
 """Seconds in which either side notices what nothing rings for."""
-_QUEUED = 64  # messages to each peer that libzmq holds; then who sends waits
+_QUEUED = 256  # messages to each peer that libzmq holds; then who sends waits
 _HANDSHAKE = 5.0  # seconds that a connection has to prove who it is
 _REMEMBERED = 1024  # addresses of strangers
+_PAUSE = 0.1  # seconds in which libzmq fails to accept no more than some thousand times
 _LINGER = 1.0  # seconds for the last words
 _ends = set[tuple[str, int]]()
 """Where this process listens, by port alone, or is connected to."""
@@ -83,7 +84,6 @@ def _socket(context: "zmq.Context[Any]", kind: int, host: str, timeout: float) -
     made.setsockopt(zmq.CONNECT_TIMEOUT, _milliseconds(timeout))
     made.setsockopt(zmq.IPV6, ":" in host)
     made.setsockopt(zmq.SNDHWM, _QUEUED)
-    made.setsockopt(zmq.RCVHWM, 0)  # or heartbeats would wait behind what a busy side has not read
     return made
 
 
@@ -100,17 +100,22 @@ def resolved(address: str) -> tuple[str, int]:
 
 @final
 class Listener:
-    """A server's socket: messages from and to any number of peers, each of which knows the server's key."""
+    """A server's socket: messages from and to any number of peers, each of which knows the server's key.
 
-    def __init__(self, address: str, own: bytes, theirs: bytes, *, timeout: float) -> None:
+    `longest`: messages of the longest update. Who sends more than an honest trainer has unanswered has to wait.
+    """
+
+    def __init__(self, address: str, own: bytes, theirs: bytes, *, timeout: float, longest: int) -> None:
         host, port = resolved(address)
         self._context = zmq.Context[Any]()
-        door = self._context.socket(zmq.REP)
-        door.bind("inproc://zeromq.zap.01")
-        self._doorkeeper = threading.Thread(target=_keep_door, args=(door, theirs), daemon=True)
-        self._doorkeeper.start()
         self._socket = _socket(self._context, zmq.ROUTER, host, timeout)
+        door, failures = self._context.socket(zmq.REP), self._socket.get_monitor_socket(zmq.EVENT_ACCEPT_FAILED)
+        door.bind("inproc://zeromq.zap.01")
+        self._doorkeeper = threading.Thread(target=_keep_door, args=(door, failures, theirs), daemon=True)
+        self._doorkeeper.start()
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # libzmq counts up to half of it late. With less, heartbeats would wait behind what a busy server has not read
+        self._socket.setsockopt(zmq.RCVHWM, _QUEUED + 2 * WINDOW * longest)
         self._socket.setsockopt(zmq.BACKLOG, 1024)
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, own)
@@ -158,11 +163,22 @@ class Listener:
         _ends.discard(getattr(self, "_end", ("", 0)))
 
 
-def _keep_door(door: "zmq.Socket[bytes]", theirs: bytes) -> None:
-    """Let in who has the trainers' key, until the context ends. The first stranger of an address is logged."""
-    met, allowed = set[bytes](), public_of(theirs)
+def _keep_door(door: "zmq.Socket[bytes]", failures: "zmq.Socket[bytes]", theirs: bytes) -> None:
+    """Let in who has the trainers' key, until the context ends. The first stranger of an address is logged.
+
+    Without descriptors libzmq tries to accept again at once; but it waits until somebody hears of its failures.
+    """
+    met, allowed, poller = set[bytes](), public_of(theirs), zmq.Poller()
+    poller.register(door, zmq.POLLIN)
+    poller.register(failures, zmq.POLLIN)
     with suppress(zmq.ContextTerminated):
         while True:
+            if door not in dict(poller.poll()):
+                time.sleep(_PAUSE)
+                with suppress(zmq.Again):
+                    for _ in range(failures.rcvhwm):
+                        failures.recv_multipart(zmq.DONTWAIT)
+                continue
             version, request, _, peer, _, mechanism, *key = door.recv_multipart()
             known = mechanism == b"CURVE" and key == [allowed]
             if not known and peer not in met and len(met) < _REMEMBERED:
@@ -173,6 +189,7 @@ def _keep_door(door: "zmq.Socket[bytes]", theirs: bytes) -> None:
                 )
             door.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
     door.close(0)
+    failures.close(0)
 
 
 @final
@@ -191,6 +208,7 @@ class Link:
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, mine)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public_of(mine))
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
         events = zmq.EVENT_ALL & ~zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # to tell of that, libzmq loses errno and aborts
         self._monitor = self._socket.get_monitor_socket(events)
         self._poller = zmq.Poller()
@@ -221,7 +239,7 @@ class Link:
                 return
 
     def receive(self) -> Frame | None:
-        """Wait for a frame; None if the bell rang. Raises GoneError, FrameError, or ServerError for a stranger."""
+        """Wait for a frame; None if the bell rang. Raises GoneError or FrameError."""
         while True:
             try:
                 message = self._socket.recv(zmq.DONTWAIT, copy=False)
@@ -238,12 +256,9 @@ class Link:
                 return frame
 
     def _look(self) -> None:
-        """See what has become of the connection. Raises ServerError if the server does not let this trainer in."""
+        """See what has become of the connection."""
         while not self._gone and self._monitor.poll(0):
-            event = zmq.Event(monitor.recv_monitor_message(self._monitor)["event"])
-            if event is zmq.Event.HANDSHAKE_FAILED_AUTH:
-                raise ServerError("has another key")
-            self._gone = _WORDS.get(event.name or "", "")
+            self._gone = _WORDS.get(zmq.Event(monitor.recv_monitor_message(self._monitor)["event"]).name or "", "")
 
     def close(self) -> None:
         """Close the connection; what has not left is lost."""
@@ -259,6 +274,8 @@ class Link:
 _WORDS = {
     "CLOSED": "nobody listens there",
     "DISCONNECTED": "the connection was closed",
+    # anybody on the way can say so
+    "HANDSHAKE_FAILED_AUTH": "it does not know this trainer's ticket: pass its server.ticket as ticket=",
     "HANDSHAKE_FAILED_NO_DETAIL": "it is not a thinwire server, or has another key",
 }
 
