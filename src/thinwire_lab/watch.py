@@ -24,9 +24,10 @@ def run(addresses: Sequence[str], every: float | None) -> None:
 
 
 def look(address: str) -> dict[str, Any]:
-    """Return `server.status()` of the server there. Raises ConnectionError without one, ValueError for no ticket."""
+    """Return `server.status()` of the server there. Raises ConnectionError without one or its ticket, or ValueError."""
     check_installed()
-    key, limits = ticket(said(None)[0], address, 0), {Kind.STATUS: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
+    key = ticket(said(None)[0], address, 0, seconds=_TIMEOUT)
+    limits = {Kind.STATUS: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
     with closing(Link(address, key.server, key.trainers, Bell(), timeout=_TIMEOUT, limits=limits)) as link:
         link.send(Kind.WATCH)
         while (frame := link.receive()) is None or frame.kind is Kind.PING:

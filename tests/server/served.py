@@ -219,7 +219,7 @@ class Raw:
         self.recipe, self.who = recipe or thresholded(), who
         (layout,) = layouts(model or Vector(), self.recipe, None, servers=1, fetch_rows=fetch_rows)
         self._uplink = Uplink(layout, who)
-        key = ticket(said(None)[0], address, 0)
+        key = ticket(said(None)[0], address, 0, seconds=20.0)
         limits = dict.fromkeys(Kind, 1 << 24)
         self.link = Link(address, key.server, key.trainers, Bell(), timeout=20.0, limits=limits)
         _kept(self)

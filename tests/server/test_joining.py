@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from served import (
     warnings,
 )
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from thinwire import codecs, recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.reducer import PerTensor, Reducer
 from thinwire.server import Server, Trainer, connect, serve
-from thinwire.wire import sockets
+from thinwire.wire import environment, sockets
 from thinwire.wire.frames import (
     AROUND,
     HEADER,
@@ -99,6 +101,54 @@ def test_a_ticket_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert joined(servers[0], address=[each.address for each in servers], servers=2, ticket=None).step()
     with pytest.raises(ValueError, match="2 tickets for 1 servers"):
         joined(servers[0], ticket=None)
+
+
+def test_a_key_is_made_where_there_are_no_hard_links_and_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "Operation not permitted")))
+    (tmp_path / "server.pt.key").touch(mode=0o600)  # which a killed server has not written
+    server = started(checkpoint=tmp_path / "server.pt")
+    assert joined(server, ticket=tmp_path / "server.pt.key.ticket").step()
+    with ThreadPoolExecutor(8) as pool:
+        assert len({each.text for each in pool.map(key_of, [tmp_path / "shared"] * 8)}) == 1
+
+
+def test_torchruns_store_is_asked_no_longer_than_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(environment, "_stores", [HashStore()])
+    for options in ({"address": None}, {"address": "10.0.0.1:9"}):
+        with pytest.raises(ServerError, match=r"torchrun's store within 0\.1 s: start it first"):
+            connect(Vector(), dense(), timeout=0.1, **options)
+
+
+FORGED = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, bytes(1)) + b"\x01" + bytes(31)
+"""What a ZMTP server says first."""
+
+
+def test_an_error_that_nobody_vouches_for_is_tried_again(tmp_path: Path) -> None:
+    key, made = tmp_path / "key", key_of(tmp_path / "key")
+    door = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{door.getsockname()[1]}"
+
+    def lie() -> None:
+        for _ in range(3):
+            with suppress(OSError), door.accept()[0] as caller:
+                caller.sendall(FORGED + b"\x04\x0a\x05ERROR\x03400")
+                while caller.recv(4096):
+                    pass
+        door.close()
+        started(address=address, key=key)
+
+    with ThreadPoolExecutor() as pool:
+        lying = pool.submit(lie)
+        with connect(Vector(), thresholded(), address=address, ticket=made.ticket.text, reconnect=60.0) as trainer:
+            assert trainer.step()
+        lying.result()
+    with pytest.raises(ServerError, match="does not know this trainer's ticket"):
+        connect(Vector(), thresholded(), address=address, ticket=made.ticket.text[:64] + made.text[:64], reconnect=0.5)
 
 
 def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:
@@ -251,7 +301,8 @@ def test_no_server_is_a_clear_error() -> None:
     server = started()
     server.close()
     with pytest.raises(
-        ServerError, match=r"no server of this version of thinwire at 127.0.0.1:\d+ .*start it first, or"
+        ServerError,
+        match=r"cannot join a server at 127.0.0.1:\d+ .*start it first, with the same version of thinwire, or",
     ):
         joined(server)
 

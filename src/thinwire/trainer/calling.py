@@ -10,7 +10,7 @@ from typing import final
 from thinwire.errors import FingerprintError, ServerError
 from thinwire.wire.entries import most
 from thinwire.wire.frames import ACKNOWLEDGED, LIFE, Frame, FrameError, GoneError, Kind
-from thinwire.wire.keys import VARIABLE, ticket
+from thinwire.wire.keys import ticket
 from thinwire.wire.layout import Layout
 from thinwire.wire.sockets import TICK, Bell, Link
 
@@ -39,8 +39,8 @@ def called(
         except GoneError as error:
             if time.monotonic() > deadline or closed.wait(TICK):
                 raise ServerError(
-                    f"no server of this version of thinwire at {settings.address} ({error}): start it first, or pass "
-                    "reconnect=, in seconds, to wait for it"
+                    f"cannot join a server at {settings.address} ({error}): start it first, with the same version of "
+                    "thinwire, or pass reconnect=, in seconds, to wait for it"
                 ) from error
 
 
@@ -48,7 +48,7 @@ def _called_once(settings: Settings, layout: Layout, bell: Bell, closed: threadi
     answer = ACKNOWLEDGED.size + LIFE.size + layout.longest_answer
     limits = {Kind.PING: 0, Kind.WELCOME: answer, Kind.PARAMETERS: answer, Kind.REFUSED: 1 << 16, Kind.END: 1 << 16}
     limits[Kind.ROWS] = sum(8 + most(each) for each in layout.fetched)
-    key = ticket(settings.ticket, settings.address, settings.index)
+    key = ticket(settings.ticket, settings.address, settings.index, seconds=settings.timeout)
     link = Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
     try:
         return link, _welcome(link, settings, layout, closed)
@@ -63,10 +63,6 @@ def _welcome(link: Link, settings: Settings, layout: Layout, closed: threading.E
         while (frame := link.receive()) is None or frame.kind is Kind.PING:
             if closed.is_set():
                 raise GoneError("this trainer was closed")
-    except ServerError as error:
-        raise ServerError(
-            f"{settings.address} does not know this trainer's ticket: pass server.ticket as ticket=, or set {VARIABLE}"
-        ) from error
     except FrameError as error:
         raise ServerError(
             f"cannot understand {settings.address} ({error}): does it run the same version of thinwire?"

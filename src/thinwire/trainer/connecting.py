@@ -68,8 +68,8 @@ def connect(
     Raises:
         FingerprintError: If recipe, parameters or frozen parameters differ from the servers'.
         ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, or for
-            an address on another host without a ticket.
-        ServerError: If a server cannot be reached or has another key.
+            a ticket that is none or that others may read.
+        ServerError: If a server cannot be reached, does not know the ticket, or none is given or found.
         ImportError: Without pyzmq.
         TypeError: If `drain` is given and the memory cannot be drained.
 
@@ -94,7 +94,7 @@ def connect(
             "recipe for each trainer, or use one trainer with threads (Trainer.run)"
         )
     its = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
-    places, who, channels = addresses(address, servers), secrets.token_hex(16), list[Channel]()
+    places, who, channels = addresses(address, servers, max(timeout, reconnect)), secrets.token_hex(16), list[Channel]()
     if len(each) not in (1, servers):
         raise ValueError(f"{len(each)} tickets for {servers} servers; expected one, or one for each")
     with ExitStack() as if_one_fails:

@@ -3,9 +3,12 @@
 import ipaddress
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
+
+from thinwire.errors import ServerError
 
 _ADDRESS, _TICKET = "thinwire/server/{}", "thinwire/ticket/{}"
 _announced = set[int]()
@@ -65,14 +68,17 @@ def store_ticket(index: int, text: str) -> None:
         store.set(_TICKET.format(index), text)
 
 
-def stored_ticket(index: int) -> str | None:
-    """Return a server's ticket, awaited from torchrun's store; None without one."""
+def stored_ticket(index: int, seconds: float) -> str | None:
+    """Return a server's ticket, awaited from torchrun's store; None without one. Raises ServerError in time."""
     store = _store(agent=True)
-    return None if store is None else store.get(_TICKET.format(index)).decode()
+    return None if store is None else _awaited(store, _TICKET.format(index), seconds)
 
 
-def addresses(given: str | Sequence[str] | None, servers: int) -> list[str]:
-    """Return each server's address, given or awaited from the store; ValueError if not as many, or without any."""
+def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -> list[str]:
+    """Return each server's address, given or awaited from the store.
+
+    Raises ValueError if there are not as many, or none; ServerError if no server has announced itself in time.
+    """
     if given is not None:
         found = [given] if isinstance(given, str) else list(given)
         if len(found) != servers:
@@ -80,7 +86,18 @@ def addresses(given: str | Sequence[str] | None, servers: int) -> list[str]:
         return found
     if (store := _store()) is None:
         raise ValueError("no address: pass host:port of each server, or start servers and trainers with torchrun")
-    return [store.get(_ADDRESS.format(index)).decode() for index in range(servers)]
+    return [_awaited(store, _ADDRESS.format(index), seconds) for index in range(servers)]
+
+
+def _awaited(store: dist.distributed_c10d.Store, key: str, seconds: float) -> str:
+    try:
+        store.wait([key], timedelta(seconds=seconds))
+    except dist.DistError as error:
+        raise ServerError(
+            f"no server has put {key} into torchrun's store within {seconds:g} s: start it first, or pass reconnect=, "
+            "in seconds, to wait for it"
+        ) from error
+    return store.get(key).decode()
 
 
 def _store(*, agent: bool = False) -> dist.distributed_c10d.Store | None:

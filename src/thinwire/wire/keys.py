@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Annotated, Any, Self, final
 
@@ -63,9 +64,13 @@ def key_of(path: Path | None) -> Key:
     made = Key(fresh_secret(), fresh_secret())
     if path is None:
         return made
-    if not path.exists():
-        with suppress(FileExistsError):
-            _write(path, made.text, over=False)
+    if not path.exists() or not path.stat().st_size:
+        path.touch(mode=0o600)
+        with path.open("r+") as file:
+            with suppress(OSError):  # there are no locks
+                flock(file, LOCK_EX)  # of servers that start at once, one writes it
+            if not path.stat().st_size:
+                file.write(made.text)
     found = Key.read(_private(path), str(path))
     with suppress(OSError):  # the key may be where nothing can be written
         _write(path.with_name(f"{path.name}.ticket"), found.ticket.text)
@@ -101,10 +106,10 @@ def said(given: Given) -> list[str | os.PathLike[str]]:
     return each
 
 
-def ticket(given: str | os.PathLike[str], address: str, index: int) -> Key:
+def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: float) -> Key:
     """Return the ticket for a server as it is now: one that starts again may leave another.
 
-    Raises ValueError for what is no ticket, and GoneError if there is none.
+    Raises ValueError for what is no ticket, GoneError if there is none, and ServerError if the store has none in time.
     """
     if isinstance(given, str) and len(given) == _DIGITS:
         return Key.read(given, "the ticket")
@@ -112,7 +117,7 @@ def ticket(given: str | os.PathLike[str], address: str, index: int) -> Key:
         return Key.read(_private(Path(given)), "that file")
     host, port = resolved(address)
     path = _left(host, port)
-    if path.exists() or environment.is_loopback(host) or (stored := environment.stored_ticket(index)) is None:
+    if path.exists() or environment.is_loopback(host) or (stored := environment.stored_ticket(index, seconds)) is None:
         return Key.read(_private(path), "what was left")
     return Key.read(stored, "what was stored")
 
@@ -134,12 +139,12 @@ def _private(path: Path) -> str:
         raise GoneError(f"no ticket for this server: pass ticket=, or set {VARIABLE}; the file: {why}") from None
 
 
-def _write(path: Path, text: str, *, over: bool = True) -> None:
-    """Write a file, whole and readable for this user alone. Raises FileExistsError if it must not be written over."""
+def _write(path: Path, text: str) -> None:
+    """Write a file, whole and readable for this user alone."""
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     beside.touch(mode=0o600, exist_ok=False)
     try:
         beside.write_text(text)
-        beside.replace(path) if over else os.link(beside, path)
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
