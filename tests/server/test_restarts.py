@@ -79,14 +79,14 @@ def test_synchronous_trainers_that_come_back_one_after_the_other_stay_in_step(
     server.save()
     _in_threads(*(lambda t=t, g=g: _train(t, g[2:6]) for t, g in zip(both, theirs, strict=True)))
     crash(server)
-    late, call, begin = both[1]._channels[0]._settings.trainer, calling._called_once, time.monotonic()
+    late, call, begin = both[1]._channels[0]._settings.trainer, calling.called, time.monotonic()
 
     def one_late(settings: calling.Settings, *rest: Any) -> Any:
         if settings.trainer == late and time.monotonic() < begin + 1.5:
             raise GoneError("not yet")
         return call(settings, *rest)
 
-    monkeypatch.setattr(calling, "_called_once", one_late)
+    monkeypatch.setattr("thinwire.trainer.channel.called", one_late)
     again = started(recipe=dense(), address=server.address, **options)
     _in_threads(*(lambda t=t, g=g: _train(t, g[6:]) for t, g in zip(both, theirs, strict=True)))
     assert again.status().version == 10

@@ -16,20 +16,7 @@ from thinwire.server.saving import Saving
 from thinwire.server.status import ServerStatus, TrainerStatus
 from thinwire.wire import frames
 from thinwire.wire.entries import most_ids
-from thinwire.wire.frames import (
-    ACKNOWLEDGED,
-    AROUND,
-    LIFE,
-    LOSS,
-    NONE,
-    WINDOW,
-    Bytes,
-    Flag,
-    Frame,
-    FrameError,
-    Inbox,
-    Kind,
-)
+from thinwire.wire.frames import NONE, Bytes, Flag, Frame, FrameError, Inbox, Kind
 from thinwire.wire.layout import pack
 from thinwire.wire.terms import difference
 
@@ -98,8 +85,8 @@ class Session:
 
     def take(self, message: Bytes) -> None:
         """Take in a message, and do what it asks for. Raises FrameError, PayloadError or RefusedError."""
-        self._received += len(message) + AROUND
-        self._shared.received += (len(message) + AROUND) * bool(self.trainer)
+        self._received += len(message) + frames.AROUND
+        self._shared.received += (len(message) + frames.AROUND) * bool(self.trainer)
         if self.over or (frame := self._inbox.take(message)) is None:
             return
         match frame.kind:
@@ -112,8 +99,8 @@ class Session:
                 if frame.kind is Kind.BYE:
                     self.say(Kind.END)  # all has arrived
                 self.queue.append(frame)
-                if len(self.queue) > WINDOW + 1:
-                    raise FrameError(f"{len(self.queue)} updates and requests are not answered; at most {WINDOW} are")
+                if len(self.queue) > frames.WINDOW + 1:
+                    raise FrameError(f"{len(self.queue)} unanswered requests; expected at most {frames.WINDOW}")
                 self.go_on()
 
     def go_on(self) -> None:
@@ -138,8 +125,8 @@ class Session:
         """Put a frame into the outbox."""
         for each in frames.messages(kind, body, number=number, version=version, flags=flags):
             self.outbox.append(each)
-            self._sent += len(each) + AROUND
-            self._shared.sent += (len(each) + AROUND) * bool(self.trainer)
+            self._sent += len(each) + frames.AROUND
+            self._shared.sent += (len(each) + frames.AROUND) * bool(self.trainer)
 
     def ping(self) -> None:
         """Tell the trainer what is on disk, unless it is being told something else."""
@@ -179,17 +166,17 @@ class Session:
             raise RefusedError(central.failure)
         layout = central.layout
         if found := difference(layout.agreed, asked["agreed"]):
-            raise RefusedError(found.told, found.logged)
+            raise RefusedError(*found)
         if (earlier := shared.sessions.get(asked["trainer"])) is not None:  # it has not been noticed to be dead
             earlier.end(Kind.END, "this trainer has joined anew")
         self.trainer = asked["trainer"]
         shared.sessions[self.trainer] = self
         shared.received += self._received
         shared.rule.joined(self.trainer, self.host)
-        self._inbox.limits = {Kind.PING: 0, Kind.BYE: 0, Kind.UPDATE: LOSS.size + layout.longest_update}
+        self._inbox.limits = {Kind.PING: 0, Kind.BYE: 0, Kind.UPDATE: frames.LOSS.size + layout.longest_update}
         if layout.fetched:
             self._inbox.limits[Kind.FETCH] = sum(8 + most_ids(each) for each in layout.fetched)
-        life, body = LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
+        life, body = frames.LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
         self.say(Kind.WELCOME, self._acknowledged(), life, *body, version=central.version)
 
     def _update(self, frame: Frame) -> None:
@@ -212,7 +199,7 @@ class Session:
 
     def _acknowledged(self) -> bytes:
         applied = self._shared.central.applied.get(self.trainer, 0)
-        return ACKNOWLEDGED.pack(applied, self._shared.saving.latest(self.trainer))
+        return frames.ACKNOWLEDGED.pack(applied, self._shared.saving.latest(self.trainer))
 
 
 def _asked(frame: Frame) -> dict[str, Any]:

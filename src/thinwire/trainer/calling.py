@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import final
 
@@ -12,7 +12,7 @@ from thinwire.wire.entries import most
 from thinwire.wire.frames import ACKNOWLEDGED, LIFE, Frame, FrameError, GoneError, Kind
 from thinwire.wire.keys import ticket
 from thinwire.wire.layout import Layout
-from thinwire.wire.sockets import TICK, Bell, Link
+from thinwire.wire.sockets import Bell, Link
 
 
 @final
@@ -29,46 +29,30 @@ class Settings:
     room: int
 
 
-def called(
-    settings: Settings, layout: Layout, bell: Bell, deadline: float, closed: threading.Event
-) -> tuple[Link, Frame]:
-    """Return a connection that has joined, and WELCOME; ServerError by the deadline, or FingerprintError if refused."""
-    while True:
-        try:
-            return _called_once(settings, layout, bell, closed)
-        except GoneError as error:
-            if time.monotonic() > deadline or closed.wait(TICK):
-                raise ServerError(
-                    f"cannot join a server at {settings.address} ({error}): start it first, with the same version of "
-                    "thinwire, or pass reconnect=, in seconds, to wait for it"
-                ) from error
+def called(settings: Settings, layout: Layout, bell: Bell, closed: threading.Event) -> tuple[Link, Frame]:
+    """Return a connection that has joined, and WELCOME. Raises GoneError, ServerError, or FingerprintError if refused.
 
-
-def _called_once(settings: Settings, layout: Layout, bell: Bell, closed: threading.Event) -> tuple[Link, Frame]:
+    GoneError may end by itself: before the handshake anybody on the way can say that a ticket is not known.
+    """
     answer = ACKNOWLEDGED.size + LIFE.size + layout.longest_answer
     limits = {Kind.PING: 0, Kind.WELCOME: answer, Kind.PARAMETERS: answer, Kind.REFUSED: 1 << 16, Kind.END: 1 << 16}
     limits[Kind.ROWS] = sum(8 + most(each) for each in layout.fetched)
     key = ticket(settings.ticket, settings.address, settings.index, seconds=settings.timeout)
-    link = Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
-    try:
-        return link, _welcome(link, settings, layout, closed)
-    except BaseException:
-        link.close()
-        raise
-
-
-def _welcome(link: Link, settings: Settings, layout: Layout, closed: threading.Event) -> Frame:
-    try:
+    with ExitStack() as if_it_fails:
+        link = Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
+        if_it_fails.callback(link.close)
         link.send(Kind.JOIN, json.dumps({"trainer": settings.trainer, "agreed": dict(layout.agreed)}).encode())
-        while (frame := link.receive()) is None or frame.kind is Kind.PING:
-            if closed.is_set():
-                raise GoneError("this trainer was closed")
-    except FrameError as error:
-        raise ServerError(
-            f"cannot understand {settings.address} ({error}): does it run the same version of thinwire?"
-        ) from error
-    if frame.kind is Kind.REFUSED:
-        raise FingerprintError(f"{settings.address}: {frame.words}")
-    if frame.kind is Kind.END:
-        raise GoneError(frame.words)
-    return frame
+        try:
+            while (frame := link.receive()) is None or frame.kind is Kind.PING:
+                if closed.is_set():
+                    raise GoneError("this trainer was closed")
+        except FrameError as error:
+            raise ServerError(
+                f"cannot understand {settings.address} ({error}): does it run the same version of thinwire?"
+            ) from error
+        if frame.kind is Kind.REFUSED:
+            raise FingerprintError(f"{settings.address}: {frame.words}")
+        if frame.kind is Kind.END:
+            raise GoneError(frame.words)
+        if_it_fails.pop_all()
+    return link, frame

@@ -35,7 +35,7 @@ class Channel:
         self._settings, self.copy, self.rows = settings, Copy(layout, model), Rows(layout, model)
         self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
         self._changed, self._bell, self._log = threading.Condition(), Bell(), Log()
-        self._floors, self._life, self._counted = list[int](), 0, [0, 0]
+        self._floors, self._life, self._counted = list[int](), 0, (0, 0)
         self._added = self._questions = self._answered = self.saved = self.dropped = 0
         """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
         self._unanswered = self._done = self._repeated = 0  # over this connection; repeated: up to which again
@@ -43,10 +43,15 @@ class Channel:
         self._closed = threading.Event()
         self._error: Exception | None = None
         self._deadline = time.monotonic() + settings.patience
-        with self.copy.open():
-            self._link = self._joined()
+        self._link: Link | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        try:
+            with self.copy.open(), self._changed:
+                self._wait_for(lambda: bool(self._floors))
+        except BaseException:
+            self.close(goodbye=False)
+            raise
 
     @property
     def staged_bytes(self) -> int:
@@ -57,8 +62,8 @@ class Channel:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received, headers included."""
-        ended, now = self._counted, self._link.counted
-        return ended[0] + now[0], ended[1] + now[1]
+        (sent, received), link = self._counted, self._link
+        return (sent, received) if link is None else (sent + link.counted[0], received + link.counted[1])
 
     def send(self, number: int, base: Base, flags: Flag, body: Sequence[Bytes]) -> None:
         """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
@@ -125,42 +130,40 @@ class Channel:
             self.check()
 
     def _run(self) -> None:
-        """Send what is due and take in answers; after a loss, join again. `send` and `wait` raise what ends it."""
+        """Join, send what is due and take in answers; after a loss, again. `send` and `wait` raise what ends it."""
         try:
             while not self._over():
                 try:
-                    self._transmit()
-                    if not self._over() and (frame := self._link.receive()) is not None:
-                        self._take(frame)
+                    self._converse()
                 except GoneError as error:
                     if self._closed.is_set():
                         return
-                    self._rejoin(error)
+                    self._lost(error)
         except Exception as error:
             self._fail(error)
         finally:
-            if self._goodbye:
-                self._take_leave()
-            self._link.close()
+            if self._link is not None:
+                if self._goodbye:
+                    _take_leave(self._link)
+                self._link.close()
 
-    def _take_leave(self) -> None:
-        """Say BYE, and wait for the END that shows that all has arrived."""
-        with suppress(GoneError, ServerError, FrameError):
-            self._link.send(Kind.BYE)
-            while (frame := self._link.receive()) is None or frame.kind is not Kind.END:
-                pass
+    def _converse(self) -> None:
+        """Join, if that is to be done; send all that is due, and take in an answer. Raises GoneError."""
+        if (link := self._link) is None:
+            link, welcome = called(self._settings, self.layout, self._bell, self._closed)
+            self._link = link
+            self._welcomed(welcome)
+        while not self._over() and (item := self._due()) is not None:
+            brief = item.kind is Kind.UPDATE and item.number <= self._repeated and item.number < self._added
+            flags = item.flags | (Flag.BRIEF if brief else NONE)
+            link.send(item.kind, *item.body, number=item.number, version=item.version, flags=flags)
+        if not self._over() and (frame := link.receive()) is not None:
+            self._take(frame)
 
     def _over(self) -> bool:
         """Whether this was closed, and all has been sent before a BYE."""
         with self._changed:
             return self._closed.is_set() and not (self._goodbye and self._log.next())
-
-    def _transmit(self) -> None:
-        """Send all that is due. Raises GoneError."""
-        while not self._over() and (item := self._due()) is not None:
-            brief = item.kind is Kind.UPDATE and item.number <= self._repeated and item.number < self._added
-            flags = item.flags | (Flag.BRIEF if brief else NONE)
-            self._link.send(item.kind, *item.body, number=item.number, version=item.version, flags=flags)
 
     def _due(self) -> Sent | None:
         """Return what is to be sent now, if anything is, and note that it is."""
@@ -183,39 +186,27 @@ class Channel:
                 said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
                 if isinstance(error, (FrameError, PayloadError)):
                     said = f"the server's answer cannot be read ({error}): do both run the same version of thinwire?"
-                known = isinstance(error, (ServerError, FingerprintError))
+                known = isinstance(error, (ServerError, FingerprintError)) or not self._floors
                 self._error = error if known else ServerError(said)
             self._changed.notify_all()
 
-    def _rejoin(self, error: GoneError) -> None:
-        """Join again, within the patience that each loss has of its own."""
-        self._counted, self._link.counted = list(self.traffic), [0, 0]
-        self._link.close()
-        where, patience = self._settings.address, self._settings.patience
-        if not patience:
-            raise ServerError(
-                f"the server at {where} is gone ({error}): start it again from its checkpoint, and pass reconnect=, "
-                "in seconds, so that trainers wait for it"
-            ) from error
-        if self._sound:
-            logger.warning("lost the server at %s (%s); reconnecting", where, error)
-            self._deadline = time.monotonic() + patience
-        elif time.monotonic() > self._deadline or self._closed.wait(TICK):
-            raise ServerError(
-                f"the server at {where} closes the connection whenever this trainer joins ({error}): see its log"
-            ) from error
-        self._link = self._joined()
-
-    def _joined(self) -> Link:
-        """Return a connection that has joined, with the server's parameters taken over."""
-        self._sound = False
-        link, welcome = called(self._settings, self.layout, self._bell, self._deadline, self._closed)
-        try:
-            self._welcomed(welcome)
-        except BaseException:
+    def _lost(self, error: GoneError) -> None:
+        """Have the trainer join again, within the patience that each loss has of its own. Raises ServerError."""
+        link, self._counted, self._link = self._link, self.traffic, None
+        if link is not None:
             link.close()
-            raise
-        return link
+        where, patience = self._settings.address, self._settings.patience
+        if self._sound and patience:
+            logger.warning("lost the server at %s (%s); reconnecting", where, error)
+            self._sound, self._deadline = False, time.monotonic() + patience
+        elif time.monotonic() >= self._deadline or self._closed.wait(TICK):
+            raise ServerError(
+                f"the server at {where} is gone, or closes the connection whenever this trainer joins ({error}): see "
+                "its log, start it again from its checkpoint, and pass reconnect=, in seconds, to have trainers wait"
+                if self._floors
+                else f"cannot join a server at {where} ({error}): start it first, with this version of thinwire, or "
+                "pass reconnect=, in seconds, to wait for it"
+            ) from error
 
     def _welcomed(self, frame: Frame) -> None:
         applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
@@ -272,3 +263,11 @@ class Channel:
         self.saved = max(self.saved, durable)
         self._log.forget(durable)
         self._changed.notify_all()
+
+
+def _take_leave(link: Link) -> None:
+    """Say BYE, and wait for the END that shows that all has arrived."""
+    with suppress(GoneError, FrameError):
+        link.send(Kind.BYE)
+        while (frame := link.receive()) is None or frame.kind is not Kind.END:
+            pass

@@ -3,7 +3,6 @@ server's value: the server logs that.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from torch import nn
 
@@ -18,22 +17,15 @@ from thinwire.wire.layout import Layout
 _SHOWN = 400  # characters of a difference, at most
 
 
-class Difference(NamedTuple):
-    """In what a server and a trainer differ: as the trainer is told, and as the server logs it."""
-
-    told: str
-    logged: str
-
-
-def difference(server: Mapping[str, str], trainer: Mapping[str, str]) -> Difference | None:
-    """Return the first thing in which the two differ, and what to do; None if they agree."""
+def difference(server: Mapping[str, str], trainer: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return in what the two differ first: as the trainer is told, and as the server logs it; None if they agree."""
     for key in {**server, **trainer}:
         mine, theirs = server.get(key, "absent"), trainer.get(key, "absent")
         if mine != theirs:
             same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
             start = max(0, same - _SHOWN // 2)
             it = f"{key} differs: this trainer has {_cut(theirs)}" if key in trainer else "this trainer lacks something"
-            return Difference(
+            return (
                 f"{it}; use the server's, which is in its log",
                 f"{key} differs: the server has {_cut(mine, start)}, this trainer has {_cut(theirs, start)}",
             )
