@@ -128,7 +128,7 @@ FORGED = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, bytes(1)) + b
 """What a ZMTP server says first."""
 
 
-def test_an_error_that_nobody_vouches_for_is_tried_again(tmp_path: Path) -> None:
+def test_an_error_that_nobody_vouches_for_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     key, made = tmp_path / "key", key_of(tmp_path / "key")
     door = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{door.getsockname()[1]}"
@@ -136,7 +136,9 @@ def test_an_error_that_nobody_vouches_for_is_tried_again(tmp_path: Path) -> None
     def lie() -> None:
         for _ in range(3):
             with suppress(OSError), door.accept()[0] as caller:
-                caller.sendall(FORGED + b"\x04\x0a\x05ERROR\x03400")
+                caller.sendall(FORGED)
+                caller.recv(64 + 200, socket.MSG_WAITALL)  # the same of a trainer, and its HELLO
+                caller.sendall(b"\x04\x0a\x05ERROR\x03400")
                 while caller.recv(4096):
                     pass
         door.close()
@@ -147,6 +149,7 @@ def test_an_error_that_nobody_vouches_for_is_tried_again(tmp_path: Path) -> None
         with connect(Vector(), thresholded(), address=address, ticket=made.ticket.text, reconnect=60.0) as trainer:
             assert trainer.step()
         lying.result()
+    assert "does not know this trainer's ticket: pass its server.ticket as ticket=); trying again" in caplog.text
     with pytest.raises(ServerError, match="does not know this trainer's ticket"):
         connect(Vector(), thresholded(), address=address, ticket=made.ticket.text[:64] + made.text[:64], reconnect=0.5)
 

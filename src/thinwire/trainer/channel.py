@@ -39,10 +39,10 @@ class Channel:
         self._added = self._questions = self._answered = self.saved = self.dropped = 0
         """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
         self._unanswered = self._done = self._repeated = 0  # over this connection; repeated: up to which again
-        self._full = self._sound = self._goodbye = False
+        self._full = self._goodbye = False
+        self._sound, self._deadline = True, 0.0  # whether a loss now is one of its own, and until when it is borne
         self._closed = threading.Event()
         self._error: Exception | None = None
-        self._deadline = time.monotonic() + settings.patience
         self._link: Link | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -197,7 +197,7 @@ class Channel:
             link.close()
         where, patience = self._settings.address, self._settings.patience
         if self._sound and patience:
-            logger.warning("lost the server at %s (%s); reconnecting", where, error)
+            logger.warning("no connection to the server at %s (%s); trying again for %g s", where, error, patience)
             self._sound, self._deadline = False, time.monotonic() + patience
         elif time.monotonic() >= self._deadline or self._closed.wait(TICK):
             raise ServerError(
