@@ -18,7 +18,7 @@ from thinwire import codecs, recipes
 from thinwire.errors import StateError
 from thinwire.server import Trainer
 from thinwire.server.saving import Durable
-from thinwire.trainer import calling
+from thinwire.trainer import channel as channels
 from thinwire.wire import environment
 from thinwire.wire.frames import GoneError
 
@@ -79,9 +79,9 @@ def test_synchronous_trainers_that_come_back_one_after_the_other_stay_in_step(
     server.save()
     _in_threads(*(lambda t=t, g=g: _train(t, g[2:6]) for t, g in zip(both, theirs, strict=True)))
     crash(server)
-    late, call, begin = both[1]._channels[0]._settings.trainer, calling.called, time.monotonic()
+    late, call, begin = both[1]._channels[0]._settings.trainer, channels.called, time.monotonic()
 
-    def one_late(settings: calling.Settings, *rest: Any) -> Any:
+    def one_late(settings: channels.Settings, *rest: Any) -> Any:
         if settings.trainer == late and time.monotonic() < begin + 1.5:
             raise GoneError("not yet")
         return call(settings, *rest)

@@ -4,9 +4,8 @@
 and `saving` writes checkpoints. Trainers are in `thinwire.trainer`, what both share is in `thinwire.wire`.
 """
 
-from thinwire.server.server import Server
-from thinwire.server.serving import serve
-from thinwire.server.status import ServerStatus, TrainerStatus
+from thinwire.server.server import Server, serve
+from thinwire.server.session import ServerStatus, TrainerStatus
 from thinwire.trainer import Traffic, Trainer, connect
 
 __all__ = ["Server", "ServerStatus", "Traffic", "Trainer", "TrainerStatus", "connect", "serve"]

@@ -17,8 +17,7 @@ from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
 from thinwire.wire.entries import Entry
-from thinwire.wire.layout import Layout, Part
-from thinwire.wire.places import Places
+from thinwire.wire.layout import Layout, Part, Places
 
 logger = logging.getLogger("thinwire")
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]

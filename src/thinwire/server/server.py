@@ -1,16 +1,32 @@
-"""The parameter server at work: what is done now and then, its status, and its end."""
+"""The parameter server: `serve`, from what the user gives to a server at work; what is done now and then; its end."""
 
 import logging
 import math
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Self, final
 
+import torch
+from torch import nn
+
+from thinwire.checked import Count, Positive, Size, checked
+from thinwire.codecs import Codec
+from thinwire.errors import MomentumError
+from thinwire.memories import MomentumCorrection
+from thinwire.outer_steps import MakeOptimizer
+from thinwire.reducer import Reducer
+from thinwire.server.central import Central, MakeScheduler
 from thinwire.server.hub import Hub
-from thinwire.server.session import Shared
-from thinwire.server.status import ServerStatus
-from thinwire.wire.sockets import Listener
+from thinwire.server.rules import Rule
+from thinwire.server.saving import Saving
+from thinwire.server.session import ServerStatus, Shared
+from thinwire.wire.environment import announce, is_loopback, place, split, store_ticket
+from thinwire.wire.keys import key_of, leave
+from thinwire.wire.sockets import Listener, check_installed
+from thinwire.wire.terms import layouts
 
 logger = logging.getLogger("thinwire")
 
@@ -97,3 +113,105 @@ class Server:
             except OSError as error:
                 logger.error("the checkpoint could not be saved: %s. Trainers keep their updates", error)
                 self._closing.wait(1.0)
+
+
+@checked
+def serve(
+    model: nn.Module,
+    recipe: Reducer,
+    *,
+    make_optimizer: MakeOptimizer,
+    make_rows_optimizer: MakeOptimizer | None = None,
+    make_scheduler: MakeScheduler | None = None,
+    address: str | None = None,
+    key: str | os.PathLike[str] | None = None,
+    servers: Count = 1,
+    index: Size | None = None,
+    trainers: Count = 1,
+    staleness: Size | None = None,
+    damped: bool = False,
+    down: Codec | None = None,
+    fetch_rows: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: Positive = 30.0,
+    timeout: Positive = 30.0,
+) -> Server:
+    """Serve a model's parameters to trainers that `connect`, until `close`; it works in threads of its own.
+
+    Args:
+        model: The same as the trainers'. Its parameters are the central copy from now on; of several servers, each has
+            some of them. Buffers, such as running means, stay with each trainer.
+        recipe: How trainers compress. Trainers need the same recipe, `down` and `fetch_rows`. Its exchange is not used.
+        make_optimizer: Called with the parameters, returns their optimizer.
+        make_rows_optimizer: The same for the parameters of sparse embeddings.
+        make_scheduler: Called with each optimizer, returns a scheduler that steps with it.
+        address: host:port to listen at; port 0 picks a free one. Under torchrun the default is a free port on
+            localhost, which trainers find by themselves.
+        key: A file with the server's key, created if it does not exist, with the trainers' ticket beside it:
+            `key`.ticket. By default `checkpoint`.key; without a checkpoint, a new key at each start. Trainers of this
+            user on this host, and those of a torchrun job, find the ticket; pass it to others.
+        servers: How many servers share the parameters.
+        index: Which of them this is; by default the rank.
+        trainers: How many must have joined before the first update is applied. A trainer that was restarted counts
+            once.
+        staleness: By how many updates a trainer may be ahead of the slowest; at 0 the server waits for one update from
+            every trainer, and takes one step with their mean; None sets no bound.
+        damped: Whether to multiply an update of staleness τ by 1/(1 + τ).
+        down: How the server compresses what has changed; None sends all parameters in full.
+        fetch_rows: Whether rows of sparse embeddings are left out of answers; trainers ask for those that they need.
+        checkpoint: A file to save to, and to resume from if it exists; each server has its own.
+        every: Seconds between saves.
+        timeout: Seconds of silence after which a trainer counts as gone. Also the seconds of waiting after which the
+            log names who is waited for.
+
+    Returns:
+        The server, which already listens at its `address`. A context manager, which closes it.
+
+    Raises:
+        ImportError: Without pyzmq.
+        ValueError: For a model that is not on the CPU, has no rows to fetch or is already in use in this process, a key
+            that others may read, or an optimizer that moves rows without a gradient.
+        MomentumError: If momentum would be applied twice.
+        TypeError: For a recipe without memory and codec.
+        StateError: For a checkpoint that does not fit or is damaged.
+        OSError: If the address is taken or the checkpoint cannot be written.
+
+    Example:
+        >>> recipe = tw.recipes.topk(density=0.01)
+        >>> server = tw.serve(nn.Linear(64, 64), recipe, make_optimizer=torch.optim.SGD, address="localhost:0")
+        >>> server.close()
+    """
+    check_installed()
+    here = place(index, servers, address)
+    split(address or "127.0.0.1:0")
+    layout = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)[here]
+    layout.compile()
+    if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
+        raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
+    central = Central(model, layout, make_optimizer, make_rows_optimizer, make_scheduler, damped=damped)
+    _check_momentum(recipe, central.optimizers)
+    lock = threading.Condition(threading.RLock())
+    saving = Saving(central, lock, checkpoint)
+    rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
+    shared = Shared(central=central, rule=rule, saving=saving, lock=lock)
+    found = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
+    door = address or "127.0.0.1:0"
+    listener = Listener(door, found.server, found.trainers, timeout=timeout, longest=layout.messages)
+    forget = leave(listener.address, found.ticket.text)
+    central.places.claim()
+    server = Server(shared, listener, ticket=found.ticket.text, every=every, closed=forget)
+    if not is_loopback(split(listener.address)[0]):
+        store_ticket(here, server.ticket)
+    if address is None:
+        announce(here, server.address)
+    return server
+
+
+def _check_momentum(recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    corrects = any(isinstance(part, MomentumCorrection) for each in recipe.memories() for part in each.parts)
+    for each in optimizers if corrects else ():
+        if any(group.get("momentum") or "betas" in group for group in each.param_groups):
+            raise MomentumError(
+                f"the recipe applies momentum on the trainers, and {type(each).__name__} would again: "
+                "give serve an SGD without momentum, or a recipe with plain error feedback"
+            )

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
+from thinwire.checked import Number, Seconds, Size, checked
 from thinwire.server.central import Central
 from thinwire.server.downlink import Downlink, read_update, rows_for
 from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
-from thinwire.server.status import ServerStatus, TrainerStatus
 from thinwire.wire import frames
 from thinwire.wire.entries import most_ids
 from thinwire.wire.frames import NONE, Bytes, Flag, Frame, FrameError, Inbox, Kind
@@ -23,6 +23,52 @@ from thinwire.wire.terms import difference
 _WORDS = 10_000  # characters of a refusal, so fewer than 64 KiB
 _FIRST = {Kind.PING: 0, Kind.BYE: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}
 """What may come at first, and how long it may be."""
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class TrainerStatus:
+    """What a server knows of a trainer that is connected.
+
+    Args:
+        updates: How many of its updates have arrived, over all its connections.
+        behind: The sum of their staleness, in steps.
+        loss: The latest it reported, in its own unit; None if it reports none, or one that is not finite.
+        sent_bytes, received_bytes: By the server, over this connection, headers included.
+        quiet: Seconds since its latest update, or since it joined.
+    """
+
+    updates: Size
+    behind: Size
+    loss: Number | None
+    sent_bytes: Size
+    received_bytes: Size
+    quiet: Seconds
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ServerStatus:
+    """A server's progress.
+
+    Args:
+        version: Steps of its optimizer.
+        staleness: The number of updates applied, by their staleness in steps.
+        updates: The number of each trainer's latest update, by trainer.
+        trainers: Those that are connected.
+        dropped: How many updates were not finite.
+        sent_bytes, received_bytes: Over all connections, headers included.
+    """
+
+    version: Size
+    staleness: Mapping[Size, Size]
+    updates: Mapping[str, Size]
+    trainers: Mapping[str, TrainerStatus]
+    dropped: Size
+    sent_bytes: Size
+    received_bytes: Size
 
 
 @final

@@ -11,8 +11,7 @@ from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
 from thinwire.codecs import Codec
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer
-from thinwire.trainer.calling import Settings
-from thinwire.trainer.channel import Channel
+from thinwire.trainer.channel import Channel, Settings
 from thinwire.trainer.trainer import Trainer
 from thinwire.trainer.uplink import drainable
 from thinwire.wire.environment import addresses

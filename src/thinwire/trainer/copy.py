@@ -12,8 +12,7 @@ from torch import nn
 
 from thinwire.payloads import Blocks, Payload
 from thinwire.wire.entries import write_rows
-from thinwire.wire.layout import Layout, Part
-from thinwire.wire.places import Places
+from thinwire.wire.layout import Layout, Part, Places
 
 logger = logging.getLogger("thinwire")
 

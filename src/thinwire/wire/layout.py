@@ -1,4 +1,4 @@
-"""Which parameters travel together, and where in a frame's body.
+"""Which parameters travel together, where in a frame's body, and where either side has them.
 
 Both sides derive the same layout from the model and the recipe. So what may come is known to the byte before it comes,
 and a payload is read by one of the same layout, which checks it before it writes.
@@ -8,21 +8,25 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
+from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.codecs import Codec, Identity
+from thinwire.errors import StateError
 from thinwire.exchanges import AllGather
 from thinwire.memories import NoMemory
 from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Bucket, Compressed, Reducer, Segment, Segments
 from thinwire.reducer.compressed import encoded
 from thinwire.signals import Plains
-from thinwire.wire.entries import Entry, most, read_table
+from thinwire.wire.entries import Entry, most, named, read_table
 from thinwire.wire.frames import PIECE, Bytes, FrameError
 
 _LATE = 1 << 40
+_held = WeakValueDictionary[int, Tensor]()
+"""The parameters of this process that are served or trained, by id."""
 _MANY = 8  # of what a density has that changes with every step
 
 
@@ -158,6 +162,46 @@ class Layout:
         """Return the most bytes of a body: a density may grow to all elements, each with an index of 8 bytes."""
         compressed, whole = (sum(part.like(1).nbytes for part in each) for each in (parts, self.dense))
         return 8 * (len(self.segments) + len(rows)) + max(compressed, 3 * whole) + sum(map(most, rows))
+
+
+@final
+class Places:
+    """The places of the parameters in the user's model: all but rows become views of `flats`, one for each dtype."""
+
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
+        own = named(model)
+        self.parameters = {each.name: own[each.name] for each in layout.parameters}
+        if taken := next((name for name, p in self.parameters.items() if id(p) in _held), None):
+            raise ValueError(
+                f"{taken} is in use by another serve or connect of this process: give each a model of its own"
+            )
+        self.flats, views = layout.flats(next(iter(self.parameters.values())).device)
+        for name, view in views.items():
+            view.copy_(self.parameters[name].detach())
+            self.parameters[name].data = view
+        self._storage = {name: p.detach() for name, p in self.parameters.items()}  # kept, or its address may come again
+
+    def claim(self) -> None:
+        """Reserve these parameters: no other serve or connect of this process may use them, until `release`."""
+        _held.update({id(p): p for p in self.parameters.values()})
+
+    def release(self) -> None:
+        """Undo `claim`."""
+        for p in self.parameters.values():
+            _held.pop(id(p), None)
+
+    def check(self, module: nn.Module) -> None:
+        """Raise StateError unless the model, or this replica of it, still has its parameters where they were."""
+        found = named(module)
+        for name, at in self._storage.items():
+            p = found.get(name)
+            wrong = "is gone" if p is None else "is frozen" if not p.requires_grad else ""
+            if wrong or p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:
+                raise StateError(
+                    f"{name} {wrong or 'has moved'} since serve or connect, so the gradients that are sent are no "
+                    "longer those that are computed. Change dtype and device, freeze, and load with assign=True before "
+                    "serve or connect; or load in place"
+                )
 
 
 def _whole(codec: Codec) -> Callable[[Segment], Compressed]:
