@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
 Bytes = bytes | memoryview
-PROTOCOL = 6
+PROTOCOL = 7
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 PIECE = 1 << 16
