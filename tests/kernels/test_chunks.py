@@ -234,9 +234,9 @@ def test_subsets_over_several_ranges() -> None:
     numbering = Numbering(0, 16, 6)
     every = torch.tensor(list(combinations(range(16), 6)), dtype=torch.int16)
     positions = every[torch.arange(90_001) * 17 % len(every)].view(-1)
-    packed = kernels.subsets_encode.cpu(positions, numbering)
-    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
-    assert torch.equal(kernels.subsets_decode.cpu(packed[None], 90_001, numbering)[0], positions)
+    packed = kernels.subsets_encode.cpu(positions[None], numbering)
+    assert torch.equal(packed, kernels.subsets_encode.reference(positions[None], numbering))
+    assert torch.equal(kernels.subsets_decode.cpu(packed, 90_001, numbering)[0], positions)
 
 
 @transforms
@@ -261,7 +261,7 @@ def test_subsets_are_numbered_in_order_of_their_largest_positions(size: int, kep
     every = sorted(combinations(range(size), kept), key=lambda subset: subset[::-1])
     numbering = Numbering(0, size, kept)
     positions = torch.tensor(every, dtype=torch.int16).view(-1)
-    packed = kernels.subsets_encode.on(backend)(positions, numbering)
+    (packed,) = kernels.subsets_encode.on(backend)(positions[None], numbering)
     bits = (len(every) - 1).bit_length()
     whole = int.from_bytes(bytes(packed.tolist()), "little")
     assert [whole >> i * bits & ((1 << bits) - 1) for i in range(len(every))] == list(range(len(every)))
@@ -298,7 +298,7 @@ def test_numbers_of_two_digits_are_those_of_plain_python(size: int, kept: int, b
     positions = _random_subsets(size, kept, count)
     numbers = [sum(math.comb(p, i) for i, p in enumerate(subset, 1)) for subset in positions.view(count, kept).tolist()]
     whole = sum(number << at * numbering.bits for at, number in enumerate(numbers))
-    packed = kernels.subsets_encode.on(backend)(positions, numbering)
+    (packed,) = kernels.subsets_encode.on(backend)(positions[None], numbering)
     assert bytes(packed.tolist()) == whole.to_bytes(-(-count * numbering.bits // 8), "little")
     found = kernels.subsets_decode.on(backend)(packed[None].repeat(2, 1), count, numbering)
     assert torch.equal(found, positions.repeat(2, 1))
@@ -318,9 +318,9 @@ def test_bytes_that_number_no_subset_of_two_digits_give_no_positions(backend: Ba
 def test_two_digits_over_several_ranges() -> None:
     numbering, count = Numbering(0, 85, 26), 40_001
     positions = _random_subsets(85, 26, 101).view(101, 26)[torch.arange(count) * 17 % 101].reshape(-1)
-    packed = kernels.subsets_encode.cpu(positions, numbering)
-    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
-    assert torch.equal(kernels.subsets_decode.cpu(packed[None], count, numbering)[0], positions)
+    packed = kernels.subsets_encode.cpu(positions[None], numbering)
+    assert torch.equal(packed, kernels.subsets_encode.reference(positions[None], numbering))
+    assert torch.equal(kernels.subsets_decode.cpu(packed, count, numbering)[0], positions)
 
 
 @pytest.mark.parametrize("size", [64, 256, 1024, 4096])

@@ -32,14 +32,8 @@ _DIGITS = {"LEVELS": 4, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ("bits", "_set_bits", {"words": INT, "indices": INT, "count": "i32", "low_bits": "i32", "low_words": "i32"}, {}),
-    ("bits", "_count_bits", {"rows": BYTE, "wrong": INT, "found": INT, **_ELIAS_FANO}, {"BITS": 4096}),
-    (
-        "bits",
-        "_read_bits",
-        {"rows": BYTE, "wrong": INT, "found": INT, "ends": INT, "keys": INT, **_ELIAS_FANO, "space": "i32"},
-        {"BITS": 4096},
-    ),
-    ("bits", "_check_keys", {"keys": INT, "wrong": INT, "ends": INT, "tiles": "i32", "count": "i32"}, {}),
+    ("bits", "_count_bits", {"rows": BYTE, "found": INT, **_ELIAS_FANO}, {"BITS": 4096}),
+    ("bits", "_read_bits", {"rows": BYTE, "found": INT, "keys": INT, **_ELIAS_FANO, "space": "i32"}, {"BITS": 4096}),
     ("hashing", "_codes", {"codes": INT, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
     ("hashing", "_pack", {"out": BYTE, "codes": INT, **_PARTS}, {}),
     ("hashing", "_decode", {"out": INT, "rows": BYTE, "seeds": LONG, "count": "i32", **_STRIDES, **_PARTS}, {}),
@@ -126,6 +120,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         )
     ),
     (
+        "places",
+        "_check",
+        {"wrong": "*i1", "keys": INT, "edges": INT, "inside": INT, **dict.fromkeys(("total", "n", "count"), "i32")},
+        {"LEAST": 0, "STEPS": 2},
+    ),
+    (
         "select",
         "_gather_each",
         {"values": FLOAT, "indices": LONG, "address": LONG, "size": LONG, "start": LONG, **_TILES},
@@ -135,8 +135,8 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         ("subsets", name, {**given, "table": LONG, **_SUBSETS}, {"BITS": bits, "DIGITS": digits, "BLOCK": 128})
         for bits, digits in ((39, 1), (118, 2))
         for name, given in (
-            ("_number", {"out": BYTE, "positions": "*i16"}),
-            ("_subset", {"rows": BYTE, "positions": "*i16", "wrong": "*i1", **_LIMITS}),
+            ("_number", {"out": BYTE, "positions": "*i16", "n": "i32"}),
+            ("_subset", {"rows": BYTE, "positions": "*i16", **_LIMITS}),
         )
     ),
     (

@@ -541,11 +541,11 @@ def test_subsets(size: int, kept: int, count: int) -> None:
     if count > 1:
         chosen[0], chosen[-1] = torch.arange(kept), torch.arange(size - kept, size)
     positions = framed(torch.cat([torch.empty(0, dtype=torch.int16), *(each.short() for each in chosen)]))
-    packed = kernels.subsets_encode.gpu(positions, numbering)
-    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
-    rows = packed.repeat(3, 1)
+    positions = positions.repeat(3, 1)
+    rows = kernels.subsets_encode.gpu(positions, numbering)
+    assert torch.equal(rows, kernels.subsets_encode.reference(positions, numbering))
     found = kernels.subsets_decode.gpu(rows, count, numbering)
-    assert torch.equal(found, positions.repeat(3, 1))
+    assert torch.equal(found, positions)
     longer = torch.nn.functional.pad(rows, (0, 2))
     assert torch.equal(kernels.subsets_decode.gpu(longer, count, numbering), found)
 
@@ -554,6 +554,7 @@ def test_bytes_that_number_no_subset() -> None:
     numbering = kernels.Numbering(0, 10, 2)  # 45 subsets, 6 bits each: 18 bits in 3 bytes
     rows = torch.tensor([[0, 0, 0], [44, 0, 0], [45, 0, 0], [0, 0xC0, 2], [0, 0xD0, 2], [0, 0, 4]], dtype=torch.uint8)
     found = kernels.subsets_decode.gpu(rows.to(DEVICE), 3, numbering)
+    found[(found < 0).any(1)] = -1  # those of one number may be enough
     assert torch.equal(found, kernels.subsets_decode.reference(rows.to(DEVICE), 3, numbering))
     assert (found[:, 0] == -1).tolist() == [False, False, True, False, True, True]
 
@@ -705,8 +706,9 @@ def test_elias_fano(count: int, space: int) -> None:
         if place:
             bit = (place * 8 * whole.shape[1]) // 12
             damaged[1, bit // 8] ^= 1 << bit % 8
-        found = kernels.elias_fano_decode.gpu(framed(damaged.view(-1)).view_as(damaged), count, space)
-        assert torch.equal(found.cpu(), kernels.elias_fano_decode.reference(damaged, count, space))
+        found = kernels.elias_fano_decode.gpu(framed(damaged.view(-1)).view_as(damaged), count, space).cpu()
+        found[(found < 0).any(1)] = -1  # one may be enough
+        assert torch.equal(found, kernels.elias_fano_decode.reference(damaged, count, space))
 
 
 @pytest.mark.parametrize("numel", [0, 513])
@@ -771,7 +773,7 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = kernels.chunk_topk.gpu([x], [cut])
         for subtract in (False, True):
             kernels.chunk_put.gpu([out], chosen[0][None], chosen[1][None], [cut], subtract)
-        kernels.subsets_decode.gpu(kernels.subsets_encode.gpu(chosen[0], numbering)[None], cut.chunks, numbering)
+        kernels.subsets_decode.gpu(kernels.subsets_encode.gpu(chosen[0][None], numbering), cut.chunks, numbering)
 
 
 @pytest.mark.slow

@@ -5,9 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,6 @@ from thinwire import kernels
 from thinwire.checked import Range
 from thinwire.kernels import Groups
 from thinwire.kernels.memory import constant, empty, kept
-from thinwire.waits import on_host
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
 """How many consecutive numbers share a scale; None for one scale in all."""
@@ -145,25 +143,12 @@ def flat32(x: Tensor) -> Tensor:
 
 def peaks(x: Tensor, groups: Groups) -> Tensor:
     """Return the largest magnitude of each group, float32. It is NaN where an element is not finite."""
-    return finite(kernels.group_norms(x, groups, math.inf))
+    return kernels.scales_of(kernels.group_norms(x, groups, math.inf), None, 0.0)
 
 
-def finite(scales: Tensor, zero: float = 0.0) -> Tensor:
-    """Return scales as float32, with NaN for those that are not finite there, and `zero` for 0."""
-    if on_host(scales):
-        return torch.from_numpy(_finite(scales.numpy(), zero))
-    scales = scales.to(torch.float32)
-    found = scales + (scales - scales)  # in two launches
-    return found.masked_fill_(found == 0, zero) if zero else found
-
-
-def _finite(scales: np.ndarray[Any, Any], zero: float) -> np.ndarray[Any, Any]:
-    # In NumPy, because torch wakes its threads even for so little. On busy cores that takes longer than the encoding.
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = scales.astype(np.float32)
-    narrow[~np.isfinite(narrow)] = np.nan
-    narrow[narrow == 0] = zero
-    return narrow
+def means(x: Tensor, groups: Groups) -> Tensor:
+    """Return the mean magnitude of each group, float32. It is NaN where an element is not finite."""
+    return kernels.scales_of(kernels.group_norms(x, groups, 1.0), widths(groups, x.device), 0.0)
 
 
 @kept  # layouts stay the same from step to step

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import checked
-from thinwire.formats.base import Bits, Format, GroupSize, finite, flat32
+from thinwire.formats.base import Bits, Format, GroupSize, flat32
 from thinwire.kernels import UniformGrid
 
 _ORDERS = {"l2": 2.0, "max": math.inf}
@@ -45,7 +45,7 @@ class Levels(Format):
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""
         x, groups = flat32(x), self.groups(runs)
-        scales = finite(kernels.group_norms(x, groups, _ORDERS[self.norm]), zero=1.0)
+        scales = kernels.scales_of(kernels.group_norms(x, groups, _ORDERS[self.norm]), None, 1.0)
         codes = self.empty_codes(x)
         grid = UniformGrid(self._levels, self.rounding == "nearest")
         kernels.codes_encode(codes, x, scales, groups, grid, seeds)

@@ -8,9 +8,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.formats.base import Format, GroupSize, finite, flat32, widths
+from thinwire.formats.base import Format, GroupSize, flat32, means
 from thinwire.kernels.memory import constant
 
 
@@ -52,13 +51,13 @@ class Magnitudes(Format):
 
     def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         groups = self.groups((x.numel(),))
-        means = finite(kernels.group_norms(x, groups, 1.0) / widths(groups, x.device))
+        average = means(x, groups)
         magnitudes = x.abs()
         levels = constant(self.levels, torch.float32, x.device)
         between = (levels[1:] + levels[:-1]) / 2
-        nearest = torch.bucketize(magnitudes / self._of_each(means, x), between)
+        nearest = torch.bucketize(magnitudes / self._of_each(average, x), between)
         codes = (nearest + len(self.levels) * (x < 0)).to(self.code_dtype)
-        return codes, self._fitted(magnitudes, levels[nearest.clamp(max=len(self.levels) - 1)], means)
+        return codes, self._fitted(magnitudes, levels[nearest.clamp(max=len(self.levels) - 1)], average)
 
     def table(self) -> Tensor:
         """Return the levels, and minus the levels."""
@@ -68,11 +67,11 @@ class Magnitudes(Format):
     def _of_each(self, scales: Tensor, x: Tensor) -> Tensor:
         return scales.repeat_interleave(self.width(x.numel()))[: x.numel()]
 
-    def _fitted(self, magnitudes: Tensor, chosen: Tensor, means: Tensor) -> Tensor:
+    def _fitted(self, magnitudes: Tensor, chosen: Tensor, average: Tensor) -> Tensor:
         """Return Σ |x| · level / Σ level² of each group: where the derivative of its squared error is zero."""
-        group = torch.arange(means.numel(), device=means.device)
+        group = torch.arange(average.numel(), device=average.device)
         group = group.repeat_interleave(self.width(magnitudes.numel()))[: magnitudes.numel()]
-        above, below = (torch.zeros(means.numel(), dtype=torch.float64, device=means.device) for _ in range(2))
+        above, below = (torch.zeros(average.numel(), dtype=torch.float64, device=average.device) for _ in range(2))
         above.index_add_(0, group, magnitudes.double() * chosen)
         below.index_add_(0, group, chosen.double().square())
-        return torch.where(means > 0, (above / below).float(), means)
+        return torch.where(average > 0, (above / below).float(), average)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import checked
-from thinwire.formats.base import Format, GroupSize, finite, flat32, widths
+from thinwire.formats.base import Format, GroupSize, flat32, means
 
 
 @final
@@ -32,7 +32,7 @@ class Sign(Format):
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""
         x, groups = flat32(x), self.groups(runs)
-        scales = finite(kernels.group_norms(x, groups, 1.0) / widths(groups, x.device))
+        scales = means(x, groups)
         codes = self.empty_codes(x)
         kernels.sign_encode(codes, x)
         return codes, scales

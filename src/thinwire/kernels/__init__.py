@@ -59,6 +59,7 @@ block_energies = Kernel(_blocks.block_energies, by="x")
 largest_blocks = Kernel(_blocks.largest_blocks, by="x")
 largest_in_rows = Kernel(_blocks.largest_in_rows, by="x")
 group_norms = Kernel(_blocks.group_norms, by="x")
+scales_of = Kernel(_blocks.scales_of, by="norms")
 
 gather_each = Kernel(_select.gather_each, by="*xs")
 scatter = Kernel(_scatter.scatter, by="out")

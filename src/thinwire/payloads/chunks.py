@@ -221,8 +221,8 @@ def _coding(chunking: Chunking) -> int:
 def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
     """Return the bytes that name the positions of several regions that are cut alike. Each region's are whole bytes."""
     numbering = _numbering(chunking)
-    if numbering is not None and not numbering.low_bits and chunking.chunks * numbering.bits % 8 == 0:
-        return kernels.subsets_encode(positions, numbering)
+    if numbering is not None and not numbering.low_bits:
+        return kernels.subsets_encode(positions.view(regions, -1), numbering).view(-1)
     return torch.cat([_section(part, chunking) for part in positions.view(regions, -1)])
 
 
@@ -237,11 +237,9 @@ def _section(positions: Tensor, chunking: Chunking) -> Tensor:
 
 def _numbered(positions: Tensor, numbering: Numbering) -> Tensor:
     low = numbering.low_bits
-    if not low:
-        return kernels.subsets_encode(positions, numbering)
     highs = ((positions.view(-1, numbering.kept) >> low) + _ranks(numbering, positions)).view(-1)
     lows = kernels.pack_bits(positions & ((1 << low) - 1), low)
-    return torch.cat([kernels.subsets_encode(highs, numbering), lows])
+    return torch.cat([kernels.subsets_encode(highs[None], numbering)[0], lows])
 
 
 def _read_alike(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:

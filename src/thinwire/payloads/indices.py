@@ -66,7 +66,7 @@ def read(
 
 
 def decoded(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
-    """Return the keys as they are: −1 for those that a code does not have."""
+    """Return the keys as they are: with a −1 if a code is not what its encoder writes."""
     if coding == ELIAS_FANO:
         return kernels.elias_fano_decode(rows, count, space)
     if coding == BITMAP:
@@ -83,10 +83,10 @@ def checked(
     """
     if not keys.numel():
         return keys
-    wrong = kernels.misplaced(keys, constant(tuple(edges), keys.dtype, keys.device), least)
-    if refuse_if(wrong, error or partial(_malformed, keys, edges, edges[-1], None)):
-        return keys.clamp(0, max(0, edges[-1] - 1))
-    return keys
+    inside = None if on_host(keys) else torch.empty_like(keys, memory_format=torch.contiguous_format)
+    wrong = kernels.misplaced(keys, constant(tuple(edges), keys.dtype, keys.device), least, inside)
+    refuse_if(wrong, error or partial(_malformed, keys, edges, edges[-1], None))
+    return keys if inside is None else inside
 
 
 def _malformed(keys: Tensor, edges: Sequence[int], space: int, code: str | None) -> PayloadError:

@@ -89,8 +89,9 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
 def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
     """Return the indices, int32 (n, count), that `elias_fano_encode` wrote: uint8 rows (n, `EliasFano.nbytes`), n ≥ 1.
 
-    Any bytes may be given. If the encoder cannot have written a row, its indices are all −1: the unary part does not
-    have `count` bits set, an index is `space` or more or below the one before it, or padding is not zero.
+    Any bytes may be given. If the encoder cannot have written a row, one of its indices is −1, or more of them: the
+    unary part does not have `count` bits set, an index is `space` or more or below the one before it, or padding is not
+    zero.
     """
     return torch.stack([_decoded(row, count, space) for row in rows])
 

@@ -47,13 +47,11 @@ def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
     if not count:
         return keys
     tiles = tiles_of(layout.unary_bits, _BITS)
-    wrong, found = keys.new_zeros(ranks), keys.new_empty(ranks, tiles)
+    found = keys.new_empty(ranks * tiles)
     shape = (rows.stride(0), tiles, count, layout.low_bits, layout.low_nbytes, layout.unary_bits)
-    launch(_count_bits, ranks * tiles, rows, wrong, found, *shape, BITS=_BITS)
-    ends = found.cumsum(1, dtype=torch.int32)
-    launch(_read_bits, ranks * tiles, rows, wrong, found, ends, keys, *shape, space, BITS=_BITS)
-    launch(_check_keys, ranks * tiles_of(count, _BLOCK), keys, wrong, ends, tiles, count, BLOCK=_BLOCK)
-    return keys.masked_fill_(wrong[:, None] != 0, -1)
+    launch(_count_bits, ranks * tiles, rows, found, *shape, BITS=_BITS)
+    launch(_read_bits, ranks * tiles, rows, found, keys, *shape, space, BITS=_BITS, BLOCK=_BLOCK)
+    return keys
 
 
 @triton.jit
@@ -105,27 +103,36 @@ def _unary_bits(rows, row_stride, tiles, low_nbytes, BITS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"])
-def _count_bits(rows, wrong, found, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, BITS: tl.constexpr):
-    row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
+def _count_bits(rows, found, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, BITS: tl.constexpr):
+    """Count the bits that are set in each tile; −1 where a bit of padding is set."""
+    _row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
     inside = place < (unary_bits + 63) // 64 * 64  # padding too
     byte = tl.load(start + low_nbytes + place // 8, mask=inside, other=0).to(tl.int32)
     bit = (byte >> (place % 8)) & 1
-    tl.store(found + tl.program_id(0), tl.sum(tl.where(place < unary_bits, bit, 0), 0))
     stray = tl.sum(tl.where(place >= unary_bits, bit, 0), 0)
     if tl.program_id(0) % tiles == 0:  # the padding of the low parts, too: fewer than 64 bits
         last = count.to(tl.int64) * low_bits + tl.arange(0, 64)
         rest = tl.load(start + last // 8, mask=last < low_nbytes.to(tl.int64) * 8, other=0).to(tl.int32)
         stray += tl.sum((rest >> (last % 8).to(tl.int32)) & 1, 0)
-    if stray > 0:
-        tl.atomic_or(wrong + row, 1, sem="relaxed")
+    set_bits = tl.sum(tl.where(place < unary_bits, bit, 0), 0)
+    tl.store(found + tl.program_id(0), tl.where(stray > 0, -1, set_bits))
+
+
+@triton.jit
+def _low_part(start, at, there, low_bits, low_nbytes, BITS: tl.constexpr):
+    """Return the low bits of the at-th index."""
+    first = at * low_bits
+    word = tl.zeros([BITS], tl.int64)
+    for j in tl.static_range(5):  # 31 bits overlap at most this many bytes
+        inside = there & (first // 8 + j < low_nbytes)
+        word |= tl.load(start + first // 8 + j, mask=inside, other=0).to(tl.int64) << (8 * j)
+    return (word >> (first % 8)) & ((tl.zeros([BITS], tl.int64) + 1 << low_bits) - 1)
 
 
 @triton.jit(do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits", "space"])
 def _read_bits(
     rows,
-    wrong,
     found,
-    ends,
     keys,
     row_stride,
     tiles,
@@ -135,32 +142,31 @@ def _read_bits(
     unary_bits,
     space,
     BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
+    """Write the keys of a tile. One that cannot be is −1; if the row has stray bits, or not `count`, all are."""
     row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
+    tile, before, total, stray = tl.program_id(0) % tiles, count * 0, count * 0, count * 0
+    for first in range(0, tiles, BLOCK):
+        each = first + tl.arange(0, BLOCK)
+        bits = tl.load(found + row * tiles + each, mask=each < tiles, other=0)
+        total += tl.sum(bits, 0)
+        before += tl.sum(tl.where(each < tile, bits, 0), 0)
+        stray += tl.sum((bits < 0).to(tl.int32), 0)
+    keys += row * count
+    if (total != count) | (stray > 0):
+        if tile == 0:
+            for first in range(0, count, BLOCK):
+                at = first + tl.arange(0, BLOCK)
+                tl.store(keys + at, tl.zeros([BLOCK], tl.int32) - 1, mask=at < count)
+        return
     byte = tl.load(start + low_nbytes + place // 8, mask=place < unary_bits, other=0).to(tl.int32)
-    bit = (byte >> (place % 8)) & 1
-    before = tl.load(ends + tl.program_id(0)) - tl.load(found + tl.program_id(0))
-    at = (before + tl.cumsum(bit, 0) - bit).to(tl.int64)
-    there = (bit > 0) & (at < count)
-    first = at * low_bits
-    word = tl.zeros([BITS], tl.int64)
-    for j in tl.static_range(5):  # 31 bits overlap at most this many bytes
-        inside = there & (first // 8 + j < low_nbytes)
-        word |= tl.load(start + first // 8 + j, mask=inside, other=0).to(tl.int64) << (8 * j)
-    low = (word >> (first % 8)) & ((tl.zeros([BITS], tl.int64) + 1 << low_bits) - 1)
+    earlier = tl.load(start + low_nbytes + (place - 1) // 8, mask=(place > 0) & (place < unary_bits), other=0)
+    there = (byte >> (place % 8)) & 1
+    at = (before + tl.cumsum(there, 0) - there).to(tl.int64)
+    there = there > 0
+    same = there & ((earlier.to(tl.int32) >> ((place + 7) % 8)) & 1 > 0)  # as high as the one before
+    low = _low_part(start, at, there, low_bits, low_nbytes, BITS)
     key = ((place - at) << low_bits) | low
-    tl.store(keys + row * count + at, key.to(tl.int32), mask=there)
-    if tl.sum((there & (key >= space)).to(tl.int32), 0) > 0:
-        tl.atomic_or(wrong + row, 1, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["tiles", "count"])
-def _check_keys(keys, wrong, ends, tiles, count, BLOCK: tl.constexpr):
-    blocks = tl.cdiv(count, BLOCK)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-    key = tl.load(keys + row * count + at, mask=at < count, other=0)
-    before = tl.load(keys + row * count + at - 1, mask=(at > 0) & (at < count), other=0)
-    descends = tl.sum(((at > 0) & (at < count) & (key < before)).to(tl.int32), 0)
-    if (descends > 0) | (tl.load(ends + row * tiles + tiles - 1) != count):
-        tl.atomic_or(wrong + row, 1, sem="relaxed")
+    bad = (key >= space) | (same & (low < _low_part(start, at - 1, same, low_bits, low_nbytes, BITS)))
+    tl.store(keys + at, tl.where(bad, -1, key).to(tl.int32), mask=there)

@@ -40,6 +40,16 @@ def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
     return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.float64)
 
 
+def scales_of(norms: Tensor, widths: Tensor | None, zero: float) -> Tensor:
+    """Return float64 norms as float32, each divided by its group's width (float64) if there are widths.
+
+    One that is not finite in float32 becomes NaN, and 0 becomes `zero`.
+    """
+    scales = (norms if widths is None else norms / widths).to(torch.float32)
+    scales = scales + (scales - scales)
+    return scales.masked_fill_(scales == 0, zero)
+
+
 def _rows(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return groups of `width` elements, and what is left, as matrices."""
     full = x.numel() // width

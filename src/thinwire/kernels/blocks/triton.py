@@ -54,6 +54,12 @@ def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
     return norms if groups.size or max(pieces.counts) < 2 else group_norms(norms, Groups(pieces.counts), order)
 
 
+def scales_of(norms: Tensor, widths: Tensor | None, zero: float) -> Tensor:
+    scales = torch.empty_like(norms, dtype=torch.float32)
+    launch(_scales, tiles_of(norms.numel(), TILE), scales, norms, widths, norms.numel(), ZERO=zero, TILE=TILE)
+    return scales
+
+
 def _norms(x: Tensor, groups: Groups, size: int, order: float) -> Tensor:
     columns = triton.next_power_of_2(size)
     tiles = tiles_of_each(groups.counts, x.device, TILE // columns)
@@ -83,6 +89,17 @@ def _group_norms(
     else:
         norm = tl.sqrt(tl.sum(value.to(tl.float64) * value.to(tl.float64), 1))
     tl.store(norms + tl.load(first + run) + group, norm, mask=group * columns < n)
+
+
+@triton.jit
+def _scales(scales, norms, widths, n, ZERO: tl.constexpr, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    norm = tl.load(norms + at, mask=at < n, other=0.0)
+    if widths is not None:
+        norm /= tl.load(widths + at, mask=at < n, other=1.0)
+    finite = norm < 3.4028235677973366e38  # 2¹²⁸ − 2¹⁰³, which float32 rounds up to infinity
+    scale = tl.where(finite, norm, float("nan")).to(tl.float32)
+    tl.store(scales + at, tl.where(scale == 0, ZERO, scale), mask=at < n)
 
 
 @triton.jit

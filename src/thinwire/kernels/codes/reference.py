@@ -92,7 +92,7 @@ def _uniform(ratio: Tensor, grid: UniformGrid, seed: int) -> Tensor:
 
 def sign_encode(codes: Tensor, x: Tensor) -> None:
     """Write 1 where x < 0, else 0."""
-    codes.copy_(x < 0)
+    torch.lt(x, 0, out=codes)
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:

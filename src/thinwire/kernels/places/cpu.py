@@ -16,8 +16,10 @@ def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[i
     return torch.from_numpy(out)
 
 
-def misplaced(keys: Tensor, edges: Tensor, least: int | None) -> Tensor:
+def misplaced(keys: Tensor, edges: Tensor, least: int | None, inside: Tensor | None = None) -> Tensor:
     """See `reference.misplaced`."""
+    if inside is not None:
+        torch.clamp(keys, 0, max(0, int(edges[-1]) - 1), out=inside)
     return torch.tensor(_misplaced_loop(keys.numpy(), edges.numpy(), -1 if least is None else least))
 
 

@@ -22,14 +22,18 @@ def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[i
     return torch.where(indices < 0, last, indices + first)
 
 
-def misplaced(keys: Tensor, edges: Tensor, least: int | None) -> Tensor:
+def misplaced(keys: Tensor, edges: Tensor, least: int | None, inside: Tensor | None = None) -> Tensor:
     """Return bools of which any is set where keys are not what they must be.
 
     Args:
         keys: Integers (rows, n).
         edges: Of the same dtype, ascending. Each key lies in [edges[0], edges[1]), or [edges[2], edges[3]), and so on.
         least: By how much each key of a row is more than the one before it, at least: 0 or 1. None if in any order.
+        inside: Where the keys are written, like `keys`: those below 0, or not below the last edge, as the nearest
+            number that is not.
     """
+    if inside is not None:
+        inside.copy_(torch.minimum(keys, edges[-1] - 1).clamp(min=0))
     wrong = (torch.searchsorted(edges, keys.contiguous(), right=True) % 2 == 0).any()
     if least is None:
         return wrong

@@ -29,13 +29,13 @@ def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[i
     return out
 
 
-def misplaced(keys: Tensor, edges: Tensor, least: int | None) -> Tensor:
+def misplaced(keys: Tensor, edges: Tensor, least: int | None, inside: Tensor | None = None) -> Tensor:
     """See `reference.misplaced`: a bool for each tile."""
     rows, n = keys.shape
     wrong = torch.empty(tiles_of(rows * n, _BLOCK), dtype=torch.bool, device=keys.device)
     steps = edges.numel().bit_length()
     order = {"LEAST": -1 if least is None else least, "STEPS": steps, "BLOCK": _BLOCK}
-    launch(_check, wrong.numel(), wrong, keys.contiguous(), edges, rows * n, n, edges.numel(), **order)
+    launch(_check, wrong.numel(), wrong, keys.contiguous(), edges, inside, rows * n, n, edges.numel(), **order)
     return wrong
 
 
@@ -57,7 +57,7 @@ def _place(out, indices, table, regions, tiles, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["total", "n", "count"])
-def _check(wrong, keys, edges, total, n, count, LEAST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+def _check(wrong, keys, edges, inside, total, n, count, LEAST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < total
     key = tl.load(keys + at, mask=there, other=0)
@@ -71,6 +71,8 @@ def _check(wrong, keys, edges, total, n, count, LEAST: tl.constexpr, STEPS: tl.c
         inner = there & (at % n > 0)
         before = tl.load(keys + at - 1, mask=inner, other=0)
         bad |= inner & (key.to(tl.int64) < before.to(tl.int64) + LEAST)
+    if inside is not None:
+        tl.store(inside + at, tl.maximum(tl.minimum(key, tl.load(edges + count - 1) - 1), 0), mask=there)
     tl.store(wrong + tl.program_id(0), tl.max(bad.to(tl.int32), 0) > 0)
 
 

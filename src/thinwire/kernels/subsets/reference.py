@@ -82,26 +82,28 @@ def _binomials(digits: int, space: int, kept: int, device: torch.device) -> Tens
 
 
 def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
-    """Number every `kept` of `positions` (int16, ascending, below `space`): uint8 (⌈numbers · bits / 8⌉), packed.
+    """Number every `kept` of `positions`, int16 (n, numbers · kept), ascending and below `space`.
 
-    p₀ < p₁ < … have the number Σ C(pᵢ, i + 1) (the combinatorial number system; Cover 1973). The least significant bit
-    comes first.
+    Return uint8 (n, ⌈numbers · bits / 8⌉), in which each row is packed: p₀ < p₁ < … have the number Σ C(pᵢ, i + 1) (the
+    combinatorial number system; Cover 1973). The least significant bit comes first.
     """
     table, bits = numbering.table(positions), numbering.bits
-    places = positions.view(-1, numbering.kept).T.long()
+    places = positions.reshape(-1, numbering.kept).T.long()
     numbers = places.new_zeros(len(table), places.shape[1])
     for i, at in enumerate(places):
         numbers = _carried(numbers + table[:, i, at], 1)
     ones = torch.cat([(digit[:, None] >> torch.arange(DIGIT, device=digit.device)) & 1 for digit in numbers], dim=1)
-    ones = ones[:, :bits].reshape(-1)
-    ones = torch.nn.functional.pad(ones, (0, -ones.numel() % 8)).view(-1, 8).to(torch.uint8)
-    return (ones << torch.arange(8, dtype=torch.uint8, device=positions.device)).sum(1, dtype=torch.uint8)
+    ones = ones[:, :bits].reshape(len(positions), positions.shape[1] // numbering.kept * bits)
+    ones = torch.nn.functional.pad(ones, (0, -ones.shape[1] % 8)).to(torch.uint8)
+    ones = ones.view(len(positions), ones.shape[1] // 8, 8)
+    return (ones << torch.arange(8, dtype=torch.uint8, device=positions.device)).sum(2, dtype=torch.uint8)
 
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     """Return the positions, int16 (ranks, count · kept), of the `count` numbers in each of `rows` (ranks, bytes).
 
-    If `subsets_encode` cannot have written a row, its positions are all −1: a number is too large, or padding not zero.
+    If `subsets_encode` cannot have written a row, a position is −1, or more of them: a number is too large, or padding
+    not zero.
     """
     bits, ranks, table = numbering.bits, rows.shape[0], numbering.table(rows)
     ones = ((rows[..., None] >> torch.arange(8, dtype=torch.uint8, device=rows.device)) & 1).view(ranks, -1)

@@ -12,9 +12,10 @@ _BLOCK = 128
 
 
 def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
-    count = positions.numel() // numbering.kept
-    out = torch.empty(-(-count * numbering.bits // 8), dtype=torch.uint8, device=positions.device)
-    args = (out, positions, numbering.table(positions), count, out.numel(), numbering.kept, numbering.space)
+    count = positions.shape[1] // numbering.kept
+    out = positions.new_empty(len(positions), -(-count * numbering.bits // 8), dtype=torch.uint8)
+    sizes_of = (out.numel(), count, out.shape[1], numbering.kept, numbering.space)
+    args = (out, positions.contiguous(), numbering.table(positions), *sizes_of)
     sizes = {"BITS": numbering.bits, "DIGITS": numbering.digits, "BLOCK": _BLOCK}
     launch(_number, tiles_of(out.numel(), _BLOCK), *args, **sizes)
     return out
@@ -23,28 +24,39 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     ranks, bits = rows.shape[0], numbering.bits
     positions = torch.empty(ranks, count * numbering.kept, dtype=torch.int16, device=rows.device)
-    wrong = torch.empty(ranks, count, dtype=torch.bool, device=rows.device)
-    args = (rows, positions, wrong, numbering.table(rows), ranks * count, count, rows.shape[1])
+    args = (rows, positions, numbering.table(rows), ranks * count, count, rows.shape[1])
     limits = (*digits_of(numbering.subsets, 2), numbering.kept, numbering.space, numbering.space.bit_length())
     sizes = {"BITS": bits, "DIGITS": numbering.digits, "BLOCK": _BLOCK}
     launch(_subset, tiles_of(ranks * count, _BLOCK), *args, *limits, **sizes)
-    return positions.masked_fill_(wrong.any(1)[:, None], -1)
+    return positions
 
 
-@triton.jit(do_not_specialize=["count", "nbytes", "kept", "space"])
+@triton.jit(do_not_specialize=["n", "count", "nbytes", "kept", "space"])
 def _number(
-    out, positions, table, count, nbytes, kept, space, BITS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr
+    out,
+    positions,
+    table,
+    n,
+    count,
+    nbytes,
+    kept,
+    space,
+    BITS: tl.constexpr,
+    DIGITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Write bytes, each from the numbers that overlap it. Digits have 63 bits: a sum that carries is negative."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    first = at * 8 // BITS
-    skipped = at * 8 - first * BITS
+    bit = at % nbytes * 8
+    first, before = bit // BITS, at // nbytes * count  # in a row, and in the rows before it
+    skipped = bit - first * BITS
     byte = tl.zeros([BLOCK], tl.int64)
     for j in range((8 + BITS - 2) // BITS + 1):
-        there = (at < nbytes) & (first + j < count)
+        there = (at < n) & (first + j < count)
         low, high = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
         for i in range(kept):
-            place = table + i * space + tl.load(positions + (first + j) * kept + i, mask=there, other=0).to(tl.int64)
+            position = tl.load(positions + (before + first + j) * kept + i, mask=there, other=0)
+            place = table + i * space + position.to(tl.int64)
             low += tl.load(place, mask=there, other=0)
             if DIGITS > 1:
                 high += tl.load(place + kept * space, mask=there, other=0) + (low < 0).to(tl.int64)
@@ -56,14 +68,13 @@ def _number(
             beyond = tl.where(back < 63, high << tl.maximum(-(back - 63), 0), high >> tl.maximum(back - 63, 0))
             moved |= tl.where(ahead < 0, beyond, 0)
         byte |= moved & 0xFF
-    tl.store(out + at, byte.to(tl.uint8), mask=at < nbytes)
+    tl.store(out + at, byte.to(tl.uint8), mask=at < n)
 
 
 @triton.jit(do_not_specialize=["n", "count", "nbytes", "subsets", "subsets_high", "kept", "space", "steps"])
 def _subset(
     rows,
     positions,
-    wrong,
     table,
     n,
     count,
@@ -77,7 +88,10 @@ def _subset(
     DIGITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Read numbers, and find the positions of each from the last one on. A digit that borrows is negative."""
+    """Read numbers, and find the positions of each from the last one on: −1 if it has none, or stray bits behind it.
+
+    A digit that borrows is negative.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < n
     bit = at % count * BITS
@@ -101,7 +115,6 @@ def _subset(
     for place in range(end // 8, nbytes):
         byte = tl.load(rows + at // count * nbytes + place, mask=last, other=0).to(tl.int64)
         beyond |= last & (byte >> tl.where(place == end // 8, end % 8, 0) != 0)
-    tl.store(wrong + at, beyond, mask=there)
     high = tl.full([BLOCK], 0, tl.int32) + space
     for i in range(kept):
         binomials, low = table + (kept - 1 - i) * space, tl.zeros([BLOCK], tl.int32)
@@ -118,4 +131,4 @@ def _subset(
         if DIGITS > 1:
             rest_high -= tl.load(binomials + kept * space + low, mask=there, other=0) + (rest < 0).to(tl.int64)
             rest &= 0x7FFFFFFFFFFFFFFF
-        tl.store(positions + at * kept + kept - 1 - i, low.to(tl.int16), mask=there)
+        tl.store(positions + at * kept + kept - 1 - i, tl.where(beyond, -1, low).to(tl.int16), mask=there)

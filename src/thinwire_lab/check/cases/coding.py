@@ -21,6 +21,12 @@ def _group_norms(kit: Kit, n: int) -> Trials:
             yield Trial((kit.vector(n), groups, order))
 
 
+def _scales_of(kit: Kit, n: int) -> Trials:
+    norms = torch.where(kit.whole(n, 0, 4) > 0, kit.vector(n).double().abs() * 1e38, 0.0)  # some beyond float32
+    for widths, zero in ((None, 1.0), (kit.whole(n, 1, 600).double(), 0.0)):
+        yield Trial((framed(norms), widths, zero))
+
+
 def _groups(n: int) -> Iterator[Groups]:
     """Yield one vector in groups, three of which two may be empty, and these as a group each."""
     runs = (n - n // 3 - n // 7, n // 7, n // 3)
@@ -79,10 +85,10 @@ def _subsets(decode: bool) -> Callable[[Kit, int], Trials]:
         for kept in (6, 26):
             numbers, numbering = -(-n // 256), Numbering.of(256, kept)
             assert numbering, f"{kept} of 256 can be numbered"
-            steps = kit.whole(kept * numbers, 1, numbering.space // kept).view(-1, kept)
-            positions = framed((steps.cumsum(1) - 1).to(torch.int16).view(-1))
-            buffer = kernels.subsets_encode.reference(positions, numbering)
-            yield Trial((buffer[None], numbers, numbering) if decode else (positions, numbering))
+            steps = kit.whole(2 * kept * numbers, 1, numbering.space // kept).view(-1, kept)
+            positions = framed((steps.cumsum(1) - 1).to(torch.int16).view(-1)).view(2, kept * numbers)
+            rows = kernels.subsets_encode.reference(positions, numbering)
+            yield Trial((rows, numbers, numbering) if decode else (positions, numbering))
 
     return trials
 
@@ -119,6 +125,7 @@ CASES: Mapping[str, Case] = {
     "exponents_decode": Case(make=_exponents(decode=True), dtypes=ONLY_32, contents=("normal",)),
     "exponents_encode": Case(make=_exponents(decode=False), dtypes=ONLY_32, contents=("normal",)),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
+    "scales_of": Case(make=_scales_of, dtypes=ONLY_32),
     "ones": Case(
         make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)],
         dtypes=ONLY_32,

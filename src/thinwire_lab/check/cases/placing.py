@@ -94,7 +94,7 @@ def _misplaced(kit: Kit, n: int) -> Trials:
             if right.numel():
                 rows = torch.stack([right, right])
                 rows[1, -1] = fault
-                yield Trial((framed(rows.view(-1)).view_as(rows), edges, least))
+                yield Trial((framed(rows.view(-1)).view_as(rows), edges, least, torch.empty_like(rows)), (3,))
 
 
 def _differ(kit: Kit, n: int) -> Trials:
