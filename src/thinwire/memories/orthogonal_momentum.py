@@ -163,6 +163,8 @@ def orthogonal(x: Tensor) -> Tensor:
     of_each: dict[str, Any] = {"dim": (-2, -1), "keepdim": True} if x.dim() > 2 else {}
     for size in (torch.amax, torch.linalg.vector_norm):  # the largest first: squares could overflow, or vanish
         y = y / size(y.abs(), **of_each).clamp_min(torch.finfo(x.dtype).tiny)
+    if on_host(y) and y.shape[-2] == 1:
+        return (y * _grown(float(torch.linalg.vector_norm(y)))).view_as(x)
     y = y if on_host(y) else y.bfloat16()
     for _ in range(_ITERATIONS):
         gram = y @ y.mT
@@ -171,6 +173,15 @@ def orthogonal(x: Tensor) -> Tensor:
         else:  # fewer launches, other roundings
             y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return (y.mT if x.shape[-2] > x.shape[-1] else y).to(x.dtype)
+
+
+def _grown(size: float) -> float:
+    """Return how many times as large the polynomial makes a vector of this norm, its one singular value."""
+    (a, b, c), times = _COEFFICIENTS, 1.0
+    for _ in range(_ITERATIONS):
+        square = (size * times) ** 2
+        times *= a + b * square + c * square * square
+    return times
 
 
 class _Factors(NamedTuple):
