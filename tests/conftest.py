@@ -25,11 +25,13 @@ torch.set_num_threads(1)
 SILENCE = 5.0  # seconds of compiling without a word
 TURNS = 6  # a test of any recipe trains with every so many-th of most
 LONG = (  # whose tests train whole models, start commands, or interpret what is for a GPU
+    "tests/collectives/test_exit.py",
     "tests/frameworks/",
     "tests/kernels/test_triton.py",
     "tests/lab/",
     "tests/planner/test_live.py",
     "tests/repository/test_example.py",
+    "tests/repository/test_walk.py",
 )
 
 
