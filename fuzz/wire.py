@@ -5,6 +5,7 @@ buffers of every coding, which `python fuzz/wire.py --seed corpus` writes, make 
 """
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import atheris
@@ -17,7 +18,7 @@ from thinwire.errors import PayloadError
 for name in [name for name in sys.modules if name.startswith("thinwire.payloads")]:
     del sys.modules[name]
 with atheris.instrument_imports():
-    from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral
+    from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral, exponents
 
 READERS = (Dense, Sparse, Blocks, Spectral)
 
@@ -36,6 +37,8 @@ def singles() -> list[Payload]:
 
 RECEIVERS = [type(one).assemble([one, one], [10, 300], 600) for one in singles()]
 """They know their regions and sizes, and take rows of other ranks."""
+WEIGHTS = [torch.logspace(-3, 0, 700).to(dtype) for dtype in (torch.bfloat16, torch.float32)]
+"""What exponents are coded of."""
 
 
 def check(payload: Payload) -> None:
@@ -65,6 +68,12 @@ def read(data: bytes) -> None:
             assert bool((out == 7).all())
         assert bool((out[:10] == 7).all())
         assert bool((out[500:] == 7).all())
+    for like in WEIGHTS:
+        frame = torch.full((like.numel() + 128,), 7, dtype=like.dtype)
+        with suppress(PayloadError):
+            exponents.unpack(frame[64:-64], buffer)
+        assert bool((frame[:64] == 7).all())
+        assert bool((frame[-64:] == 7).all())
 
 
 def write_seeds(folder: Path) -> None:
@@ -76,12 +85,16 @@ def write_seeds(folder: Path) -> None:
         *singles(),
         Dense(values=torch.ones(9).half()),
         Sparse(indices=picks.flip(0), values=torch.ones(30), numel=90, ascending=False),
-        *(Blocks(keys=picks[::step], values=torch.ones(60 // step), numel=60, width=2) for step in (1, 2, 30)),
+        *(
+            Blocks(keys=torch.arange(0, 30, step, dtype=torch.int32), values=torch.ones(60 // step), numel=60, width=2)
+            for step in (1, 2, 30)
+        ),
     ]
     table = Blocks(keys=picks[:5], values=torch.ones(10), numel=132, width=2)
     payloads.append(Spectral(coefficients=table, block=64, numel=100))
-    for i, payload in enumerate(payloads):
-        (folder / f"{i}.bin").write_bytes(bytes(payload.to_buffer().tolist()))
+    buffers = [*(payload.to_buffer() for payload in payloads), *map(exponents.pack, WEIGHTS)]
+    for i, buffer in enumerate(buffers):
+        (folder / f"{i}.bin").write_bytes(bytes(buffer.tolist()))
 
 
 if __name__ == "__main__":

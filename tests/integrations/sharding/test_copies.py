@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint
 from cases import GATHERS
 from ddp_models import same
-from ranks import Ranks, told
+from ranks import _MESHES, Ranks, told
 from test_scatter import Scattered, alike, line
 from test_shard import USES, Net, Use, batch, build, grid
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import thinwire as tw
 from thinwire import trace
+from thinwire.integrations.sharding.coded import Coded
+from thinwire.integrations.sharding.copies import _Copy
 from thinwire.integrations.training.gradients import local
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
@@ -376,6 +378,52 @@ def _spoilt() -> tuple[bool, float]:
 
 def test_a_nan_reaches_every_rank_and_leaves_with_its_cause(ranks: Ranks) -> None:
     assert ranks.run(3, _spoilt) == [(True, 0.0)] * 3
+
+
+# --- faults ---
+
+
+def _deserted(gathers: str) -> str:
+    """Return what a step raises for those who go on once rank 1 has gone."""
+    each = Gathered(gathers).run(range(2))
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        _MESHES.clear()  # they are of its groups
+        return "gone"
+    return told(each.step, 2)
+
+
+@pytest.mark.parametrize("gathers", ["4 bits", "lossless"])
+def test_a_rank_that_goes_ends_the_others_with_an_error(ranks: Ranks, gathers: str) -> None:
+    first, gone, last = ranks.run(3, _deserted, gathers)
+    assert gone == "gone"
+    assert first.startswith("RuntimeError: ")
+    assert last.startswith("RuntimeError: ")
+
+
+def _truncated(gathers: str) -> tuple[str, bool, bool]:
+    """Cut messages short; return what their readers raise, and whether all goes on without harm."""
+    plain, each = (Gathered(gathers).run(range(2)) for _ in range(2))
+    kind: Any = Coded if gathers == "lossless" else _Copy
+    arrived = kind._arrived
+
+    def cut(*args: Any) -> Tensor:
+        rows: Tensor = arrived(*args)
+        rows.view(len(rows), -1)[:, 8:] = 0
+        return rows
+
+    with mock.patch.object(kind, "_arrived", cut):
+        said = told(each.evaluate, 2)
+    verified = each.handle.verify_replicas()
+    return said, verified, alike(plain.run(range(2, 4)), each.run(range(2, 4)))
+
+
+@pytest.mark.parametrize("gathers", ["4 bits", "lossless"])
+def test_a_truncated_message_is_an_error_and_leaves_copies_as_they_were(ranks: Ranks, gathers: str) -> None:
+    for said, verified, unharmed in ranks.run(3, _truncated, gathers):
+        assert said.startswith("PayloadError: ")
+        assert verified
+        assert unharmed
 
 
 # --- checkpoints and the end ---
