@@ -155,6 +155,7 @@ CONTENTS = {
         "server",
         "shard",
         "scatter",
+        "gathers",
         "simulate",
     ],
     "papers/README": ["judging", "dragonn/README", "fft/README", "s2/README", "dct/README", "gtopk/README"],

@@ -16,9 +16,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -28,10 +29,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import thinwire as tw
+from thinwire import kernels
 from thinwire.formats import Levels
 from thinwire.gathers import Differences, Gathers, Lossless
+from thinwire.payloads import exponents
 from thinwire.payloads.numbers import narrowed_each
 from thinwire_lab import problems
+from thinwire_lab.check import speed
 from thinwire_lab.cluster.link import Meter, parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.worker import Emit
@@ -55,6 +59,7 @@ class Way(NamedTuple):
 WAYS = {
     "fp32": Way(gathered=torch.float32),
     "bf16": Way(reduced=torch.bfloat16),
+    "bf16, none": Way(recipe="bf16"),
     "bf16, lossless": Way(recipe="bf16", gathers=Lossless()),
     "bf16, differences 4": Way(recipe="bf16", gathers=Differences(bits=4)),
     "bf16, differences 2": Way(recipe="bf16", gathers=Differences(bits=2)),
@@ -168,12 +173,13 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
         seconds.append(time.perf_counter() - start)
         schedule.step()
         if step % job["every"] == 0 or step == job["steps"]:
-            nbytes = meter.drain().get("measured", 0)
+            meter.drain()
             with torch.no_grad():
                 loss = torch.stack([_loss(model, batch) for batch in problem.held_out(rank, WORKERS)]).mean()
             dist.all_reduce(loss)
             looks.append([step, round(float(loss) / WORKERS, 5)])
-    found = {"seconds": round(median(seconds[_WARM_UP:]), 3), "bytes": round(nbytes / (job["steps"] - _WARM_UP))}
+            meter.skip()
+    found = {"seconds": round(median(seconds[_WARM_UP:]), 3), "bytes": round(meter.total / (job["steps"] - _WARM_UP))}
     emit(found | {"memory": sent.memory_bytes if way.recipe else 0, "looks": looks})
 
 
@@ -237,16 +243,55 @@ def run(
 
 @app.command()
 def table(file: Path, beside: str = "bf16") -> None:
-    """Print the held-out losses at the end, and their ratio to FSDP2's of the same seed, as Markdown."""
+    """Print losses at the end, over FSDP2's of the same seed, and a step's bytes and time, as Markdown."""
     losses = defaultdict[tuple[int, str | None, str], dict[int, float]](dict)
+    last = dict[tuple[int, str | None, str], dict[str, Any]]()
     for each in _read(file):
-        losses[each["steps"], each["link"], each["way"]][each["seed"]] = each["looks"][-1][1]
-    print("| | workers | steps | loss | of bf16's, by seed | mean |", "| --- " * 6 + "|", sep="\n")
-    for (steps, link, way), by_seed in losses.items():
-        ratios = [loss / losses[steps, link, beside][seed] for seed, loss in by_seed.items()]
-        loss = f"{mean(by_seed.values()):.4f}" + (f" ± {stdev(by_seed.values()):.3f}" if len(by_seed) > 1 else "")
-        cells = [way, link or "virtual", str(steps), loss, ", ".join(f"{ratio:.4f}" for ratio in ratios)]
-        print("|", " | ".join(cells), f"| {mean(ratios):.4f} |")
+        key = each["steps"], each["link"], each["way"]
+        losses[key][each["seed"]], last[key] = each["looks"][-1][1], each
+    print("| | link | steps | loss | of bf16's, by seed | MB | ms |", "| --- " * 7 + "|", sep="\n")
+    for key, each in last.items():
+        native = losses.get((*key[:2], beside), {})
+        ratios = [f"{loss / native[seed]:.4f}" for seed, loss in losses[key].items() if seed in native]
+        cells = [each["way"], each["link"] or "virtual", str(each["steps"]), f"{mean(losses[key].values()):.4f}"]
+        sent = [
+            f"{each[name] * times:.1f}" if name in each else "" for name, times in (("bytes", 1e-6), ("seconds", 1e3))
+        ]
+        print("|", " | ".join([*cells, ", ".join(ratios), *sent]), "|")
+
+
+@app.command()
+def coder(files: list[Path], repeats: int = 9) -> None:
+    """Print what coding weights without loss gains and costs on one core, for files that torch has saved, as Markdown.
+
+    The entropy is that of bfloat16's exponents, and 8 bits for the rest. Times are over those of a copy.
+    """
+    torch.set_num_threads(1)
+    print("| weights | number | dtype | bits | entropy | encode | decode |", "| --- " * 7 + "|", sep="\n")
+    for file in files:
+        whole = torch.cat([x.float().flatten() for x in _floats(torch.load(file, map_location="cpu"))])
+        for x in (whole.bfloat16(), whole):
+            packed, out = exponents.pack(x), torch.empty_like(x)
+            share = kernels.exponents_count(whole.bfloat16().view(torch.int16)).double() / x.numel()
+            entropy = 8 * x.itemsize - 8 - float(torch.special.xlogy(share, share).sum()) / math.log(2)
+            works = (partial(exponents.pack, x), partial(exponents.unpack, out, packed))
+            times = [
+                median(a / b for a, b in speed.beside_copy(work, 2 * x.nbytes, x.device, repeats)) for work in works
+            ]
+            cells = [
+                file.stem,
+                f"{x.numel():,}",
+                str(x.dtype),
+                f"{8 * packed.numel() / x.numel():.2f}",
+                f"{entropy:.2f}",
+            ]
+            print("|", " | ".join([*cells, *(f"{each:.1f}" for each in times)]), "|", flush=True)
+
+
+def _floats(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found] * found.is_floating_point()
+    return [x for each in found.values() for x in _floats(each)] if isinstance(found, dict) else []
 
 
 def _read(file: Path) -> Sequence[dict[str, Any]]:
