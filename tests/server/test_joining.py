@@ -114,14 +114,16 @@ def test_a_key_is_made_where_there_are_no_hard_links_and_after_a_kill(
         assert len({each.text for each in pool.map(key_of, [tmp_path / "shared"] * 8)}) == 1
 
 
-def test_torchruns_store_is_asked_no_longer_than_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "0")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr(environment, "_stores", [HashStore()])
-    for options in ({"address": None}, {"address": "10.0.0.1:9"}):
-        with pytest.raises(ServerError, match=r"torchrun's store within 0\.1 s: start it first"):
-            connect(Vector(), dense(), timeout=0.1, **options)
+@pytest.mark.parametrize(("address", "stores"), [(None, [HashStore]), ("10.0.0.1:9", [HashStore]), (None, [])])
+def test_torchruns_store_is_asked_no_longer_than_told(
+    address: str | None, stores: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in (told | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(environment, "_stores", [each() for each in stores])
+    with pytest.raises(ServerError, match=r"torchrun's store within 0\.1 s: start it first"):
+        connect(Vector(), dense(), address=address, timeout=0.1)
 
 
 FORGED = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, bytes(1)) + b"\x01" + bytes(31)

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Self, final
 
@@ -23,7 +24,7 @@ from thinwire.server.hub import Hub
 from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
 from thinwire.server.session import ServerStatus, Shared
-from thinwire.wire.environment import announce, is_loopback, place, split, store_ticket
+from thinwire.wire.environment import announce, place, split, store_ticket
 from thinwire.wire.keys import key_of, leave
 from thinwire.wire.sockets import Listener, check_installed
 from thinwire.wire.terms import layouts
@@ -200,7 +201,7 @@ def serve(
     forget = leave(listener.address, found.ticket.text)
     central.places.claim()
     server = Server(shared, listener, ticket=found.ticket.text, every=every, closed=forget)
-    if not is_loopback(split(listener.address)[0]):
+    if not ip_address(split(listener.address)[0]).is_loopback:
         store_ticket(here, server.ticket)
     if address is None:
         announce(here, server.address)

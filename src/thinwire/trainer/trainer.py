@@ -231,7 +231,7 @@ class Trainer:
             return all(channel.settle(seconds) for channel in self._channels)
 
     def close(self, *, goodbye: bool = True) -> None:
-        """Leave. The residual is lost; call `drain` first to send it.
+        """Leave, once servers have taken in all updates. The residual is lost; call `drain` first to send it.
 
         Without `goodbye`, to servers it looks as if the trainer was killed.
         """

@@ -1,6 +1,5 @@
 """Where servers are: as host:port, or through the store that torchrun's environment names."""
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -26,14 +25,6 @@ def split(address: str) -> tuple[str, int]:
 def joint(host: str, port: int) -> str:
     """Return host:port, as `split` takes it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host reaches that address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def place(index: int | None, servers: int, address: str | None) -> int:
@@ -70,8 +61,8 @@ def store_ticket(index: int, text: str) -> None:
 
 def stored_ticket(index: int, seconds: float) -> str | None:
     """Return a server's ticket, awaited from torchrun's store; None without one. Raises ServerError in time."""
-    store = _store(agent=True)
-    return None if store is None else _awaited(store, _TICKET.format(index), seconds)
+    found = _awaited([_TICKET.format(index)], seconds, agent=True)
+    return None if found is None else found[0]
 
 
 def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -> list[str]:
@@ -84,29 +75,32 @@ def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -
         if len(found) != servers:
             raise ValueError(f"address has {len(found)} addresses for {servers} servers; expected one for each")
         return found
-    if (store := _store()) is None:
+    awaited = _awaited([_ADDRESS.format(index) for index in range(servers)], seconds)
+    if awaited is None:
         raise ValueError("no address: pass host:port of each server, or start servers and trainers with torchrun")
-    return [_awaited(store, _ADDRESS.format(index), seconds) for index in range(servers)]
+    return awaited
 
 
-def _awaited(store: dist.distributed_c10d.Store, key: str, seconds: float) -> str:
+def _awaited(keys: list[str], seconds: float, *, agent: bool = False) -> list[str] | None:
     try:
-        store.wait([key], timedelta(seconds=seconds))
+        if (store := _store(agent=agent, seconds=seconds)) is None:
+            return None
+        store.wait(keys, timedelta(seconds=seconds))
     except dist.DistError as error:
         raise ServerError(
-            f"no server has put {key} into torchrun's store within {seconds:g} s: start it first, or pass reconnect=, "
-            "in seconds, to wait for it"
+            f"no server has put {keys[0]} into torchrun's store within {seconds:g} s: start it first, or pass "
+            "reconnect=, in seconds, to wait for it"
         ) from error
-    return store.get(key).decode()
+    return [store.get(key).decode() for key in keys]
 
 
-def _store(*, agent: bool = False) -> dist.distributed_c10d.Store | None:
+def _store(*, agent: bool = False, seconds: float = 1800.0) -> dist.distributed_c10d.Store | None:
     """Return the job's store, if there is one; `agent`: only torchrun's, as rank 0 may never make another."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return None
     if agent and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     if not _stores:
-        store, _, _ = next(rendezvous("env://"))
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
         _stores.append(store)
     return _stores[0]

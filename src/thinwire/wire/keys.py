@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Self, final
 
@@ -117,7 +118,7 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
         return Key.read(_private(Path(given)), "that file")
     host, port = resolved(address)
     path = _left(host, port)
-    if path.exists() or environment.is_loopback(host) or (stored := environment.stored_ticket(index, seconds)) is None:
+    if path.exists() or ip_address(host).is_loopback or (stored := environment.stored_ticket(index, seconds)) is None:
         return Key.read(_private(path), "what was left")
     return Key.read(stored, "what was stored")
 
