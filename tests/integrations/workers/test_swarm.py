@@ -1,6 +1,7 @@
 """Workers that find each other by a store: one global state, whoever is late, gone or new."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -400,6 +401,34 @@ def test_who_takes_over_a_state_is_not_waited_for() -> None:
         _wait(one.asked)
         one.give(b"state")
         assert fetched.result(60.0)[2] == b"state"
+
+
+def test_a_link_that_ends_after_long_is_made_anew() -> None:
+    with _swarms(2) as swarms:
+        before = {link for one in swarms for link in one._links.values()}
+        for one in swarms:
+            one._dialled = dict.fromkeys(one._dialled, -math.inf)
+        next(iter(before)).close()
+        _wait(lambda: all(one._links and before.isdisjoint(one._links.values()) for one in swarms))
+
+
+def test_the_last_one_goes_on_though_the_store_was_restarted() -> None:
+    with _swarms(3) as swarms:
+        one, *others = _began(swarms, [True, True, True])
+        with patch.object(one._directory, "_trusted", "another life"), patch.object(one._directory, "trust"):
+            for each in others:
+                each.close(goodbye=True)
+            assert _shares_of(one) == {one.id}
+
+
+def test_a_restarted_store_is_trusted_while_others_are_there() -> None:
+    with _swarms(3) as swarms:
+        one, *others = _began(swarms, [True, True, True])
+        one._directory._trusted = "another life"
+        _wait(lambda: one._directory._trusted == one._directory._known)
+        for each in others:
+            each.close(goodbye=False)
+        assert _shares_of(one) == {one.id}
 
 
 def test_who_reaches_no_elector_says_so() -> None:

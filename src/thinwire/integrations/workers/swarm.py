@@ -100,7 +100,7 @@ class Swarm:
         self._far = self._closed = self._fetches = False
         self._begun = time.monotonic()
         self._refused = ""
-        self._dialled = dict[str, float]()  # whom, and when it was there or first looked for
+        self._dialled = dict[str, float]()  # whom, and since when
         self._card = {"id": self.id, "address": serve(self, self._directory.own_host, certificate)}
         self._register(patience=60.0)
         threading.Thread(target=self._keep, daemon=True, name="thinwire-swarm").start()
@@ -486,6 +486,13 @@ class Swarm:
         when, silent = self._lost.get(peer, (0.0, False))
         return peer != self.id and (not silent or time.monotonic() - when > _LOST)
 
+    def _is_majority(self) -> bool:
+        """Whether more than half of the electors are here, not counting those that are gone for long."""
+        now = time.monotonic()
+        gone = {peer for peer, (when, silent) in self._lost.items() if now - when > (_GIVEN_UP if silent else _LOST)}
+        present = self._view.keys() & self._present()
+        return 2 * len(present) > len(present | self._view.keys() - gone)
+
     def _keep(self) -> None:
         """Propose, ask and register anew when it is time."""
         looked = 0.0
@@ -495,7 +502,7 @@ class Swarm:
                 proposal = self._proposal()
                 if proposal is not None and self._voted[0] != proposal.tick:
                     self._proposed = proposal.tick
-                most = 2 * len(self._view.keys() & self._present()) > len(self._view)
+                most = self._is_majority()
             with suppress(StoreError):
                 if proposal is not None:
                     self._decide(proposal, most=most)
@@ -504,6 +511,8 @@ class Swarm:
                     self._ask()
                     if self._directory.is_new():
                         self._register()
+                    if most:
+                        self._directory.trust()
                     if self._decisions:
                         self._directory.replace(_BEGUN, "", self.id)
 
@@ -542,12 +551,10 @@ class Swarm:
                 dial(self, (host, port), self._hello, partial(self._wants, peer), self._certificate)
 
     def _wants(self, peer: str) -> bool | None:
-        now = time.monotonic()
-        if self._closed or now - self._dialled.get(peer, 0.0) > _GIVEN_UP:
+        if self._closed or (began := self._dialled.get(peer)) is None:
             return None
-        if peer in self._links:
-            self._dialled[peer] = now
-        return peer not in self._links
+        since = max(began, self._lost[peer][0] if peer in self._lost else began)
+        return None if time.monotonic() - since > _GIVEN_UP else peer not in self._links
 
     def _hello(self) -> dict[str, Any]:
         return {**self.status(), "kind": "hello", "id": self.id, "terms": self._terms}
