@@ -5,7 +5,8 @@
 Workers train a small network, each in a namespace of its own. Every few seconds something befalls one of them: SIGKILL
 and a new one in its place, SIGSTOP for up to a minute, no link for ten seconds. Of every outer step each worker notes a
 hash of the global parameters. Prints how many outer steps there were, the longest pause between two, ticks at which
-hashes differ (none may), and the loss at the end.
+hashes differ (none may), and the loss over the last 100 of them, with
+its standard deviation.
 """
 
 import json
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -140,12 +142,13 @@ def found(logs: Path) -> dict[str, Any]:
         hashes[note["tick"]].add(note["hash"])
         first[note["tick"]] = min(note["time"], first.get(note["tick"], note["time"]))
     times = sorted(first.values())
-    last = max(notes, key=lambda note: note["tick"])
+    end = max(note["tick"] for note in notes)
+    late = [note["loss"] for note in notes if note["tick"] > end - 100 * _EVERY]
     return {
         "outer steps": len(hashes),
         "ticks that differ": [tick for tick, each in hashes.items() if len(each) > 1],
         "longest pause": max(after - before for before, after in pairwise(times)),
-        "loss": last["loss"],
+        "loss": [mean(late), stdev(late)],
         "errors": [log.read_text()[-1500:] for log in logs.glob("*.err") if "Traceback" in log.read_text()],
     }
 
