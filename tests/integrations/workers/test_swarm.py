@@ -385,6 +385,7 @@ def test_who_is_stuck_is_not_the_only_one_asked_for_a_state() -> None:
         *both, late = swarms
         for each in both:
             each.begin(0, dict.fromkeys([one.id for one in both], True), 0)
+        _wait(lambda: all(late._status[one.id]["at"] == 0 for one in both))
         well = min(both, key=lambda one: one.id)  # the other is asked first
         with ThreadPoolExecutor() as pool:
             fetched = pool.submit(late.fetch)
