@@ -375,8 +375,8 @@ def test_the_store_is_not_asked_about_who_is_slow() -> None:
         assert not one._directory.has("step 1")
         with patch.object(late, "_consider", lambda: None):  # as if shares arrived late
             assert _shares_of(one, 2) == {one.id}
-        assert one._directory.has("step 2")
-        assert _shares_of(one, 3) == {one.id}
+            assert one._directory.has("step 2")
+            assert _shares_of(one, 3) == {one.id}
         assert one._view == {one.id: True, slow.id: False}
 
 
