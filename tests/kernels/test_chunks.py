@@ -237,6 +237,10 @@ def test_subsets_over_several_ranges() -> None:
     packed = kernels.subsets_encode.cpu(positions[None], numbering)
     assert torch.equal(packed, kernels.subsets_encode.reference(positions[None], numbering))
     assert torch.equal(kernels.subsets_decode.cpu(packed, 90_001, numbering)[0], positions)
+    rows = positions.view(-1, 6)[:90_000].reshape(3, -1)[:, : 6 * 29_999].contiguous()  # none ends with a byte
+    packed = kernels.subsets_encode.cpu(rows, numbering)
+    assert packed.is_contiguous(), "payloads take the rows as one"
+    assert torch.equal(packed, kernels.subsets_encode.reference(rows, numbering))
 
 
 @transforms

@@ -236,7 +236,7 @@ def test_the_transformer_trains_on_the_text_that_the_folder_has(tmp_path: Path) 
 
 
 def test_what_is_no_recipe_is_refused() -> None:
-    with pytest.raises(ValueError, match="no expression of"):
+    with pytest.raises(ValueError, match="not an expression of"):
         _with("tpok()").make_recipe()
     with pytest.raises(ValueError, match="expected a Reducer"):
         _with("TopK(density=0.1)").make_recipe()

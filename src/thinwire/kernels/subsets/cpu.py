@@ -35,7 +35,7 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
             loop(row, binomials, bits, lo // kept, hi // kept, out)
 
         map_ranges(run, row.size, align=_WORD * kept)
-    return torch.from_numpy(words.view(np.uint8)[:, :nbytes].reshape(rows, -1))
+    return torch.from_numpy(np.ascontiguousarray(words.view(np.uint8)[:, :nbytes]).reshape(rows, -1))
 
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
