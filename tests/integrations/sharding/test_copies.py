@@ -393,6 +393,7 @@ def _deserted(gathers: str) -> str:
     return told(each.step, 2)
 
 
+@pytest.mark.slow  # Gloo notices when the group's time is up
 @pytest.mark.parametrize("gathers", ["4 bits", "lossless"])
 def test_a_rank_that_goes_ends_the_others_with_an_error(ranks: Ranks, gathers: str) -> None:
     first, gone, last = ranks.run(3, _deserted, gathers)
