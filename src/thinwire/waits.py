@@ -74,9 +74,8 @@ def noting(verdict: Verdict | None) -> Iterator[None]:
         _open.reset(token)
 
 
-def noted_in() -> Verdict | None:
-    """Return where `refuse_if` notes what it finds; None if it waits."""
-    return _open.get()
+noted_in = _open.get
+"""Returns where `refuse_if` notes what it finds; None if it waits."""
 
 
 def refuse_if(wrong: Tensor | bool, error: Error) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, starmap
 from typing import Any, final, overload
 
 import numpy as np
@@ -109,8 +109,7 @@ class Parts(Sequence[Tensor]):
         return len(self.cut.lengths)
 
     def __iter__(self) -> Iterator[Tensor]:
-        flat = self.flat
-        return iter([flat[start:end] for start, end in self.cut.spans])
+        return map(self.flat.__getitem__, starmap(slice, self.cut.spans))
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
@@ -148,7 +147,7 @@ def begins(xs: Sequence[Tensor]) -> Array:
 
 def addresses(*columns: Sequence[Tensor]) -> Array:
     """Return `begins` of several columns of tensors, a row for each vector."""
-    return np.stack([begins(column) for column in columns], axis=1)
+    return np.stack(list(map(begins, columns)), axis=1)
 
 
 def sizes(xs: Sequence[Tensor]) -> Array:

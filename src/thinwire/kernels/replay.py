@@ -129,9 +129,8 @@ class Recording:
 _open: ContextVar[Recording | None] = ContextVar("thinwire.replay", default=None)
 
 
-def recording() -> Recording | None:
-    """Return what records the work that is being done; None if nothing does."""
-    return _open.get()
+recording = _open.get
+"""Returns what records the work that is being done; None if nothing does."""
 
 
 def _note_reading() -> None:

@@ -99,6 +99,8 @@ class Sparse(Keyed):
         """Return how many elements lie in each run: in each region or, in a sum, in each region of each payload."""
         return list(self.runs)
 
+    counts = region_counts  # a row is one value
+
     def carried(self) -> Tensor:
         """Return how many values are not 0; padding is 0."""
         return self.values.count_nonzero()

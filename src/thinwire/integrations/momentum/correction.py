@@ -189,7 +189,9 @@ class Correction(Handover):
     @property
     def _applied(self) -> tuple[float, bool]:
         """The (momentum, nesterov) of the memories."""
-        return next(((m.momentum or 0.0, m.nesterov) for m in self._memories), (0.0, False))
+        for memory in self._memories:
+            return memory.momentum or 0.0, memory.nesterov
+        return 0.0, False
 
     def _say_late(self, found: Sequence[tuple[float, bool]]) -> None:
         """Warn once if an optimizer's settings have changed since the memories applied them."""

@@ -92,8 +92,9 @@ class Holdings:
     ) -> Iterator[tuple[torch.optim.Optimizer, Settings]]:
         """Yield each group with its optimizer: of all optimizers, or of one."""
         for each in list(self._optimizers) if optimizer is None else [optimizer]:
-            held = [group for group in each.param_groups if any(p in self._names for p in group["params"])]
-            yield from ((each, group) for group in held)
+            for group in list(each.param_groups):  # a copy, as `override_for` adds to them
+                if not self._names.keys().isdisjoint(group["params"]):
+                    yield each, group
 
     def parameters(self) -> Iterator[tuple[torch.optim.Optimizer, Settings, nn.Parameter]]:
         """Yield each of the parameters, with its optimizer and group."""
