@@ -77,16 +77,7 @@ class Coded:
 
     @classmethod
     def unpack(cls, buffer: Tensor, scales: Tensor, runs: tuple[int, ...], format: Format) -> Self:
-        """Undo `packed`.
-
-        Args:
-            buffer: The packed codes.
-            scales: As in the class.
-            runs: As in the class.
-            format: As in the class.
-
-        Returns:
-            What was packed.
+        """Return the codes that `packed` wrote to `buffer`; `scales`, `runs` and `format` are as in the class.
 
         Raises:
             PayloadError: Unless the buffer is uint8, of the right length and zero-padded.

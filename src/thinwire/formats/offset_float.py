@@ -89,12 +89,7 @@ class OffsetFloat(Format):
         Every mantissa up to `bits` is tried. Of equally good formats it takes the one with the fewest bits of mantissa.
         Unless `scaled`, the sample fixes the range for good, as the paper tunes on the first gradients.
 
-        Args:
-            sample: Gradients.
-            bits: As in the class.
-            rounding: As in the class.
-            scaled: As in the class.
-            group_size: As in the class.
+        `sample` are gradients; `bits`, `rounding`, `scaled` and `group_size` are as in the class.
 
         Raises:
             ValueError: If the sample is empty, is not finite or, unless `scaled`, is all zeros.
