@@ -74,7 +74,7 @@ class Worker:
 
     def common(self) -> list[Tensor]:
         """Global and frozen parameters, and the running statistics on which workers have agreed."""
-        return [*self.shared(), self.frozen.weight.detach(), *self.handle._running._agreed]
+        return [*self.shared(), self.frozen.weight.detach(), *self.handle._running.agreed]
 
     def shared(self) -> list[Tensor]:
         return [p.detach() for p in self.handle.parameters.values()]
@@ -155,8 +155,8 @@ def test_who_is_late_follows_and_keeps_what_it_has_learnt(ranks: Ranks, method: 
     assert all(sents)
 
 
-def _takes_over(at: int) -> tuple[bool, int]:
-    """A worker takes over its own state. Whether what it has learnt stays, and how many steps count."""
+def _takes_over(at: int) -> tuple[bool, int, bool]:
+    """A worker takes over its own state. Whether what it has learnt stays, the steps that count, and what is common."""
     with _store() as store, patch.object(swarm, "_FOUNDING", 0.0):
         worker, states = Worker(store, _sparse()).train(at + 1), list[bytes]()
         handle, found = worker.handle, worker.handle._swarm
@@ -164,15 +164,16 @@ def _takes_over(at: int) -> tuple[bool, int]:
         with patch.object(Swarm, "give", lambda self, state: states.append(state)):
             handle._give(found)
         handle._clock.ticks()
+        common = worker.hash()
         with patch.object(Swarm, "fetch", lambda self: (at, self._view, *states)):
             handle._take_over(found)
         handle.remove()
-        return any(bool(x.any()) for x in worker.ahead()), handle._clock.steps
+        return any(bool(x.any()) for x in worker.ahead()), handle._clock.steps, worker.hash() == common
 
 
-@pytest.mark.parametrize(("at", "kept"), [(H, (True, 1)), (0, (False, 0))])
+@pytest.mark.parametrize(("at", "kept"), [(H, (True, 1, True)), (0, (False, 0, True))])
 def test_who_takes_over_a_state_keeps_what_it_has_learnt_since_an_outer_step(
-    ranks: Ranks, at: int, kept: tuple[bool, int]
+    ranks: Ranks, at: int, kept: tuple[bool, int, bool]
 ) -> None:
     assert ranks.run(1, _takes_over, at) == [kept]
 

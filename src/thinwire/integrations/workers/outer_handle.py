@@ -381,7 +381,7 @@ class Outer(Handle):
         """Give others the state of the latest outer step, unless the next is under way."""
         if all(fragment.meeting is None or fragment.meeting.tick <= swarm.at for fragment in self.fragments):
             state = without_residuals(self._state()) | {"step": swarm.at}
-            swarm.give(packed([state, self._running.tensors, self._frozen]))
+            swarm.give(packed([state, self._running.agreed, self._frozen]))
 
     def _digest(self) -> int:
         return _digest(self.parameters.values())

@@ -14,11 +14,11 @@ _NAMES = ("running_mean", "running_var")
 
 @final
 class RunningStatistics:
-    """The buffers of a model that hold running means and variances, and what they were when workers last agreed."""
+    """The buffers of a model that hold running means and variances. `agreed`: what they were when workers last met."""
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors = [x for name, x in model.named_buffers() if name.rpartition(".")[2] in _NAMES]
-        self._agreed = [x.clone() for x in self.tensors]
+        self.agreed = [x.clone() for x in self.tensors]
         self._arriving: list[Future[Tensor]] = []
 
     def share(self, pool: Pool) -> None:
@@ -29,7 +29,7 @@ class RunningStatistics:
     def average(self) -> None:
         """Replace each by its mean over workers where it is finite, or by what it was if it is nowhere."""
         arriving, self._arriving = self._arriving, []
-        for x, agreed, future in zip(self.tensors if arriving else (), self._agreed, arriving, strict=False):
+        for x, agreed, future in zip(self.tensors if arriving else (), self.agreed, arriving, strict=False):
             rows = future.wait().double()
             if len(sound := [row for row in rows if bool(row.isfinite().all())]):
                 agreed.copy_(torch.stack(sound).mean(0))
@@ -38,6 +38,6 @@ class RunningStatistics:
     @torch.no_grad()
     def take(self, theirs: Iterable[Tensor]) -> None:
         """Take over another worker's."""
-        for x, agreed, other in zip(self.tensors, self._agreed, theirs, strict=True):
+        for x, agreed, other in zip(self.tensors, self.agreed, theirs, strict=True):
             x.copy_(other)
             agreed.copy_(x if bool(x.isfinite().all()) else agreed)
