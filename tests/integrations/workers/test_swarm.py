@@ -356,6 +356,20 @@ def test_who_has_no_state_is_not_waited_for() -> None:
         assert other.at == -1
 
 
+def test_who_has_not_met_all_yet_does_not_go_on_without_them() -> None:
+    with _swarms(3, lost=1000.0, quorum=0.5, grace=60.0) as swarms, patch.object(swarm, "_TURN", 0.0):
+        one, other, far = _began(swarms, [True, True, True])
+        with other._changed:
+            del other._links[far.id], other._status[far.id]
+        for each in (one, other):
+            each.send(1, b"share", 0.0)
+        _wait(lambda: len(other._shares[1]) == 2)
+        with other._changed:
+            assert other._proposal() is None
+            with patch.object(swarm, "_FOUNDING", 0.0):
+                assert other._proposal() is not None
+
+
 @pytest.mark.parametrize("waited_for", [[True, False], [True, True]])
 @pytest.mark.parametrize("dies", [False, True])
 def test_who_is_stuck_or_dead_holds_up_nobody(waited_for: list[bool], dies: bool) -> None:

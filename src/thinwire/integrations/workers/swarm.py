@@ -462,7 +462,7 @@ class Swarm:
         if len(here) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in self._awaited() | here.keys())):
             return None
         newcomers = self._newcomers()
-        awaited = {peer for peer in self._links.keys() & self._awaited() if not self._is_out(peer)}
+        awaited = {peer for peer in self._awaited() - (self._lost.keys() - self._links.keys()) if not self._is_out(peer)}
         late = (awaited | newcomers) - here.keys()
         if self._since[0] != tick:
             self._since = tick, now, now
@@ -477,14 +477,19 @@ class Swarm:
         return Decision(tick, tuple(sorted(here)), {peer: peer in in_time for peer in sorted(in_time | others)})
 
     def _is_out(self, peer: str) -> bool:
-        """Whether a worker sends no share, however long the others wait: it is gone or stuck, or has no state yet."""
+        """Whether a worker sends no share, however long the others wait: it is gone or stuck, or has no state yet.
+
+        Who has not been met yet may still be heard of.
+        """
         if peer in self._links:
             status, (tick, when) = self._status[peer], self._sent
             overdue = time.monotonic() - when - max(self.seconds, float(status["seconds"]))
             stuck = tick == self._next and overdue > _LOST and peer not in self._shares[tick]
             return stuck or int(status["at"]) < 0
-        when, silent = self._lost.get(peer, (0.0, False))
-        return peer != self.id and (not silent or time.monotonic() - when > _LOST)
+        if peer not in self._lost:
+            return peer != self.id and time.monotonic() - self._begun > _FOUNDING
+        when, silent = self._lost[peer]
+        return not silent or time.monotonic() - when > _LOST
 
     def _is_majority(self) -> bool:
         """Whether more than half of the electors are here, not counting those that are gone for long."""
