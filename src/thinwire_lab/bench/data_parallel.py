@@ -32,7 +32,7 @@ class DataParallel:
         cap = 1 << 20 if method.one_bucket else None
         self._model = wrapped(copy.deepcopy(problem.model), bucket_cap_mb=cap)
         self._optimizers = optimizers(job.optimizer, self._model.module, problem)
-        method.install(self._model, self._optimizers, job.scheduled_density)
+        self.handle = method.install(self._model, self._optimizers, job.scheduled_density)
         self._slowness = Slowness(job.slowness(dist.get_rank()))
 
     def step(self, step: int) -> dict[str, float]:

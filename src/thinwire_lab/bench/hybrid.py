@@ -42,7 +42,7 @@ class Hybrid:
         group = self._mesh.get_group("replica")
         self._model = wrapped(own, bucket_cap_mb=1 << 20 if method.one_bucket else None, group=group)
         self._optimizers = optimizers(job.optimizer, own, problem)
-        method.install(self._model, self._optimizers, job.scheduled_density)
+        self.handle = method.install(self._model, self._optimizers, job.scheduled_density)
         stage = PipelineStage(self._model, self._index, stages, _CPU, group=self._mesh.get_group("stage"))
         self._whole = self._parts.split(copy.deepcopy(problem.model), stages)
         if job.boundary < 1:

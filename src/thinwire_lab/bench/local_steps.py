@@ -48,14 +48,14 @@ class LocalSteps:
         if job.uneven:
             self._bell, address = Bell(job.ports[0]), f"tcp://{host(0)}:{job.ports[0]}"
             options = {"store": address, "workers": dist.get_world_size(), "grace": _GRACE}
-        self._handle = outer(self._model, self._optimizers, make(job.density, job.outer), **options)
+        self.handle = outer(self._model, self._optimizers, make(job.density, job.outer), **options)
 
     def step(self, step: int) -> dict[str, float]:
         """Take one inner step; the batch is ready before the clock starts."""
         batch = self._problem.batch(step, dist.get_rank(), dist.get_world_size())
         zero_all(self._optimizers)
         self._model.train()
-        waited = self._handle.waited
+        waited = self.handle.waited
         with trace.listen(trace.Recorder()) as recorder:
             start = time.perf_counter()
             with self._slowness:
@@ -65,7 +65,7 @@ class LocalSteps:
         self.seconds += total
         sent = recorder.totals.get("sent_bytes", 0.0)
         dense = dense_bytes(self._model, dist.get_world_size())
-        waited = self._handle.waited - waited
+        waited = self.handle.waited - waited
         encode, decode = recorder.seconds("encode"), recorder.seconds("decode")
         exchange = max(0.0, waited - decode)  # what is decoded while this worker waits is none
         split = parts(total, encode=encode, exchange=exchange, decode=decode)
@@ -75,7 +75,7 @@ class LocalSteps:
         """Return the mean loss of the global parameters over every rank's share."""
         shown: nn.Module = self._shown
         shown.load_state_dict(self._model.state_dict())
-        shown.load_state_dict(self._handle.parameters, strict=False)  # tied weights have one name here
+        shown.load_state_dict(self.handle.parameters, strict=False)  # tied weights have one name here
         if self._bell is None:
             return mean_held_out(self._problem, shown, self.meter)
         with self._bell.paused():
@@ -86,7 +86,7 @@ class LocalSteps:
     def differing(self) -> list[str]:
         """Compare the global parameters; workers of unequal pace do so themselves, at each outer step."""
         if self._bell is None:
-            return self._handle.differing_parameters()
+            return self.handle.differing_parameters()
         self._bell.end()
         self._leave(self._bell)
         told = [json.loads(self._bell.store.get(f"waited {rank}")) for rank in range(dist.get_world_size())]
@@ -101,7 +101,7 @@ class LocalSteps:
             if self._bell.has_ended():
                 break
             if step < most_steps:
-                before = self._handle.waited_for
+                before = self.handle.waited_for
                 self.step(step)
                 if self._bell.rings():
                     self._paused.update(self._waits(before))
@@ -113,9 +113,9 @@ class LocalSteps:
 
     def _leave(self, bell: Bell, *, goodbye: bool = True) -> None:
         """Tell what was waited for, and go."""
-        told = json.dumps([self._handle.name, self._waits(self._paused)])
+        told = json.dumps([self.handle.name, self._waits(self._paused)])
         bell.store.set(f"waited {dist.get_rank()}", told)
-        self._handle.remove(goodbye=goodbye)
+        self.handle.remove(goodbye=goodbye)
 
     def _waits(self, before: Mapping[str, float]) -> dict[str, float]:
-        return {name: seconds - before.get(name, 0.0) for name, seconds in self._handle.waited_for.items()}
+        return {name: seconds - before.get(name, 0.0) for name, seconds in self.handle.waited_for.items()}

@@ -18,6 +18,7 @@ from thinwire import outer_steps, recipes, trace
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
 from thinwire.gathers import Differences, Gathers, Lossless
+from thinwire.handle import Handle
 from thinwire.integrations import attach, scatter, shard
 from thinwire.integrations.momentum.correction import corrections
 from thinwire.integrations.momentum.families import family
@@ -44,15 +45,19 @@ POWERSGD_START = 10
 class Install(Protocol):
     """Puts a method to work on a DDP model. From then on each step counts its bytes under "sent_bytes" in the trace."""
 
-    def __call__(self, model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
-        """Install."""
+    def __call__(
+        self, model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule
+    ) -> Handle | None:
+        """Install, and return the handle of what is thinwire's."""
 
 
 class InstallSharded(Protocol):
     """Puts a method to work between the islands of a sharded model, whose mesh is islands × shards."""
 
-    def __call__(self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
-        """Install."""
+    def __call__(
+        self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
+    ) -> Handle | None:
+        """Install as `Install` does."""
 
 
 class InstallScattered(Protocol):
@@ -60,8 +65,8 @@ class InstallScattered(Protocol):
 
     def __call__(
         self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
-    ) -> None:
-        """Install."""
+    ) -> Handle | None:
+        """Install as `Install` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,24 +165,26 @@ def _count(nbytes: float, group: Group) -> None:
     trace.count("sent_bytes", 2 * (group.size() - 1) / group.size() * nbytes)
 
 
-def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> Handle:
     assert isinstance(density, float)  # no warm-up here
     kind = family(optimizers)
     budget = Budget(densities=(density,)) if kind == "sgd" else Budget.under(kind, densities=(density,))
-    attach(model, budget, optimizer=optimizers)
+    return attach(model, budget, optimizer=optimizers)
 
 
 def _benched(method: Method) -> Benched:
-    def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
-        attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
+    def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> Handle:
+        return attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
 
-    def install_sharded(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
-        shard(model, method.make(density), mesh=mesh, optimizer=optimizers if method.momentum else None)
+    def install_sharded(
+        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
+    ) -> Handle:
+        return shard(model, method.make(density), mesh=mesh, optimizer=optimizers if method.momentum else None)
 
     def install_scattered(
         model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
-    ) -> None:
-        scatter(model, method.make(density), mesh=mesh["shard"], gathers=GATHERS.get(gathers))
+    ) -> Handle:
+        return scatter(model, method.make(density), mesh=mesh["shard"], gathers=GATHERS.get(gathers))
 
     return Benched(
         description=method.summary,

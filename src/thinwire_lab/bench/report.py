@@ -68,13 +68,15 @@ def _tables(console: Console, results: Results) -> list[Table]:
     whole = _whole(results)
     if fits(console, whole):
         return [whole, *_waits(results)]
-    halves = {"time": _time_columns(results), "bytes and loss": _byte_and_loss_columns(results)}
-    tables = [tabulated([_NAMES, *columns], results.rows, title=title) for title, columns in halves.items()]
+    parts = {"time": _time_columns, "bytes and loss": _byte_and_loss_columns, "memory": _memory_columns}
+    columns = {title: columns for title, make in parts.items() if (columns := make(results))}
+    tables = [tabulated([_NAMES, *each], results.rows, title=title) for title, each in columns.items()]
     return tables + _waits(results)
 
 
 def _whole(results: Results) -> Table:
-    return tabulated([_NAMES, *_time_columns(results), *_byte_and_loss_columns(results)], results.rows)
+    parts = (_time_columns, _byte_and_loss_columns, _memory_columns)
+    return tabulated([_NAMES, *(column for make in parts for column in make(results))], results.rows)
 
 
 def _time_columns(results: Results) -> list[Column[Row]]:
@@ -123,6 +125,14 @@ def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
         Column(heading="time to\ntarget", text=to_target, rank=lambda row: row.seconds_to_target),
         Column(heading="replicas\nidentical", text=_identical),
     ]
+
+
+def _memory_columns(results: Results) -> list[Column[Row]]:
+    def held(name: str, heading: str) -> Column[Row]:
+        return Column(heading=heading, text=lambda row: human_bytes(row.memory and getattr(row.memory, name)))
+
+    named = {"waiting": "residual\nmemory", "staging": "copies,\nbuffers", "scratch": "within\na step"}
+    return [held(name, heading) for name, heading in named.items()] if results.shards > 1 else []
 
 
 def _identical(row: Row) -> str:
@@ -193,6 +203,11 @@ def _notes(results: Results) -> list[str]:
         lines.append(
             f"{results.shards} shards, no replicas: measured has FSDP2's all-gathers of parameters, too; declared and "
             "dense are gradients alone, reduce-scattered. dense: FSDP2's own. exchange: all waiting."
+        )
+    if results.shards > 1:
+        lines.append(
+            "residual, copies, within a step: memory that thinwire's handle holds on the first worker, parameters as "
+            "they were gathered included; FSDP2 alone has none of it."
         )
     if any(row.gathers for row in results.rows):
         lines.append("gathers: parameters are gathered, and computed with, in bfloat16; fsdp_bf16: all of FSDP2 in it.")

@@ -49,6 +49,15 @@ class WireBytes:
     dense: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes that thinwire takes on the first worker: `thinwire.handle.MemoryUse`. Copies of parameters are staging."""
+
+    waiting: int
+    staging: int
+    scratch: int
+
+
 Point = tuple[float, float, float]
 """Training seconds and bytes sent per worker, both cumulative, and the held-out loss."""
 
@@ -81,7 +90,8 @@ class Row:
     median, what the first worker waits for in an outer step; ``waited_for`` has the seconds that each worker has waited
     for each, where one is slow or vanishes. ``served``, in the document if true: trained
     asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are not compared.
-    ``gathers``, in the document if not empty: how the parameters of a sharded model travelled.
+    ``gathers``, in the document if not empty: how the parameters of a sharded model travelled. ``memory``, in the
+    document if thinwire's handle has told it.
     """
 
     recipe: str
@@ -102,6 +112,7 @@ class Row:
     waited_for: tuple[tuple[float, ...], ...] | None = None
     served: bool = False
     gathers: str = ""
+    memory: Memory | None = None
 
     @property
     def label(self) -> str:
@@ -241,6 +252,7 @@ class Results:
             "waited_for": None,
             "served": False,
             "gathers": "",
+            "memory": None,
         }
         rows = [_without(_plain(asdict(row)), **absent) for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}

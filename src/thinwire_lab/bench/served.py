@@ -38,7 +38,7 @@ class Served:
     """See `worker.Run`. A trainer; losses are of the parameters that the first one has."""
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
-        self.meter, self.seconds = meter, 0.0
+        self.meter, self.seconds, self.handle = meter, 0.0, None
         self._problem, self._world = problem, job.trainers
         self._rank, self._slowness = int(os.environ["RANK"]), Slowness(job.slowness(int(os.environ["RANK"])))
         self._model = copy.deepcopy(problem.model)

@@ -41,10 +41,11 @@ class Sharded:
         self._optimizers = optimizers(job.optimizer, self._model, problem)
         if self._islands > 1:
             assert method.install_sharded is not None  # options have seen to that
-            method.install_sharded(self._model, whole, self._optimizers, job.scheduled_density)
+            self.handle = method.install_sharded(self._model, whole, self._optimizers, job.scheduled_density)
         else:
             assert method.install_scattered is not None
-            method.install_scattered(self._model, whole, self._optimizers, job.scheduled_density, job.gathers)
+            density = job.scheduled_density
+            self.handle = method.install_scattered(self._model, whole, self._optimizers, density, job.gathers)
 
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from thinwire.handle import Handle
 from thinwire_lab import problems
 from thinwire_lab.bench.data_parallel import DataParallel
 from thinwire_lab.bench.hybrid import Hybrid
@@ -25,6 +26,10 @@ class Run(Protocol):
 
     meter: Meter
     seconds: float
+
+    @property
+    def handle(self) -> Handle | None:
+        """What the row's method returned, if it is thinwire's."""
 
     def step(self, step: int) -> dict[str, float]:
         """Take a step, and return where its time and bytes went."""
@@ -73,7 +78,7 @@ def train(job: RowJob, run: Run, emit: Emit) -> None:
     """Train one row and emit its events.
 
     They are "step", "tail" (bytes of the previous step that left late), "loss", and at the end "done" with the
-    parameters that differ between ranks.
+    parameters that differ between ranks and the memory that thinwire takes.
     """
     for step in range(job.most_steps + 1):
         evaluate = step % job.every == 0 or step == job.steps
@@ -87,6 +92,7 @@ def train(job: RowJob, run: Run, emit: Emit) -> None:
                 break
         if step < job.most_steps:
             emit({"kind": "step", "step": step, **run.step(step)})
+    told = {"memory": run.handle.memory._asdict()} if run.handle else {}
     different, waited_for = run.differing(), getattr(run, "waited_for", None)
-    emit({"kind": "done", "different": different} | ({"waited_for": waited_for} if waited_for else {}))
+    emit({"kind": "done", "different": different} | told | ({"waited_for": waited_for} if waited_for else {}))
     gc.collect()  # the row's model is in a reference cycle, and may be large

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from thinwire_lab.bench.options import Setting
-from thinwire_lab.bench.results import Row
+from thinwire_lab.bench.results import Memory, Row
 from thinwire_lab.bench.rows import HEADER_BYTES, Record, percentiles, seconds_to
 
 
@@ -68,6 +68,13 @@ def test_dense_is_its_own_measure() -> None:
         fast.add(_step(step, exchange=0.0))
     fast.add({"kind": "loss", "step": 8, "seconds": 4.0, "bytes": 9, "loss": 3.5})
     assert _row(fast, dense).speedup_vs_dense == pytest.approx(dense.step_seconds.p50 / 0.5)
+
+
+def test_what_the_handle_holds_is_in_the_row() -> None:
+    record = _record()
+    assert _row(record).memory is None
+    record.add({"kind": "done", "different": [], "memory": {"waiting": 8, "staging": 2, "scratch": 1}})
+    assert _row(record).memory == Memory(waiting=8, staging=2, scratch=1)
 
 
 def test_a_different_replica_is_told() -> None:

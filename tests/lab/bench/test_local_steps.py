@@ -113,7 +113,7 @@ def test_workers_train_apart_and_send_at_outer_steps_alone(pair: Cluster, recipe
     assert losses[0] == losses[1]
     assert len(losses[0]) == 3
     assert losses[0][-1] < losses[0][0]
-    assert events[0][-1] == {"kind": "done", "different": []}
+    assert events[0][-1]["different"] == []
     sent = [event["sent_bytes"] for event in events[0] if event["kind"] == "step"]
     if recipe != "streaming_diloco":  # whose fragments take turns
         assert [bool(each) for each in sent] == [False, False, True] * 2

@@ -13,6 +13,7 @@ from thinwire_lab.bench import options
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.plots import loss_over_bytes
 from thinwire_lab.bench.report import html
+from thinwire_lab.bench.results import Memory
 from thinwire_lab.bench.rows import HEADER_BYTES
 from thinwire_lab.cli import app
 from thinwire_lab.cluster.local import Cluster
@@ -45,7 +46,7 @@ def test_islands_train_as_whole_replicas_do_and_their_links_carry_what_is_declar
     whole = _losses(_train(islands, recipe="dense")[0])
     for events in _train(islands, recipe="dense", shards=2):
         assert _losses(events) == pytest.approx(whole, rel=1e-4)
-        assert events[-1] == {"kind": "done", "different": []}
+        assert events[-1]["different"] == []
         step = next(event for event in events if event["kind"] == "step" and event["step"] == STEPS - 1)
         assert step["sent_bytes"] == step["dense_bytes"] == 4 * 834_416
         if "measured" not in step:
@@ -73,7 +74,7 @@ def test_any_recipe_keeps_the_shards_of_replicas_identical(islands: Cluster, row
     if row.get("optimizer") == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("this torch has no Muon")
     all_events = _train(islands, shards=2, **row)
-    assert all(events[-1] == {"kind": "done", "different": []} for events in all_events)
+    assert all(events[-1]["different"] == [] for events in all_events)
     first, *others = (_losses(events) for events in all_events)
     assert first[-1] < first[0]
     assert all(losses == first for losses in others)
@@ -90,7 +91,7 @@ def test_without_replicas_links_carry_parameters_twice_and_what_is_declared(alon
     whole, links = _losses(_train(alone, recipe="dense")[0]), {}
     for row in ({"recipe": "dense"}, {"recipe": "topk", "density": 0.01}):
         events = _train(alone, shards=2, **row)[0]
-        assert events[-1] == {"kind": "done", "different": []}
+        assert events[-1]["different"] == []
         step = next(event for event in events if event["kind"] == "step" and event["step"] == STEPS - 1)
         assert step["dense_bytes"] == 2 * 834_416
         if "measured" not in step:
@@ -118,6 +119,10 @@ def test_parameters_travel_as_gathers_say_and_losses_keep_their_digits(alone: Cl
     for each in losses:
         assert each == pytest.approx(native, rel=1e-3)
         assert [float(torch.tensor(loss).bfloat16()) for loss in each] != each
+    assert "memory" not in found[0][-1], "FSDP2 alone"
+    none, lossless, differences = (events[-1]["memory"]["staging"] for events in found[1:])
+    assert none == lossless
+    assert differences == none + 2 * 834_416 // 4 * 4, "a copy in bfloat16 on every rank"
     step = [next(e for e in events if e["kind"] == "step" and e["step"] == STEPS - 1) for events in found]
     if "measured" in step[0]:
         sent = [each["measured"] for each in step]
@@ -165,8 +170,13 @@ def test_who_names_no_recipes_gets_those_that_work_on_shards() -> None:
 
 def test_a_report_says_whose_bytes_they_are() -> None:
     results = example()
-    results = replace(results, environment={**results.environment, "shard": 2})
-    page = html(results)
+    first = replace(results.rows[0], memory=Memory(waiting=3000, staging=40_000, scratch=0))
+    results = replace(results, environment={**results.environment, "shard": 2}, rows=(first, *results.rows[1:]))
+    page, written = html(results), results.to_json()
+    assert "40.0 kB" in page
+    assert "3.00 kB" in page
+    assert written["rows"][0]["memory"] == {"waiting": 3000, "staging": 40_000, "scratch": 0}
+    assert "memory" not in written["rows"][1]
     assert "in islands of 2" in results.title
     assert "sent per step per island" in page
     assert "2 shards: bytes are what crosses between islands. dense: FSDP2" in page
