@@ -8,11 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire import kernels
 from thinwire.collectives import Group, all_gather, all_gather_plain
 from thinwire.integrations.training.gradients import gapless, local
 from thinwire.integrations.training.steps import Steps
+from thinwire.kernels.memory import kept
+from thinwire.waits import on_host
 
 _COLUMNS = 4096
+_ROWS = 64  # at a time in main memory: their products stay in the cache
 # 64-bit elements as two halves: weights are odd, so differences of 2⁶³ would cancel.
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
@@ -34,15 +38,28 @@ def differing(tensors: Mapping[str, Tensor], group: Group) -> list[str]:
 
 
 def digest(x: Tensor) -> Tensor:
-    """Return two int64 sums over the bits of `x`, weighted by row and by column (of 4096). Makes no copy."""
+    """Return a hash (0-dim int64) of the bits of `x` and where they are, the same on every device.
+
+    Rows of 4096 are multiplied by random numbers and summed. Sums are mixed and summed so, too: weights alone, such as
+    a row's plus a column's, cancel where the corners of a rectangle trade places.
+    """
     real = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
     flat = real.contiguous().view(-1)
-    bits = flat.view(_INTEGER[flat.element_size()])
-    whole = bits.numel() // _COLUMNS * _COLUMNS
-    table, rest = bits[:whole].view(-1, _COLUMNS), bits[whole:].to(torch.int64)
-    by_row = _weighted(table.sum(dim=1, dtype=torch.int64))
-    by_column = _weighted(table.sum(dim=0, dtype=torch.int64))
-    return torch.stack([by_row + _weighted(rest), by_column + rest.sum()])
+    bits, weights = flat.view(_INTEGER[flat.element_size()]), _weights(_COLUMNS, 0, x.device)
+    sums = []
+    for part in bits.split(_COLUMNS * (_ROWS if on_host(x) else _COLUMNS)):
+        padding = -part.numel() % _COLUMNS
+        whole = torch.nn.functional.pad(part, (0, padding)) if padding else part
+        sums.append((whole.view(-1, _COLUMNS) * weights).sum(dim=1))
+    rows = torch.cat(sums)
+    return ((rows ^ (rows >> 32)) * _weights(rows.numel(), 1, x.device)).sum()
+
+
+@kept
+def _weights(count: int, seed: int, device: torch.device) -> Tensor:
+    """Return random odd numbers (count), int64."""
+    places = torch.arange(count, device=device)
+    return kernels.mix(places, 2 * seed) << 32 | kernels.mix(places, 2 * seed + 1) | 1
 
 
 def start_alike(model: nn.Module, group: Group) -> None:
@@ -63,10 +80,6 @@ def rebroadcast_every(count: int, steps: Steps, group: Group) -> None:
         sent_for = step
 
     steps.on_kept.append(after_step)
-
-
-def _weighted(sums: Tensor) -> Tensor:
-    return (sums * (2 * torch.arange(sums.numel(), device=sums.device) + 1)).sum()
 
 
 @torch.no_grad()
