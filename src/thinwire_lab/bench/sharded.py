@@ -89,8 +89,13 @@ class Sharded:
         return mean
 
     def differing(self) -> list[str]:
-        """Compare this worker's shards with their replicas."""
-        return differing(dict(self._model.named_parameters()), self._replicas)
+        """Compare this worker's shards with their replicas, and what it gathers with what all others do."""
+        found = differing(dict(self._model.named_parameters()), self._replicas)
+        for module in self._model.modules():
+            if hasattr(module, "unshard"):
+                module.unshard()
+        whole = differing(dict(self._model.named_parameters()), self._island, self._replicas)
+        return sorted({*found, *whole})
 
 
 def _shard(model: nn.Module, over: Any, *, narrow: bool, gathered: bool) -> None:

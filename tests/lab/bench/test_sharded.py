@@ -3,20 +3,28 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import Ranks, mesh_of
 from test_report import example
 from typer.testing import CliRunner
 
-from thinwire_lab.bench import options
+from thinwire.integrations.sharding.coded import Coded
+from thinwire.integrations.sharding.copies import _Copy
+from thinwire_lab.bench import options, sharded
 from thinwire_lab.bench.methods import BENCHED
+from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.plots import loss_over_bytes
 from thinwire_lab.bench.report import html
 from thinwire_lab.bench.results import Memory
 from thinwire_lab.bench.rows import HEADER_BYTES
 from thinwire_lab.cli import app
+from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.local import Cluster
+from thinwire_lab.problems import build
 
 STEPS = 3
 JOB = {"steps": STEPS, "most_steps": STEPS, "every": STEPS}
@@ -127,6 +135,37 @@ def test_parameters_travel_as_gathers_say_and_losses_keep_their_digits(alone: Cl
     if "measured" in step[0]:
         sent = [each["measured"] for each in step]
         assert sent[0] > sent[1] > 1.1 * sent[2] > 1.4 * sent[3]
+
+
+KINDS = {"differences2": _Copy, "lossless": Coded}
+
+
+def _spoilt(gathers: str) -> list[list[str]]:
+    """Return what differs before and after one rank gathers something else."""
+    job = RowJob(recipe="bf16", density=1.0, steps=1, most_steps=1, every=1, shards=2, gathers=gathers)
+    kind: Any = KINDS[gathers]
+    found: list[list[str]] = []
+    bring = kind._bring
+
+    def spoilt(self: Any, rows: torch.Tensor, *args: Any) -> None:
+        bring(self, rows, *args)
+        rows.add_(1)
+
+    whole = mesh_of(1, dist.get_world_size(), names=("replicate", "shard"))
+    for how in (bring, spoilt if dist.get_rank() else bring):
+        with mock.patch.object(sharded, "mesh", return_value=whole):
+            run = sharded.Sharded(job, build("transformer", seed=0, scale=0.1), Meter())
+        run.step(0)
+        with mock.patch.object(kind, "_bring", how):
+            found.append(run.differing())
+    return found
+
+
+@pytest.mark.parametrize("gathers", KINDS)
+def test_a_rank_that_gathers_something_else_is_told(ranks: Ranks, gathers: str) -> None:
+    for before, after in ranks.run(2, _spoilt, gathers):
+        assert not before
+        assert after
 
 
 @pytest.mark.parametrize(
