@@ -24,7 +24,8 @@ class Backwards:
     """Follows the backward passes of the sharded `modules`, and has what they bring exchanged if it `exchanges`.
 
     `evaluate_together`: whether FSDP gathers over all ranks of the mesh, so that none evaluates without the others.
-    `on_start` is called when one begins, and `on_arrival` when FSDP has added to a gradient.
+    `on_start` is called when one begins, `on_arrival` when FSDP has added to a gradient, and `on_exchanged` after the
+    exchange.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class Backwards:
         evaluate_together: bool = False,
         on_start: Callable[[], None] = lambda: None,
         on_arrival: Callable[[str, nn.Parameter], None] = lambda name, p: None,
+        on_exchanged: Callable[[], None] = lambda: None,
     ) -> None:
         self._modules, self._attachment, self._groups, self._arrivals = modules, attachment, groups, arrivals
         self._exchanges, self._on_start, self._on_arrival = exchanges, on_start, on_arrival
+        self._on_exchanged = on_exchanged
         self._queued = self._agreed = self._now = False
         self._evaluated = not evaluate_together
         self._hooks = [module.register_forward_hook(self._after_forward) for module in modules]
@@ -124,6 +127,7 @@ class Backwards:
             if not self._agreed:
                 self._agree()
             self._arrivals.exchange()
+            self._on_exchanged()
 
     def _agree(self) -> None:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""

@@ -2,27 +2,33 @@
 
 Who writes to a shard cannot be seen in its version counter: optimizers that step many tensors in one call, and
 `p.data`, leave that as it is. So ranks compare digests of their shards' bits: before and after an optimizer's step, and
-when a forward pass begins. A shard that only optimizers have changed is sent as a difference, any other exactly.
+at the first gather of a forward pass. A shard that only optimizers have changed is sent as a difference, any other
+exactly.
 """
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
+from typing_extensions import override
 
 from thinwire import trace
 from thinwire.collectives import Group, all_gather
 from thinwire.gathers import Differences
 from thinwire.integrations.sharding.fsdp import gathered_together
+from thinwire.integrations.sharding.lane import Gather, Lane, Step
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import observe, stop_observing
 from thinwire.kernels.memory import constant
 from thinwire.waits import Verdict, noting, on_host
+
+_log = logging.getLogger("thinwire")
 
 NOTHING, DIFFERENCE, EXACT = range(3)
 """What a parameter's next gather sends."""
@@ -32,16 +38,18 @@ NOTHING, DIFFERENCE, EXACT = range(3)
 class Copies:
     """Has the all-gathers of `modules`, on which `fully_shard` was called, send through `how`; see `Differences`.
 
-    One message of a byte for each parameter goes ahead of every forward pass: what has changed on which rank. In a
-    backward pass the copies of its forward are used.
+    One message of a byte for each parameter goes ahead of a forward pass's first gather: what has changed on which
+    rank. In a backward pass the copies of its forward are used. `groups`: the ranks that gather together, then those of
+    other islands that hold the same shards, if any.
     """
 
     def __init__(
-        self, modules: Sequence[Any], how: Differences, group: Group, names: Mapping[nn.Parameter, str]
+        self, modules: Sequence[Any], how: Differences, groups: Sequence[Group], names: Mapping[nn.Parameter, str]
     ) -> None:
-        self._group, self._names = group, names
+        self._groups, self._names, self._lane = groups, names, Lane(groups[0])
         self._verdict, self._agreements = Verdict(), 0
-        copies = [_Copy(p, how, group, self._verdict, self._agree_outside) for p in map(gathered_together, modules)]
+        held = map(gathered_together, modules)
+        copies = [_Copy(p, how, self._verdict, self._lane, groups[0].rank(), self._agreement) for p in held]
         self._copies = [each for each in copies if each.parameters]
         for module, copy in zip(modules, copies, strict=True):
             module.set_custom_all_gather(copy)
@@ -49,6 +57,7 @@ class Copies:
         self._gathered = self._known = self._digests(list(self._place))
         self._written = self._gathered.new_ones(len(self._place), dtype=torch.bool)
         self._outermost: weakref.ref[nn.Module] | None = None
+        self._agreed = False
         self._hooks = [module.register_forward_pre_hook(self._before_forward, prepend=True) for module in modules]
         self._hooks += [module.register_forward_hook(self._after_forward, always_call=True) for module in modules]
         observe(self)
@@ -69,22 +78,46 @@ class Copies:
 
     def differing(self) -> list[str]:
         """Return the names of the parameters whose copies differ between ranks; a collective."""
+        self._wait()
         device = self._written.device
         found = {self._names[p]: x.to(device) for each in self._copies for p, x in each.of_parameters()}
-        return differing(found, self._group)
+        return differing(found, *self._groups)
+
+    def compare(self) -> None:
+        """Have the next gathers send exactly what not all islands have sent alike; a collective of them all.
+
+        Whoever calls `refresh` in one island alone has it compute with another copy until then.
+        """
+        for others in self._groups[1:]:
+            sent = torch.tensor([n % 256 for each in self._copies for n in each.since], dtype=torch.uint8)
+            mine = sent.to(self._written.device)
+            rows = mine.new_empty(others.size(), len(mine))
+            all_gather(rows.view(-1), mine, others).wait()
+            apart = (rows != mine).any(dim=0)
+            self._written |= apart
+            if apart.any():
+                _log.warning(
+                    "the copies of %d parameters differ between islands, as after refresh() or state_dict() in one "
+                    "of them alone: the next gathers send them exactly. Call these on every rank",
+                    int(apart.sum()),
+                )
 
     def remove(self) -> None:
         """Have gathers send parameters as they are, and drop the copies."""
         stop_observing(self)
         while self._hooks:
             self._hooks.pop().remove()
+        self._wait()
         for each in self._copies:
             each.retire()
+
+    def _wait(self) -> None:
+        self._lane.start(self._known).wait()
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what somebody else has written before this optimizer steps."""
         at, now = self._of(optimizer)
-        self._written[at] |= (now != self._known[at]).any(dim=1)
+        self._written[at] |= now != self._known[at]
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Note what the optimizer has written."""
@@ -106,68 +139,66 @@ class Copies:
             return
         outermost = self._outermost and self._outermost()
         if outermost is None or outermost is module:
-            self._outermost = weakref.ref(module)
-            self._agree()
+            self._outermost, self._agreed = weakref.ref(module), False
 
     @untraced  # nor does Dynamo trace FSDP's own hooks
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if self._outermost and self._outermost() is module:
             self._outermost = None
 
-    def _agree_outside(self) -> None:
-        """Agree if somebody gathers outside of any forward and backward pass, as `module.unshard()` does."""
-        if self._outermost is None and not _in_backward():
-            self._agree()
-
     @torch.inference_mode(False)
-    @torch.no_grad()
-    def _agree(self) -> None:
-        """Agree on what every parameter's next gather sends."""
+    def _agreement(self) -> Sequence[Step]:
+        """Return what has ranks agree on what every parameter's next gather sends, if it is time to.
+
+        That is once in a forward pass and never in backward, but before each gather outside, as of `module.unshard()`.
+        """
+        if _in_backward() or (self._outermost is not None and self._agreed):
+            return ()
         now = self._digests(list(self._place))
-        spoilt = torch.cat([each.spoilt().expand(len(each.parameters)) for each in self._copies])
-        exact = self._written | spoilt | (now != self._known).any(dim=1)
-        changed = (now != self._gathered).any(dim=1)
-        mine = torch.where(exact, EXACT, changed * DIFFERENCE).to(torch.uint8)
-        everyone = mine.new_empty(self._group.size() * len(mine))
-        all_gather(everyone, mine, self._group).wait()
-        self._agreements += (nbytes := (self._group.size() - 1) * mine.nbytes)
+        exact = self._written | (now != self._known)
+        self._agreed, self._known, self._written = True, now, torch.zeros_like(exact)
+        return (partial(self._agree, exact, now),)
+
+    def _agree(self, exact: Tensor, now: Tensor, group: Group) -> None:
+        spoilt = torch.cat([each.spoilt.to(now.device).expand(len(each.parameters)) for each in self._copies])
+        changed = now != self._gathered
+        mine = torch.where(exact | spoilt, EXACT, changed * DIFFERENCE).to(torch.uint8)
+        everyone = mine.new_empty(group.size() * len(mine))
+        all_gather(everyone, mine, group).wait()
+        self._agreements += (nbytes := (group.size() - 1) * mine.nbytes)
         trace.count("gathered_bytes", nbytes)
-        modes = everyone.view(self._group.size(), -1).amax(dim=0).tolist()
-        self._verdict.read()
-        self._verdict.clear()
+        modes = everyone.view(group.size(), -1).amax(dim=0).tolist()
         for each in self._copies:
             each.want([modes[self._place[p]] for p in each.parameters])
-        self._known = self._gathered = now
-        self._written.zero_()
+        self._gathered = now
+        self._verdict.read()
+        self._verdict.clear()
 
 
 @final
-class _Copy:
-    """The copy of what one `fully_shard` gathers; FSDP calls it in place of its all-gather.
+class _Copy(Gather):
+    """The copy of what one `fully_shard` gathers.
 
-    Its `rows` have each rank's shards, one after another and padded, as FSDP gathers them.
+    Its `rows` have each rank's shards, one after another and padded, as FSDP gathers them. `since`: how many
+    differences each parameter has taken since it was exact. `spoilt`: whether this rank's last difference was not
+    finite (1).
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         how: Differences,
-        group: Group,
         verdict: Verdict,
-        prepare: Callable[[], None],
+        lane: Lane,
+        rank: int,
+        first: Callable[[], Sequence[Step]],
     ) -> None:
-        self.parameters, self._how, self._verdict, self._prepare = parameters, how, verdict, prepare
-        self._size, self._rank = group.size(), group.rank()
-        self._lengths = [-(-p.shape[0] // self._size) * p.shape[1:].numel() for p in parameters]
-        self._modes = [EXACT] * len(parameters)
-        self._retired, self._spoilt, self.sent_bytes = False, torch.zeros((), dtype=torch.bool), 0
+        super().__init__(lane)
+        self.parameters, self._how, self._verdict, self._rank, self._agreement = parameters, how, verdict, rank, first
+        self._lengths = [-(-p.shape[0] // lane.size) * p.shape[1:].numel() for p in parameters]
+        self._modes, self.since = [EXACT] * len(parameters), [0] * len(parameters)
+        self.spoilt = torch.zeros(1, dtype=torch.bool)
         self.rows: Tensor | None = None
-        self._ready: Any = None
-
-    def spoilt(self) -> Tensor:
-        """Return whether this rank's last difference was not finite, on the device of its parameters (1)."""
-        with self._in_order(self.parameters[0]):
-            return self._spoilt.to(self.parameters[0].device)[None]
 
     def want(self, modes: Sequence[int]) -> None:
         """Note what the next gather is to send for each parameter, unless more is due already."""
@@ -178,27 +209,16 @@ class _Copy:
         if self.rows is not None:
             yield from zip(self.parameters, self.rows.split(self._lengths, dim=1), strict=True)
 
+    @override
     def retire(self) -> None:
-        """Have gathers send parameters as they are from now on."""
-        self._retired, self.rows = True, None
+        super().retire()
+        self.rows = None
 
-    @torch.inference_mode(False)
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for what is gathered."""
-        return torch.empty(*size, dtype=dtype, device=device)
+    @override
+    def _first(self) -> Sequence[Step]:
+        return self._agreement()
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> None:
-        """Bring the copy up to date, and give it as what was gathered."""
-        if self._retired or group.size() != self._size:  # FSDP gathers what has been gathered, in a smaller mesh
-            all_gather(output_tensor, input_tensor, group).wait()
-            return
-        self._prepare()
-        with self._in_order(input_tensor), noting(self._verdict):
-            self._bring(output_tensor.view(self._size, -1), input_tensor, group)
-            self._modes = [NOTHING] * len(self._modes)
-
+    @override
     def _bring(self, rows: Tensor, x: Tensor, group: Group) -> None:
         modes = self._modes
         if self.rows is None:
@@ -215,31 +235,25 @@ class _Copy:
             for place, arrived in self._columns(rows, exact, self._arrived(whole, group)):
                 place.copy_(arrived)
         if difference is not None:
-            payload = self._how.encode(difference, [self._lengths[i] for i in moved])
-            self._spoilt = ~payload.values.isfinite().all()
-            values = payload.of_each(self._arrived(payload.to_buffer(), group))
+            with noting(self._verdict):
+                payload = self._how.encode(difference, [self._lengths[i] for i in moved])
+                self.spoilt = ~payload.values.isfinite().all()[None]
+                values = payload.of_each(self._arrived(payload.to_buffer(), group))
             for place, arrived in self._columns(rows, moved, values):
                 place.add_(arrived)
         elif exact:
-            self._spoilt = torch.zeros_like(self._spoilt)
+            self.spoilt = torch.zeros_like(self.spoilt)
         if exact or moved:
             self._keep(rows)
+        self.since = [(n + mode) * (mode != EXACT) for mode, n in zip(modes, self.since, strict=True)]
+        self._modes = [NOTHING] * len(modes)
 
     def _difference(self, parts: Sequence[Tensor], moved: Sequence[int]) -> Tensor:
         assert self.rows is not None  # else all is sent exactly
         wide = torch.promote_types(parts[0].dtype, torch.float32)
         held = self.rows[self._rank].to(parts[0].device, non_blocking=True).split(self._lengths)
-        return torch.cat([parts[i].to(wide) - held[i].to(wide) for i in moved])
-
-    def _arrived(self, mine: Tensor, group: Group) -> Tensor:
-        """Return what each rank sends, as rows."""
-        arriving = mine.new_empty(self._size, mine.numel())
-        with trace.span("gather"):
-            all_gather(arriving.view(-1), mine, group).wait()
-        nbytes = (self._size - 1) * mine.nbytes
-        trace.count("gathered_bytes", nbytes)
-        self.sent_bytes += nbytes
-        return arriving
+        pairs = [(parts[i].to(wide), held[i].to(wide)) for i in moved]
+        return torch.cat([(x - y).masked_fill_(x == y, 0) for x, y in pairs])  # not so where an infinity stays
 
     def _columns(self, rows: Tensor, which: Sequence[int], values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the columns of these parameters, each with its part of `values`; neighbours are joined."""
@@ -255,18 +269,6 @@ class _Copy:
             device = "cpu" if host else rows.device
             self.rows = torch.empty(rows.shape, dtype=rows.dtype, device=device, pin_memory=on_gpu and host)
         self.rows.copy_(rows, non_blocking=True)
-
-    @contextmanager
-    def _in_order(self, x: Tensor) -> Iterator[None]:
-        """Have the current stream go on where the last one left the copy."""
-        if not x.is_cuda:
-            yield
-            return
-        stream = torch.cuda.current_stream(x.device)
-        if self._ready is not None:
-            stream.wait_event(self._ready)
-        yield
-        self._ready = stream.record_event()
 
 
 def _in_backward() -> bool:

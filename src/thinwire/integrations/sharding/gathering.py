@@ -1,6 +1,7 @@
 """What handles of sharded models have in common whose all-gathers may go through thinwire."""
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,9 @@ from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import sharded_modules
 
+_at_work: "weakref.WeakKeyDictionary[nn.Module, Copies | Coded]" = weakref.WeakKeyDictionary()
+"""What gathers the parameters of each module that `fully_shard` was called with, if FSDP does not."""
+
 
 class Gathering(Served):
     """A handle that knows how parameters are gathered."""
@@ -23,13 +27,22 @@ class Gathering(Served):
     _backwards: Backwards
     _gathers: Copies | Coded | None = None
 
-    def _gather(self, model: nn.Module, how: Gathers | None, group: Group) -> None:
-        """Have the all-gathers of this model over `group` travel so. None, or a rank alone, leaves them as they are."""
+    def _gather(self, model: nn.Module, how: Gathers | None, groups: Sequence[Group]) -> None:
+        """Have the all-gathers of this model over the first group travel so; see `Copies`.
+
+        None, or a rank alone, leaves them as they are. What an earlier handle has them do ends.
+        """
         modules, names = sharded_modules(model), {p: name for name, p in model.named_parameters()}
-        if isinstance(how, Differences) and group.size() > 1:
-            self._gathers = Copies(modules, how, group, names)
-        elif isinstance(how, Lossless) and group.size() > 1:
-            self._gathers = Coded(modules, how, group, names)
+        for earlier in {_at_work.pop(module) for module in modules if module in _at_work}:
+            earlier.remove()
+        if not groups or groups[0].size() == 1:
+            return
+        if isinstance(how, Differences):
+            self._gathers = Copies(modules, how, groups, names)
+        elif isinstance(how, Lossless):
+            self._gathers = Coded(modules, how, groups, names)
+        if self._gathers:
+            _at_work.update(dict.fromkeys(modules, self._gathers))
 
     @property
     def gathered_bytes(self) -> int:
@@ -37,7 +50,10 @@ class Gathering(Served):
         return self._gathers.sent_bytes if self._gathers else 0
 
     def refresh(self) -> None:
-        """Have the next gathers send parameters exactly. One rank's call will do. Loading and saving call it."""
+        """Have the next gathers send parameters exactly. Loading and saving call it.
+
+        One rank's call will do, or one in each island.
+        """
         if self._gathers:
             self._gathers.refresh()
 
@@ -64,6 +80,11 @@ class Gathering(Served):
 
     def _differing(self) -> list[str]:
         return self.attachment.differing_parameters()
+
+    def _compare_gathers(self) -> None:
+        """Have islands that have sent parameters unlike send them exactly; a collective of all of them."""
+        if self._gathers:
+            self._gathers.compare()
 
     def _leave_gathers(self) -> None:
         """Have gathers send parameters as they are."""

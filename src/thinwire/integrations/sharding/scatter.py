@@ -60,7 +60,7 @@ class Scattered(Gathering):
         overlap: bool,
     ) -> None:
         self.attachment, self._contributions = attachment, contributions
-        self._gather(model, gathers, attachment.group)
+        self._gather(model, gathers, [attachment.group])
         attachment.serve(model)
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))

@@ -58,11 +58,17 @@ class Shards(Gathering):
         overlap: bool,
     ) -> None:
         self.attachment = attachment
-        self._gather(model, gathers, *(island or [attachment.group]))
+        self._gather(model, gathers, [*island, attachment.group] if island else [])
         attachment.serve(model)
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
-        self._backwards = Backwards(sharded_modules(model), attachment, self.layout.groups, self._arrivals)
+        self._backwards = Backwards(
+            sharded_modules(model),
+            attachment,
+            self.layout.groups,
+            self._arrivals,
+            on_exchanged=self._compare_gathers,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of this rank's shards, and its step, in plain containers. Save it on every rank."""

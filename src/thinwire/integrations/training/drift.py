@@ -3,6 +3,7 @@
 import weakref
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,19 +22,31 @@ _ROWS = 64  # at a time in main memory: their products stay in the cache
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
-def differing(tensors: Mapping[str, Tensor], group: Group) -> list[str]:
-    """Return, alike on every rank, the names of tensors whose bits differ or that some ranks lack; a collective."""
-    everyone = all_gather_plain(zlib.crc32("\n".join(tensors).encode()), group)
-    if everyone.count(everyone[0]) < len(everyone):
-        named = [set(names) for names in all_gather_plain(list(tensors), group)]
+def differing(tensors: Mapping[str, Tensor], *groups: Group) -> list[str]:
+    """Return, alike on every rank, the names of tensors whose bits differ or that some ranks lack; a collective.
+
+    Of several groups, as of a mesh's dimensions, all ranks that they reach one after another are compared.
+    """
+
+    def everyone(mine: Any) -> list[Any]:
+        found = [mine]
+        for group in groups:
+            found = [each for part in all_gather_plain(found, group) for each in part]
+        return found
+
+    sums = everyone(zlib.crc32("\n".join(tensors).encode()))
+    if sums.count(sums[0]) < len(sums):
+        named = [set(names) for names in everyone(list(tensors))]
         common = set.intersection(*named)
-        return sorted(set.union(*named) - common) + differing({n: tensors[n] for n in sorted(common)}, group)
+        return sorted(set.union(*named) - common) + differing({n: tensors[n] for n in sorted(common)}, *groups)
     if not tensors:
         return []
-    mine = torch.stack([digest(local(tensor)) for tensor in tensors.values()]).view(torch.uint8).view(-1)
-    rows = mine.new_empty(group.size(), mine.numel())
-    all_gather(rows.view(-1), mine, group).wait()
-    same = (rows == rows[0]).view(group.size(), len(tensors), -1).all(dim=2).all(dim=0)
+    rows = torch.stack([digest(local(tensor)) for tensor in tensors.values()]).view(torch.uint8)
+    for group in groups:
+        mine, rows = rows, rows.new_empty(group.size() * rows.numel())
+        all_gather(rows, mine, group).wait()
+    table = rows.view(-1, len(tensors), 8)
+    same = (table == table[0]).all(dim=2).all(dim=0)
     return [name for name, equal in zip(tensors, same.tolist(), strict=True) if not equal]
 
 

@@ -1,0 +1,110 @@
+"""Gathers beside the computation: what FSDP starts goes on in a thread until FSDP waits for it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from thinwire import trace
+from thinwire.collectives import Group, all_gather, communication_thread
+
+Step = Callable[[Group], None]
+
+
+@final
+class Started(dist.Work):
+    """A gather that has been started. FSDP waits for the work that its all-gather returns, if it is one of torch's."""
+
+    def __init__(self, future: "Future[Any]") -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: object = None) -> bool:
+        """Wait, and raise what it raised; on a GPU, have the current stream wait for it."""
+        done = self._future.wait()
+        if isinstance(done, torch.cuda.Event):
+            torch.cuda.current_stream().wait_event(done)
+        return True
+
+
+@final
+class Lane:
+    """Works through gathers in the order they were started, with a group and, on a GPU, a stream of its own.
+
+    Making one is a collective. What a gather reads and writes must be kept until it has been waited for.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._thread, self.size = communication_thread(group), group.size()
+        self._stream: torch.cuda.Stream | None = None
+
+    def start(self, x: Tensor, *steps: Step) -> Started:
+        """Start these steps, on the device of `x`, once what the current stream has been given is done.
+
+        Without any, the wait is for all that has been started before.
+        """
+        ready = None
+        if x.is_cuda:
+            self._stream = self._stream or torch.cuda.Stream(x.device)
+            ready = torch.cuda.current_stream(x.device).record_event()
+        return Started(self._thread.submit(partial(self._run, steps, ready), torch.device("cpu")))
+
+    @torch.no_grad()
+    def _run(self, steps: tuple[Step, ...], ready: torch.cuda.Event | None, group: Group) -> torch.cuda.Event | None:
+        with torch.cuda.stream(self._stream):  # None leaves the stream as it is
+            if self._stream is not None and ready is not None:
+                self._stream.wait_event(ready)
+            for step in steps:
+                step(group)
+            return None if self._stream is None else self._stream.record_event()
+
+
+class Gather(ABC):
+    """What FSDP calls in place of its all-gather; see torch's `FSDPModule.set_custom_all_gather`."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane, self.sent_bytes, self._retired = lane, 0, False
+
+    def retire(self) -> None:
+        """Have FSDP gather parameters as they are from now on."""
+        self._retired = True
+
+    @torch.inference_mode(False)
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for what is gathered."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    @torch.inference_mode(False)
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> Started:
+        """Start gathering. In main memory, wait for it unless FSDP is to; a GPU's host never waits in here."""
+        if self._retired or group.size() != self.lane.size:  # FSDP gathers what has been gathered, in a smaller mesh
+            started = Started(all_gather(output_tensor, input_tensor, group))
+        else:
+            bring = partial(self._bring, output_tensor.view(group.size(), -1), input_tensor)
+            started = self.lane.start(input_tensor, *self._first(), bring)
+        if not async_op and not input_tensor.is_cuda:
+            started.wait()
+        return started
+
+    def _first(self) -> Sequence[Step]:
+        """Return what comes before this gather."""
+        return ()
+
+    @abstractmethod
+    def _bring(self, rows: Tensor, x: Tensor, group: Group) -> None:
+        """Write every rank's `x` into its row. `x` lies in this rank's."""
+
+    def _arrived(self, mine: Tensor, group: Group) -> Tensor:
+        """Return what each rank sends, as rows."""
+        arriving = mine.new_empty(group.size(), mine.numel())
+        with trace.span("gather"):
+            all_gather(arriving.view(-1), mine, group).wait()
+        nbytes = (group.size() - 1) * mine.nbytes
+        trace.count("gathered_bytes", nbytes)
+        self.sent_bytes += nbytes
+        return arriving
