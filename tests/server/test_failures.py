@@ -215,6 +215,7 @@ def test_a_full_disk_is_survived_and_leaves_no_half_file(tmp_path: Path, monkeyp
     assert full.wait(10)
     monkeypatch.setattr(torch, "save", save)
     assert trainer.settle(10)
+    server.close()  # or it writes the next
     assert {each.name for each in tmp_path.iterdir()} - KEYS <= {"checkpoint", "checkpoint.previous"}
 
 
@@ -260,7 +261,7 @@ def test_an_update_that_cannot_be_encoded_leaves_no_gap() -> None:
 def test_a_server_that_keeps_hanging_up_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     server = started()
     trainer = joined(server, reconnect=1.0)
-    trainer._number = 5  # as if updates had been lost on the way to the log
+    monkeypatch.setattr(Session, "_update", lambda session, _: session.end(Kind.END, "no"))
     trainer.model.give(gradients(1)[0])  # type: ignore[operator]
     began = time.monotonic()
     with pytest.raises(ServerError, match="closes the connection whenever"):
@@ -342,11 +343,14 @@ def test_strangers_do_not_keep_trainers_out() -> None:
         each.close()
 
 
-def test_closing_does_not_wait_for_a_server_that_is_gone() -> None:
+@pytest.mark.parametrize("gone", [True, False])
+def test_closing_does_not_wait_for_a_server_that_is_gone_or_fails(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     server = started()
     trainer = joined(server, reconnect=600.0)
-    server.close()
-    time.sleep(0.5)
+    monkeypatch.setattr(Session, "take", lambda session, _: session.end(Kind.REFUSED, "the server has failed"))
+    if gone:
+        server.close()
+        time.sleep(0.5)
     closing = threading.Thread(target=trainer.close, daemon=True)
     closing.start()
     closing.join(10)
@@ -471,6 +475,11 @@ sys.stdin.read()
 """
 
 
+def _busy_threads() -> list[Path]:
+    """Return the threads of this process in which libzmq sends and receives."""
+    return [each for each in Path("/proc/self/task").iterdir() if "ZMQbg/IO" in (each / "comm").read_text()]
+
+
 def _sleeps(status: TextIO) -> int:
     """Return how often a thread has waited for something."""
     status.seek(0)
@@ -479,7 +488,8 @@ def _sleeps(status: TextIO) -> int:
 
 def test_without_descriptors_a_server_goes_on_and_does_not_spin(tmp_path: Path) -> None:
     server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
-    (task,) = (each for each in Path("/proc/self/task").iterdir() if "ZMQbg/IO" in (each / "comm").read_text())
+    assert soon(lambda: len(_busy_threads()) == 1)  # it names itself when it begins
+    (task,) = _busy_threads()
     trainer, port, limits = joined(server), server.address.split(":")[1], resource.getrlimit(resource.RLIMIT_NOFILE)
     status = (task / "status").open()
     trainer.model.give(gradients(1)[0])  # type: ignore[operator]

@@ -6,16 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import final
+from functools import partial
+from typing import NamedTuple, final
 
 from torch import Tensor, nn
 
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.trainer.copy import Base, Copy
 from thinwire.trainer.fetched import Rows
-from thinwire.trainer.log import Log, Sent
 from thinwire.trainer.uplink import Uplink
 from thinwire.wire.entries import asking, most
 from thinwire.wire.frames import ACKNOWLEDGED, LIFE, NONE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind
@@ -40,6 +40,14 @@ class Settings:
     room: int
 
 
+class Sent(NamedTuple):
+    """An update: on what it was computed, and what it says."""
+
+    base: Base
+    flags: Flag
+    body: Sequence[Bytes]
+
+
 @final
 class Channel:
     """Sends updates to one server, in order, and writes its answers into the trainer's `copy`.
@@ -51,11 +59,14 @@ class Channel:
     def __init__(self, settings: Settings, layout: Layout, model: nn.Module) -> None:
         self._settings, self.copy, self.rows = settings, Copy(layout, model), Rows(layout, model)
         self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
-        self._changed, self._bell, self._log = threading.Condition(), Bell(), Log()
+        self._changed, self._bell = threading.Condition(), Bell()
+        self._log, self._logged = dict[int, Sent](), 0  # updates that are not on disk, by number, and their bytes
+        self._open, self._questions = dict[int, Sequence[Tensor]](), 0  # rows that are asked for, by question
         self._floors, self._life, self._counted = list[int](), 0, (0, 0)
-        self._added = self._questions = self._answered = self.saved = self.dropped = 0
+        self._sent = self._answered = self._asked = 0  # the latest update and question, over this connection
+        self._repeated = 0  # up to which number updates are sent again
+        self.saved = self.dropped = 0
         """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
-        self._unanswered = self._done = self._repeated = 0  # over this connection; repeated: up to which again
         self._full = self._goodbye = False
         self._sound, self._deadline = True, 0.0  # whether a loss now is one of its own, and until when it is borne
         self._closed = threading.Event()
@@ -73,8 +84,7 @@ class Channel:
     @property
     def staged_bytes(self) -> int:
         """Bytes of the updates that may have to be sent once more, and of the vectors that are encoded."""
-        with self._changed:
-            return self._log.nbytes + self.uplink.staged
+        return self._logged + self.uplink.staged
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -86,13 +96,12 @@ class Channel:
         """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
         size, room = sum(map(len, body)), self._settings.room
         with self._changed:
-            self._full = self._log.nbytes + size > room // 2
+            self._full = self._logged + size > room // 2
             self._bell.ring()
-            self._changed.wait_for(lambda: self._error or not self._log or self._log.nbytes + size <= room)
+            self._changed.wait_for(lambda: self._error or not self._log or self._logged + size <= room)
             self.check()
-            version = min((base.version, *self._floors[base.joins :]))
-            self._log.add(Sent(kind=Kind.UPDATE, number=number, version=version, flags=flags, body=body))
-            self._added = number
+            self._log[number] = Sent(base, flags, body)
+            self._logged += size
         self._bell.ring()
 
     def wait(self, number: int) -> None:
@@ -102,11 +111,10 @@ class Channel:
 
     def fetch(self, keys: Sequence[Tensor]) -> int:
         """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
-        body = pack([asking(entry, x) for entry, x in zip(self.layout.fetched, keys, strict=True)])
         with self._changed:
             self.check()
             self._questions += 1
-            self._log.add(Sent(kind=Kind.FETCH, number=self._questions, body=body, keys=keys))
+            self._open[self._questions] = keys
             number = self._questions
         self._bell.ring()
         return number
@@ -114,7 +122,7 @@ class Channel:
     def wait_for_rows(self, number: int) -> None:
         """Wait until question `number` is answered. Raises ServerError if it never will be."""
         with self._changed:
-            self._wait_for(lambda: number not in self._log.open)
+            self._wait_for(lambda: number not in self._open)
 
     def settle(self, seconds: float) -> bool:
         """Wait until nothing is logged, at most so long. Return whether it is so."""
@@ -156,12 +164,14 @@ class Channel:
                     if self._closed.is_set():
                         return
                     self._lost(error)
+            if self._goodbye and self._link is not None:
+                self._link.send(Kind.BYE)  # END shows that all has arrived
+                while (frame := self._link.receive()) is None or frame.kind not in (Kind.END, Kind.REFUSED):
+                    pass
         except Exception as error:
             self._fail(error)
         finally:
             if self._link is not None:
-                if self._goodbye:
-                    _take_leave(self._link)
                 self._link.close()
 
     def _converse(self) -> None:
@@ -170,31 +180,37 @@ class Channel:
             link, welcome = called(self._settings, self.layout, self._bell, self._closed)
             self._link = link
             self._welcomed(welcome)
-        while not self._over() and (item := self._due()) is not None:
-            brief = item.kind is Kind.UPDATE and item.number <= self._repeated and item.number < self._added
-            flags = item.flags | (Flag.BRIEF if brief else NONE)
-            link.send(item.kind, *item.body, number=item.number, version=item.version, flags=flags)
+        while not self._over() and (send := self._due(link)) is not None:
+            send()
         if not self._over() and (frame := link.receive()) is not None:
             self._take(frame)
 
     def _over(self) -> bool:
-        """Whether this was closed, and all has been sent before a BYE."""
+        """Whether this was closed, and all updates have been sent before a BYE."""
         with self._changed:
-            return self._closed.is_set() and not (self._goodbye and self._log.next())
+            return self._closed.is_set() and not (self._goodbye and self._sent + 1 in self._log)
 
-    def _due(self) -> Sent | None:
-        """Return what is to be sent now, if anything is, and note that it is."""
+    def _due(self, link: Link) -> Callable[[], None] | None:
+        """Return what sends what is due now, if anything is, and note that it is under way: updates go first."""
         with self._changed:
             if self._full:
                 self._full = False
-                return Sent(kind=Kind.PING, number=0, body=(), flags=Flag.SAVE)
-            item = self._log.next()
-            if item is None:
-                self._sound |= self._done == self._added and not self._log.open
-            elif self._unanswered < WINDOW:
-                self._unanswered += 1
-                self._log.under_way += 1
-                return item
+                return partial(link.send, Kind.PING, flags=Flag.SAVE)
+            unanswered = self._sent - self._answered + sum(number <= self._asked for number in self._open)
+            update = self._log.get(self._sent + 1)
+            question = next((number for number in self._open if number > self._asked), None)
+            if update is None and question is None:
+                self._sound |= not unanswered
+            elif update is not None and unanswered < WINDOW:
+                self._sent = number = self._sent + 1
+                version = min((update.base.version, *self._floors[update.base.joins :]))
+                brief = Flag.BRIEF if number <= self._repeated and number + 1 in self._log else NONE
+                flags = update.flags | brief
+                return partial(link.send, Kind.UPDATE, *update.body, number=number, version=version, flags=flags)
+            elif question is not None and unanswered < WINDOW:
+                self._asked = question
+                keys = zip(self.layout.fetched, self._open[question], strict=True)
+                return partial(link.send, Kind.FETCH, *pack([asking(*each) for each in keys]), number=question)
             return None
 
     def _fail(self, error: Exception) -> None:
@@ -237,38 +253,34 @@ class Channel:
         floor = frame.version if life == self._life else restored  # to which the server went back
         self.rows.rejoined(floor)
         with self._changed:
-            self._life, self._repeated = life, self._added
-            self._unanswered, self._done = 0, applied
-            self._answered = max(self._answered, applied)
+            self._life, self._repeated = life, next(reversed(self._log), 0)
+            self._sent = self._answered = applied
+            self._asked = 0
             self._floors.append(floor)
-            self._log.restart(applied, floor)
             self._forget(durable)
 
     def _take(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.PARAMETERS:
-                applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
+                _, durable = ACKNOWLEDGED.unpack_from(frame.body)
                 if not frame.flags & Flag.BRIEF:
                     base = Base(frame.version, len(self._floors))
                     self.copy.take(frame.body[ACKNOWLEDGED.size :], base, frame.number)
                 with self._changed:
-                    self._done, self._sound = max(self._done, frame.number), True
-                    self._unanswered -= 1
-                    self._answered = max(self._answered, min(applied, frame.number))
+                    self._answered, self._sound = frame.number, True
                     self.dropped += bool(frame.flags & Flag.DROPPED)
                     self._forget(durable)
             case Kind.PING:
                 with self._changed:
                     self._forget(frame.number)
             case Kind.ROWS:
-                if (asked := self._log.open.get(frame.number)) is None:
+                if (asked := self._open.get(frame.number)) is None:
                     raise FrameError(f"rows for request {frame.number}, which is not open")
-                self.rows.take(asked.keys, frame.body, frame.version)
+                self.rows.take(asked, frame.body, frame.version)
                 with self._changed:
                     self._sound = True
-                    self._unanswered -= 1
-                    del self._log.open[frame.number]
-                    self._forget(self.saved)
+                    del self._open[frame.number]
+                    self._changed.notify_all()
             case Kind.REFUSED:
                 raise ServerError(f"{self._settings.address}: {frame.words}")
             case Kind.END:
@@ -277,17 +289,11 @@ class Channel:
                 raise FrameError(f"the server sent {frame.kind.name} out of turn")
 
     def _forget(self, durable: int) -> None:
+        """Drop the updates that are on disk."""
+        while (first := next(iter(self._log), durable + 1)) <= durable:
+            self._logged -= sum(map(len, self._log.pop(first).body))
         self.saved = max(self.saved, durable)
-        self._log.forget(durable)
         self._changed.notify_all()
-
-
-def _take_leave(link: Link) -> None:
-    """Say BYE, and wait for the END that shows that all has arrived."""
-    with suppress(GoneError, FrameError):
-        link.send(Kind.BYE)
-        while (frame := link.receive()) is None or frame.kind is not Kind.END:
-            pass
 
 
 def called(settings: Settings, layout: Layout, bell: Bell, closed: threading.Event) -> tuple[Link, Frame]:
