@@ -18,14 +18,13 @@ from torch import nn
 import thinwire
 from thinwire.errors import PayloadError
 from thinwire.server.downlink import read_update, rows_for
+from thinwire.server.hub import RefusedError, Session
 from thinwire.server.server import Server
-from thinwire.server.session import RefusedError, Session
-from thinwire.trainer.fetched import Rows
+from thinwire.trainer.copy import Rows
 from thinwire.trainer.uplink import Uplink
 from thinwire.wire.entries import asking, most_ids, read_ids
 from thinwire.wire.frames import HEADER, LOSS, MAGIC, PROTOCOL, Flag, Frame, FrameError, Kind, messages, parse
-from thinwire.wire.layout import pack, unpack
-from thinwire.wire.terms import layouts
+from thinwire.wire.layout import layouts, pack, unpack
 
 WHO, REPORT = "0" * 32, 50_000
 
@@ -49,7 +48,7 @@ class Fuzzed:
         self.server: Server = thinwire.serve(
             Model(), recipe, make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1), fetch_rows=True, timeout=5.0
         )
-        self.central = self.server._shared.central
+        self.central = self.server._hub.central
         self.layout = self.central.layout
         (mine,) = layouts(Model(), recipe, None, servers=1, fetch_rows=True)
         gradients = {name: torch.randn_like(p) for name, p in Model().named_parameters() if name != "rows.weight"}
@@ -137,11 +136,11 @@ class Fuzzed:
         """Have sessions take a hundred damaged messages; one that refuses a message is at its end."""
         session = None
         for _ in range(100):
-            with self.server._shared.lock:
+            with self.server._hub.lock:
                 try:
                     session = session or self._joined()
                     session.take(self.damaged(self.frame()))
-                    self.server._hub._release()
+                    self.server._hub.release()
                     said = "left" if session.over else "frame taken"
                 except (FrameError, PayloadError, RefusedError) as error:
                     said = f"session: {type(error).__name__}"
@@ -150,13 +149,13 @@ class Fuzzed:
                     session = None
             yield said
         if session is not None:
-            with self.server._shared.lock:
+            with self.server._hub.lock:
                 session.leave(goodbye=False)
 
     def _joined(self) -> Session:
         """Return a session that has joined; now and then the words with which it does are damaged, too."""
         said = json.dumps({"trainer": WHO, "agreed": self.layout.agreed}).encode()
-        session = Session(self.server._shared, WHO.encode(), "here")
+        session = Session(self.server._hub, WHO.encode(), "here")
         session.outbox = deque(maxlen=0)
         session.take(next(messages(Kind.JOIN, [said if self.chance.random() < 0.8 else self.damaged(said)])))
         return session

@@ -19,9 +19,8 @@ from thinwire.server import Server, Trainer, connect, serve
 from thinwire.trainer.uplink import Uplink
 from thinwire.wire.frames import LOSS, NONE, Flag, Frame, GoneError, Kind
 from thinwire.wire.keys import said, ticket
-from thinwire.wire.layout import pack
+from thinwire.wire.layout import layouts, pack
 from thinwire.wire.sockets import Bell, Link, open_sockets
-from thinwire.wire.terms import layouts
 
 NUMEL = 200
 
@@ -103,7 +102,7 @@ def joined(server: Server, recipe: Reducer | None = None, model: nn.Module | Non
 
 def crash(server: Server) -> None:
     """End a server as a kill would: it saves nothing more. Until then it does not say that it has."""
-    server._shared.saving.save = lambda: None  # type: ignore[method-assign]
+    server._hub.saving.save = lambda: None  # type: ignore[method-assign]
     server.close()
 
 

@@ -32,8 +32,8 @@ from torch import nn
 
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
+from thinwire.server.hub import Session
 from thinwire.server.saving import Durable
-from thinwire.server.session import Session
 from thinwire.wire.frames import PIECE, WINDOW, FrameError, GoneError, Kind, messages
 
 __all__ = ["closed"]
@@ -52,7 +52,7 @@ def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
 
 def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> None:
     server = started(recipe=dense(), make_optimizer=Busy, timeout=2.0)
-    (busy,) = server._shared.central.optimizers
+    (busy,) = server._hub.central.optimizers
     assert isinstance(busy, Busy)
     proxy = Proxy(server.address)
     trainers = [joined(server, dense(), address=proxy.address, ticket=server.ticket, timeout=2.0) for _ in range(16)]
@@ -119,7 +119,7 @@ def test_a_trainer_whose_gradients_are_never_finite_gives_up() -> None:
 @pytest.mark.parametrize(("staleness", "waits"), [(0, True), (1, True), (None, False)])
 def test_the_log_says_who_is_waited_for(staleness: int | None, waits: bool, caplog: pytest.LogCaptureFixture) -> None:
     server = started(staleness=staleness, trainers=3)
-    server._shared.rule._patience = 0.0
+    server._hub.rule._patience = 0.0
     trainer, late = joined(server), joined(server)
     trainer.model.give(gradients(1)[0])  # type: ignore[operator]
     step = threading.Thread(target=trainer.step, daemon=True)
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_something_else_is_named(saved: Any, tmp_path: Path) -> 
 def test_closing_lets_a_step_go_that_waits_for_room_in_the_log(tmp_path: Path) -> None:
     server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
     trainer = joined(server, log_bytes=1)
-    server._shared.saving.durable.save = lambda *_, **__: (_ for _ in ()).throw(OSError("full"))  # type: ignore[union-attr, method-assign]
+    server._hub.saving.durable.save = lambda *_, **__: (_ for _ in ()).throw(OSError("full"))  # type: ignore[union-attr, method-assign]
     ends: list[str] = []
 
     def train() -> None:
@@ -424,7 +424,7 @@ def test_many_messages_of_a_peer_that_is_gone_end_no_server() -> None:
     time.sleep(1.0)
     steps[0].done.set()
     assert first.receive()
-    assert not soon(lambda: bool(server._shared.central.failure), seconds=2.0)
+    assert not soon(lambda: bool(server._hub.central.failure), seconds=2.0)
 
 
 def _flood(raw: Raw, frames: int, *body: bytes) -> None:
@@ -443,9 +443,9 @@ def test_a_flood_of_updates_that_have_to_wait_is_cut_off() -> None:
 
 
 def test_nobody_is_answered_who_does_not_take_the_answers() -> None:
-    shared, (question,) = started()._shared, messages(Kind.WATCH)
-    with shared.lock:
-        session = Session(shared, b"peer", "here")
+    hub, (question,) = started()._hub, messages(Kind.WATCH)
+    with hub.lock:
+        session = Session(hub, b"peer", "here")
         for _ in range(WINDOW + 2):
             session.take(question)
         assert len(session.outbox) == 1
@@ -455,7 +455,7 @@ def test_nobody_is_answered_who_does_not_take_the_answers() -> None:
 
 def test_a_flood_waits_outside_while_the_server_computes() -> None:
     server = started(make_optimizer=Busy, timeout=1.0)
-    (busy,) = server._shared.central.optimizers
+    (busy,) = server._hub.central.optimizers
     assert isinstance(busy, Busy)
     raw = Raw(server.address)
     raw.send(Kind.UPDATE, *raw.body(1, gradients(1)[0]), number=1)

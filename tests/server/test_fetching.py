@@ -28,7 +28,7 @@ from thinwire import codecs
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
-from thinwire.trainer.fetched import Rows
+from thinwire.trainer.copy import Rows
 from thinwire.wire.entries import asking, entries, most_ids, read_ids, table
 from thinwire.wire.frames import HEADER, MAGIC, PROTOCOL, FrameError, GoneError, Kind
 from thinwire.wire.layout import Layout, pack, unpack
@@ -205,7 +205,7 @@ def test_several_servers_are_asked_for_what_they_hold() -> None:
     trainer.fetch()
     _step(trainer, IDS)
     trainer.fetch()
-    held = [{each.name for each in server._shared.central.layout.fetched} for server in (one, two)]
+    held = [{each.name for each in server._hub.central.layout.fetched} for server in (one, two)]
     assert held[0]
     assert held[1]
     for half, names in zip(halves, held, strict=True):
@@ -310,7 +310,7 @@ def test_rows_are_fetched_from_a_server_that_started_again(tmp_path: Path) -> No
 def test_a_question_outlives_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     central, model = Table(), Table(seed=1)
     with _started(central) as server, _joined(server, model, reconnect=30.0) as trainer:
-        (session,) = server._shared.sessions.values()
+        (session,) = server._hub.sessions.values()
         monkeypatch.setattr(session, "go_on", lambda: cut(server))
         trainer.fetch({NAME: IDS})
         assert torch.equal(model.rows.weight[IDS], central.rows.weight[IDS])

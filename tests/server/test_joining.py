@@ -159,7 +159,7 @@ def test_an_error_that_nobody_vouches_for_is_tried_again(tmp_path: Path, caplog:
 def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:
     server = started()
     trainer = joined(server)
-    shown = f"{server._shared!r} {trainer._channels[0]._settings!r} {key_of(None)!r} {key_of(None).ticket!r}"
+    shown = f"{server._hub!r} {trainer._channels[0]._settings!r} {key_of(None)!r} {key_of(None).ticket!r}"
     assert server.ticket[64:] not in shown
     (tmp_path / "ticket").write_text(server.ticket[:-1])
     (tmp_path / "ticket").chmod(0o600)

@@ -91,7 +91,7 @@ def test_synchronous_trainers_that_come_back_one_after_the_other_stay_in_step(
     _in_threads(*(lambda t=t, g=g: _train(t, g[6:]) for t, g in zip(both, theirs, strict=True)))
     assert again.status().version == 10
     mean = (sum(theirs[0]) + sum(theirs[1])) / 2
-    torch.testing.assert_close(again._shared.central.parameters["large"].detach(), -mean)
+    torch.testing.assert_close(again._hub.central.parameters["large"].detach(), -mean)
 
 
 def test_a_trainer_that_never_comes_back_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_server_that_is_closed_before_training_begins_applies_nothing(tmp_path
     step.join(10)
     again = started(trainers=2, checkpoint=tmp_path / "checkpoint")
     assert again.status().version == 0
-    assert not again._shared.rule.complete
+    assert not again._hub.rule.complete
 
 
 def test_staleness_counts_from_what_the_server_went_back_to(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_rates_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
     }
     server = started(**options)
     _train(joined(server), gradients(3))
-    rates = [group["lr"] for group in server._shared.central.optimizers[0].param_groups]
+    rates = [group["lr"] for group in server._hub.central.optimizers[0].param_groups]
     server.close()
-    assert [g["lr"] for g in started(**options)._shared.central.optimizers[0].param_groups] == rates
+    assert [g["lr"] for g in started(**options)._hub.central.optimizers[0].param_groups] == rates
 
 
 @pytest.mark.parametrize("down", [None, codecs.TopK(density=1.0)])
@@ -166,7 +166,7 @@ def test_parameters_stay_as_they_are_between_steps_while_a_trainer_joins_again(d
     assert torch.equal(trainer.model.get_parameter("large"), before)
     assert channel.copy.base == base
     _train(trainer, gradients(1))
-    assert torch.equal(trainer.model.get_parameter("large"), server._shared.central.parameters["large"])
+    assert torch.equal(trainer.model.get_parameter("large"), server._hub.central.parameters["large"])
     assert server.status().staleness == {0: 3, 1: 1, 3: 1}
 
 
@@ -183,7 +183,7 @@ def test_updates_that_are_sent_once_more_are_answered_in_brief(tmp_path: Path) -
     _train(trainer, gradients(1))
     assert list(again.status().updates.values()) == [22]
     assert trainer.traffic().received_bytes - before < 10 * one
-    assert torch.equal(trainer.model.get_parameter("large"), again._shared.central.parameters["large"])
+    assert torch.equal(trainer.model.get_parameter("large"), again._hub.central.parameters["large"])
 
 
 class Odd(torch.optim.SGD):
@@ -346,4 +346,4 @@ def test_sums_survive_servers_that_end_unsaved_again_and_again(staleness: int | 
         each.join(60)
     assert sorted(server.status().updates.values()) == [150, 150]
     total = (sum(theirs[0]) + sum(theirs[1])) / (2 if staleness == 0 else 1)
-    torch.testing.assert_close(server._shared.central.parameters["large"].detach(), -total)
+    torch.testing.assert_close(server._hub.central.parameters["large"].detach(), -total)

@@ -161,7 +161,7 @@ def test_a_round_closes_without_a_trainer_that_is_gone() -> None:
 
 
 def _leaving(server: Server, trainer: Trainer) -> None:
-    while not server._shared.rule._held:  # until the other one waits
+    while not server._hub.rule._held:  # until the other one waits
         time.sleep(0.01)
     trainer.close()
 
@@ -169,7 +169,7 @@ def _leaving(server: Server, trainer: Trainer) -> None:
 def test_no_trainer_is_further_ahead_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     models, spread = [Vector(), Vector()], []
     with started(recipe=dense(), staleness=2, trainers=2) as server:
-        rule = server._shared.rule
+        rule = server._hub.rule
         apply = rule.central.apply
 
         def noting(updates: Any) -> set[str]:
@@ -253,7 +253,7 @@ def test_a_compressed_answer_leaves_both_sides_with_the_same_copy(codec: codecs.
     with started(central, dense(), down=codec) as server, joined(server, dense(), model, down=codec) as trainer:
         for gradient in gradients(20):
             _trained(trainer, model, [gradient])
-            (session,) = server._shared.sessions.values()
+            (session,) = server._hub.sessions.values()
             theirs = session._downlink._theirs[torch.float64]
             assert torch.equal(theirs[:NUMEL], model.large)
             assert torch.equal(theirs[NUMEL:], model.small)
@@ -355,7 +355,7 @@ def test_parameters_stay_as_they_are_between_steps_with_updates_in_flight() -> N
         started(central, dense(), make_optimizer=Busy) as server,
         joined(server, dense(), model, in_flight=1) as trainer,
     ):
-        (busy,), (channel,) = server._shared.central.optimizers, trainer._channels
+        (busy,), (channel,) = server._hub.central.optimizers, trainer._channels
         assert isinstance(busy, Busy)
         for number, gradient in enumerate(gradients(4), start=1):
             model.give(gradient)

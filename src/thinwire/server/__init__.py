@@ -1,11 +1,11 @@
 """Asynchronous training on parameter servers: `serve` keeps the parameters, trainers `connect` and send updates.
 
-`hub` and `session` receive and reply, `downlink` encodes the replies; `central` applies updates when `rules` allows it,
+`hub` receives and replies, `downlink` encodes the replies; `central` applies updates when `rules` allows it,
 and `saving` writes checkpoints. Trainers are in `thinwire.trainer`, what both share is in `thinwire.wire`.
 """
 
+from thinwire.server.hub import ServerStatus, TrainerStatus
 from thinwire.server.server import Server, serve
-from thinwire.server.session import ServerStatus, TrainerStatus
 from thinwire.trainer import Traffic, Trainer, connect
 
 __all__ = ["Server", "ServerStatus", "Traffic", "Trainer", "TrainerStatus", "connect", "serve"]

@@ -1,30 +1,258 @@
-"""All that trainers say to a server, one thing after the other, in the only thread that uses its socket."""
+"""All that peers say to a server, one thing after the other, in the only thread that uses its socket."""
 
+import json
 import logging
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import final
+from typing import Any, final
 
+from thinwire.checked import Number, Seconds, Size, checked
 from thinwire.errors import PayloadError, ServerError
-from thinwire.server.session import RefusedError, Session, Shared
-from thinwire.wire.frames import FrameError, GoneError, Kind
+from thinwire.server.central import Central
+from thinwire.server.downlink import Downlink, read_update, rows_for
+from thinwire.server.rules import Rule
+from thinwire.server.saving import Saving
+from thinwire.wire import frames
+from thinwire.wire.entries import most_ids
+from thinwire.wire.frames import NONE, Bytes, Flag, Frame, FrameError, GoneError, Inbox, Kind
+from thinwire.wire.layout import difference, pack
 from thinwire.wire.sockets import TICK, Listener
 
 logger = logging.getLogger("thinwire")
 _SOON = 0.01  # seconds until a message is tried again for which there was no room
+_WORDS = 10_000  # characters of a refusal, so fewer than 64 KiB
+_FIRST = {Kind.PING: 0, Kind.BYE: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}
+"""What may come at first, and how long it may be."""
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class TrainerStatus:
+    """What a server knows of a trainer that is connected.
+
+    Args:
+        updates: How many of its updates have arrived, over all its connections.
+        behind: The sum of their staleness, in steps.
+        loss: The latest it reported, in its own unit; None if it reports none, or one that is not finite.
+        sent_bytes, received_bytes: By the server, over this connection, headers included.
+        quiet: Seconds since its latest update, or since it joined.
+    """
+
+    updates: Size
+    behind: Size
+    loss: Number | None
+    sent_bytes: Size
+    received_bytes: Size
+    quiet: Seconds
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ServerStatus:
+    """A server's progress.
+
+    Args:
+        version: Steps of its optimizer.
+        staleness: The number of updates applied, by their staleness in steps.
+        updates: The number of each trainer's latest update, by trainer.
+        trainers: Those that are connected.
+        dropped: How many updates were not finite.
+        sent_bytes, received_bytes: Over all connections, headers included.
+    """
+
+    version: Size
+    staleness: Mapping[Size, Size]
+    updates: Mapping[str, Size]
+    trainers: Mapping[str, TrainerStatus]
+    dropped: Size
+    sent_bytes: Size
+    received_bytes: Size
+
+
+class RefusedError(ConnectionError):
+    """This trainer cannot join, or go on: the words that it is told. `logged`: those for the server's log."""
+
+    def __init__(self, told: str, logged: str = "") -> None:
+        super().__init__(told)
+        self.logged = logged or told
+
+
+@final
+class Session:
+    """What a peer has said, and what it is still to be told. The caller holds the server's lock."""
+
+    def __init__(self, hub: "Hub", peer: bytes, host: str) -> None:
+        self._hub, self.peer, self.host, self.trainer = hub, peer, host, ""
+        self._inbox, self.outbox, self._sent, self._received = Inbox(_FIRST), deque[Bytes](), 0, 0
+        self._loss, self._since = math.nan, time.monotonic()
+        self._downlink = Downlink(hub.central)
+        self._brief, self.queue = NONE, deque[Frame]()
+        self._busy = self.over = False
+
+    def status(self) -> TrainerStatus:
+        """Return what is known of this trainer."""
+        central = self._hub.central
+        return TrainerStatus(
+            updates=central.applied.get(self.trainer, 0),
+            behind=central.behind[self.trainer],
+            loss=self._loss if math.isfinite(self._loss) else None,
+            sent_bytes=self._sent,
+            received_bytes=self._received,
+            quiet=time.monotonic() - self._since,
+        )
+
+    def take(self, message: Bytes) -> None:
+        """Take in a message, and do what it asks for. Raises FrameError, PayloadError or RefusedError."""
+        self._received += len(message) + frames.AROUND
+        self._hub.received += (len(message) + frames.AROUND) * bool(self.trainer)
+        if self.over or (frame := self._inbox.take(message)) is None:
+            return
+        match frame.kind:
+            case Kind.PING:
+                if frame.flags & Flag.SAVE:
+                    self._hub.saving.soon.set()
+            case Kind.JOIN:
+                self._join(_asked(frame))
+            case _:
+                if frame.kind is Kind.BYE:
+                    self.say(Kind.END)  # all has arrived
+                self.queue.append(frame)
+                if len(self.queue) > frames.WINDOW + 1:
+                    raise FrameError(f"{len(self.queue)} unanswered requests; expected at most {frames.WINDOW}")
+                self.go_on()
+
+    def go_on(self) -> None:
+        """Answer what has come, up to an update that has to wait, or an answer that has not left.
+
+        Raises FrameError, PayloadError or RefusedError.
+        """
+        while self.queue and not self._busy and not self.outbox:
+            frame = self.queue.popleft()
+            match frame.kind:
+                case Kind.UPDATE:
+                    self._update(frame)
+                case Kind.BYE:
+                    self.leave(goodbye=True)
+                case Kind.WATCH:
+                    self.say(Kind.STATUS, json.dumps(asdict(self._hub.status())).encode())
+                case _:
+                    body = rows_for(self._hub.central, frame.body)
+                    self.say(Kind.ROWS, *body, number=frame.number, version=self._hub.central.version)
+
+    def say(self, kind: Kind, *body: Bytes, number: int = 0, version: int = 0, flags: Flag = NONE) -> None:
+        """Put a frame into the outbox."""
+        for each in frames.messages(kind, body, number=number, version=version, flags=flags):
+            self.outbox.append(each)
+            self._sent += len(each) + frames.AROUND
+            self._hub.sent += (len(each) + frames.AROUND) * bool(self.trainer)
+
+    def ping(self) -> None:
+        """Tell the trainer what is on disk, unless it is being told something else."""
+        if not self.outbox:
+            self.say(Kind.PING, number=self._hub.saving.latest(self.trainer))
+
+    def answer(self, number: int, *, dropped: bool) -> None:
+        """Answer an update which the rule has let go; it may have come over an earlier connection."""
+        if self._busy:
+            self._busy = False
+            self._reply(number, (Flag.DROPPED if dropped else NONE) | self._brief)
+
+    def end(self, kind: Kind, why: str) -> None:
+        """Say why it ends, and hear no more."""
+        self.say(kind, why[:_WORDS].encode())
+        self.leave(goodbye=False)
+
+    def hung_up(self) -> None:
+        """Count the trainer out whose connection is closed, unless it has said BYE after what is still to be done."""
+        if any(frame.kind is Kind.BYE for frame in self.queue):
+            self.go_on()
+        else:
+            self.leave(goodbye=False)
+
+    def leave(self, *, goodbye: bool) -> None:
+        """Count the trainer out; once."""
+        hub, self.over = self._hub, True
+        self.queue.clear()
+        if hub.sessions.get(self.trainer) is self:
+            del hub.sessions[self.trainer]
+            hub.rule.left(self.trainer, goodbye=goodbye)
+        hub.lock.notify_all()
+
+    def _join(self, asked: Mapping[str, Any]) -> None:
+        hub, central = self._hub, self._hub.central
+        if central.failure:
+            raise RefusedError(central.failure)
+        layout = central.layout
+        if found := difference(layout.agreed, asked["agreed"]):
+            raise RefusedError(*found)
+        if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # it has not been noticed to be dead
+            earlier.end(Kind.END, "this trainer has joined anew")
+        self.trainer = asked["trainer"]
+        hub.sessions[self.trainer] = self
+        hub.received += self._received
+        hub.rule.joined(self.trainer, self.host)
+        self._inbox.limits = {Kind.PING: 0, Kind.BYE: 0, Kind.UPDATE: frames.LOSS.size + layout.longest_update}
+        if layout.fetched:
+            self._inbox.limits[Kind.FETCH] = sum(8 + most_ids(each) for each in layout.fetched)
+        life, body = frames.LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
+        self.say(Kind.WELCOME, self._acknowledged(), life, *body, version=central.version)
+
+    def _update(self, frame: Frame) -> None:
+        hub = self._hub
+        known = hub.central.applied.get(self.trainer, 0)
+        if frame.number > known + 1:
+            raise FrameError(f"update {frame.number}; expected {known + 1}, the next of this trainer")
+        if frame.number <= known:
+            self._reply(frame.number, frame.flags & Flag.BRIEF)
+            return
+        update = read_update(hub.central.layout, self.trainer, frame)
+        self._loss, self._since = update.loss, time.monotonic()
+        self._busy, self._brief = True, frame.flags & Flag.BRIEF
+        hub.rule.submit(update)
+
+    def _reply(self, number: int, flags: Flag) -> None:
+        body = [] if flags & Flag.BRIEF else pack(self._downlink.sections(number))
+        version = self._hub.central.version
+        self.say(Kind.PARAMETERS, self._acknowledged(), *body, number=number, version=version, flags=flags)
+
+    def _acknowledged(self) -> bytes:
+        applied = self._hub.central.applied.get(self.trainer, 0)
+        return frames.ACKNOWLEDGED.pack(applied, self._hub.saving.latest(self.trainer))
 
 
 @final
 class Hub:
-    """The sessions of a server's peers. `run` serves them until `close`; anybody may call `tell`."""
+    """A server's peers, each a session, and what these share. `run` serves them until `close`; anybody may `tell`.
 
-    def __init__(self, listener: Listener, shared: Shared) -> None:
-        self._listener, self._shared = listener, shared
-        self._peers: dict[bytes, Session] = {}
-        self._due, self._open, self._draining, self._met = 0.0, True, False, set[str]()
+    `lock` guards everything that is not fixed. `sessions`: of trainers, by their numbers. `sent`, `received`: bytes.
+    """
+
+    def __init__(
+        self, listener: Listener, central: Central, rule: Rule, saving: Saving, lock: threading.Condition
+    ) -> None:
+        self.central, self.rule, self.saving, self.lock = central, rule, saving, lock
+        self.sessions, self.sent, self.received = dict[str, Session](), 0, 0
+        self._listener, self._peers, self._gone = listener, dict[bytes, Session](), list[Session]()
+        self._due, self._open, self._met = 0.0, True, set[str]()
+
+    def status(self) -> ServerStatus:
+        """Return the server's status. The caller holds the lock."""
+        return ServerStatus(
+            version=self.central.version,
+            staleness=dict(self.central.staleness),
+            updates=dict(self.central.applied),
+            trainers={name: session.status() for name, session in self.sessions.items()},
+            dropped=self.central.dropped,
+            sent_bytes=self.sent,
+            received_bytes=self.received,
+        )
 
     def run(self) -> None:
         """Serve until `close`."""
@@ -32,13 +260,13 @@ class Hub:
             while self._open:
                 blocked = any(each.outbox for each in self._peers.values())
                 self._listener.wait(_SOON if blocked else TICK)
-                self._take_all()
-                with self._shared.lock:
-                    self._tick()
+                heard = self._take_all()
+                with self.lock:
+                    self._tick(heard)
         except Exception as error:
             logger.exception("the server has failed")
-            with self._shared.lock:
-                self._shared.central.failure = f"the server has failed: {type(error).__name__}: {error}"
+            with self.lock:
+                self.central.failure = f"the server has failed: {type(error).__name__}: {error}"
         finally:
             self._listener.close()
 
@@ -52,48 +280,52 @@ class Hub:
         self._open = False
         self._listener.bell.ring()
 
-    def _take_all(self, seconds: float = TICK) -> None:
-        """Hear all that has come, at most so long."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and (come := self._listener.receive()) is not None and self._open:
+    def _take_all(self) -> bool:
+        """Hear what has come, for so long. Return whether it was all."""
+        until = time.monotonic() + TICK
+        while self._open and time.monotonic() < until:
+            if (come := self._listener.receive()) is None:
+                return True
             peer, message, host = come
-            with self._shared.lock:
-                session = self._peers.get(peer) or Session(self._shared, peer, host)
+            with self.lock:
+                session = self._peers.get(peer) or Session(self, peer, host)
                 self._peers[peer] = session
                 self._try(session, partial(session.take, message))
-                self._release()
+                self.release()
+        return False
 
-    def _tick(self) -> None:
-        """Do what is due now and then: see who is gone, tell what is on disk, and say who is waited for."""
+    def _tick(self, heard: bool) -> None:
+        """Do what is due now and then: count out who is gone, tell what is on disk, and say who is waited for.
+
+        Who is gone counts as there until all is `heard` that came before: BYE may be the last word.
+        """
+        while heard and self._gone:
+            gone = self._gone.pop()
+            del self._peers[gone.peer]
+            self._try(gone, gone.hung_up)
         if time.monotonic() > self._due:
             self._due = time.monotonic() + TICK
             for each in self._peers.values():
                 each.ping()
-            self._shared.rule.name()
-        self._release()
+            self.rule.name()
+        self.release()
 
-    def _release(self) -> None:
-        """Answer whose update has been applied, and send all that there is to say; count out who is gone."""
-        self._answer()
-        while not self._draining and (gone := [each for each in list(self._peers.values()) if not self._send(each)]):
-            self._take_last(gone)
-            self._answer()
-
-    def _answer(self) -> None:
-        """Answer whose update has been applied, until nobody has another."""
-        shared = self._shared
+    def release(self) -> None:
+        """Answer whose update has been applied, until nobody has another, and send all that there is to say."""
         try:
-            while answers := [] if shared.central.failure else shared.rule.release():
+            while answers := [] if self.central.failure else self.rule.release():
                 for who, number, dropped in answers:
-                    session = shared.sessions[who]
+                    session = self.sessions[who]
                     session.answer(number, dropped=dropped)
                     self._try(session, session.go_on)
-                shared.lock.notify_all()
+                self.lock.notify_all()
         except ServerError:
             pass  # which all are told
-        if shared.central.failure:
-            for each in list(shared.sessions.values()):
-                each.end(Kind.REFUSED, shared.central.failure)
+        if self.central.failure:
+            for each in list(self.sessions.values()):
+                each.end(Kind.REFUSED, self.central.failure)
+        for each in self._peers.values():
+            self._send(each)
 
     def _try(self, session: Session, call: Callable[[], None]) -> None:
         """Have a session do something; if it cannot, that ends it and no other."""
@@ -109,8 +341,8 @@ class Hub:
                 logger.warning("closed a connection from %s: %s. Further ones from there are not logged", host, error)
             session.end(Kind.END, str(error))
 
-    def _send(self, session: Session) -> bool:
-        """Send what there is room for; if that is all, go on with what has come. Return whether the peer is there."""
+    def _send(self, session: Session) -> None:
+        """Send what there is room for; if that is all, go on with what has come."""
         try:
             while session.outbox and self._listener.send(session.peer, session.outbox[0]):
                 session.outbox.popleft()
@@ -118,16 +350,18 @@ class Hub:
                     self._try(session, session.go_on)
                     self._listener.bell.ring()
         except GoneError:
-            return False
-        return True
+            session.outbox = deque(maxlen=0)  # nobody hears it
+            self._gone.append(session)
+            self._listener.bell.ring()
 
-    def _take_last(self, gone: list[Session]) -> None:
-        """Hear the last words of those who are gone, and count them out."""
-        for each in gone:
-            each.outbox = deque(maxlen=0)  # nobody hears it
-        self._draining = True  # or each message of many who go at once would look for them again
-        self._take_all(math.inf)
-        self._draining = False
-        for each in gone:
-            if self._peers.pop(each.peer, None) is not None:
-                self._try(each, each.hung_up)
+
+def _asked(frame: Frame) -> dict[str, Any]:
+    """Return what a JOIN says. Raises FrameError."""
+    try:
+        asked = json.loads(bytes(frame.body))
+        who, agreed = asked["trainer"], asked["agreed"]
+        if len(who) != 32 or int(who, 16) < 0 or not all(isinstance(x, str) for x in agreed.values()):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FrameError("a JOIN without a trainer's number and parameters") from error
+    return {"trainer": who, "agreed": agreed}

@@ -20,14 +20,13 @@ from thinwire.memories import MomentumCorrection
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.reducer import Reducer
 from thinwire.server.central import Central, MakeScheduler
-from thinwire.server.hub import Hub
+from thinwire.server.hub import Hub, ServerStatus
 from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
-from thinwire.server.session import ServerStatus, Shared
 from thinwire.wire.environment import announce, place, split, store_ticket
 from thinwire.wire.keys import key_of, leave
+from thinwire.wire.layout import layouts
 from thinwire.wire.sockets import Listener, check_installed
-from thinwire.wire.terms import layouts
 
 logger = logging.getLogger("thinwire")
 
@@ -36,23 +35,20 @@ logger = logging.getLogger("thinwire")
 class Server:
     """A running parameter server, which `serve` makes: use it as a context manager, or call `close`."""
 
-    def __init__(
-        self, shared: Shared, listener: Listener, *, ticket: str, every: float, closed: Callable[[], None]
-    ) -> None:
-        self.address = listener.address
+    def __init__(self, hub: Hub, address: str, *, ticket: str, every: float, closed: Callable[[], None]) -> None:
+        self.address = address
         """Where it listens, as host:port."""
         self.ticket = ticket
         """What lets a trainer join: `connect(..., ticket=)`. Whoever has it can join, so keep it secret."""
-        self._shared, self._every = shared, every
-        self._hub, self._on_close, self._closing = Hub(listener, shared), closed, threading.Event()
+        self._hub, self._every, self._on_close, self._closing = hub, every, closed, threading.Event()
         self._threads = [threading.Thread(target=job, daemon=True) for job in (self._hub.run, self._keep_saving)]
         for each in self._threads:
             each.start()
 
     def status(self) -> ServerStatus:
         """Return its status now."""
-        with self._shared.lock:
-            return self._shared.status()
+        with self._hub.lock:
+            return self._hub.status()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until as many trainers as expected have joined and all have left.
@@ -70,16 +66,16 @@ class Server:
             ServerError: If an optimizer or scheduler has raised: no further updates are applied or saved.
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
-        with self._shared.lock:
-            while not (done := self._shared.rule.ended) and time.monotonic() < end:
-                self._shared.central.check()
-                self._shared.lock.wait(min(0.5, max(0.0, end - time.monotonic())))
-            self._shared.central.check()
+        with self._hub.lock:
+            while not (done := self._hub.rule.ended) and time.monotonic() < end:
+                self._hub.central.check()
+                self._hub.lock.wait(min(0.5, max(0.0, end - time.monotonic())))
+            self._hub.central.check()
         return done
 
     def save(self) -> None:
         """Save now. Raises ValueError without a checkpoint, and OSError if it cannot be written."""
-        self._shared.saving.save()
+        self._hub.saving.save()
         self._hub.tell()
 
     def close(self) -> None:
@@ -87,13 +83,13 @@ class Server:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._shared.saving.soon.set()
+        self._hub.saving.soon.set()
         self._hub.close()
         for each in self._threads:
             each.join()
-        if self._shared.saving.durable is not None and not self._shared.central.failure:
+        if self._hub.saving.durable is not None and not self._hub.central.failure:
             self.save()
-        self._shared.central.places.release()
+        self._hub.central.places.release()
         self._on_close()
 
     def __enter__(self) -> Self:
@@ -103,11 +99,11 @@ class Server:
         self.close()
 
     def _keep_saving(self) -> None:
-        saving = self._shared.saving
+        saving = self._hub.saving
         while not self._closing.is_set():
             saving.soon.wait(self._every)
             saving.soon.clear()
-            if saving.durable is None or self._closing.is_set() or self._shared.central.failure:
+            if saving.durable is None or self._closing.is_set() or self._hub.central.failure:
                 continue
             try:
                 self.save()
@@ -194,13 +190,13 @@ def serve(
     lock = threading.Condition(threading.RLock())
     saving = Saving(central, lock, checkpoint)
     rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
-    shared = Shared(central=central, rule=rule, saving=saving, lock=lock)
     found = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
     door = address or "127.0.0.1:0"
     listener = Listener(door, found.server, found.trainers, timeout=timeout, longest=layout.messages)
+    hub = Hub(listener, central, rule, saving, lock)
     forget = leave(listener.address, found.ticket.text)
     central.places.claim()
-    server = Server(shared, listener, ticket=found.ticket.text, every=every, closed=forget)
+    server = Server(hub, listener.address, ticket=found.ticket.text, every=every, closed=forget)
     if not ip_address(split(listener.address)[0]).is_loopback:
         store_ticket(here, server.ticket)
     if address is None:

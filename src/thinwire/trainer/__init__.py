@@ -1,9 +1,8 @@
 """Trainers: each computes gradients on a copy of the parameters, and servers apply them.
 
-Of each server, `uplink` encodes, `channel` sends what its `log` has and takes answers into `copy` and `fetched`.
+Of each server, `uplink` encodes, `channel` logs and sends updates and takes answers into `copy`.
 """
 
-from thinwire.trainer.connecting import connect
-from thinwire.trainer.trainer import Traffic, Trainer
+from thinwire.trainer.trainer import Traffic, Trainer, connect
 
 __all__ = ["Traffic", "Trainer", "connect"]

@@ -14,8 +14,7 @@ from typing import NamedTuple, final
 from torch import Tensor, nn
 
 from thinwire.errors import FingerprintError, PayloadError, ServerError
-from thinwire.trainer.copy import Base, Copy
-from thinwire.trainer.fetched import Rows
+from thinwire.trainer.copy import Base, Copy, Rows
 from thinwire.trainer.uplink import Uplink
 from thinwire.wire.entries import asking, most
 from thinwire.wire.frames import ACKNOWLEDGED, LIFE, NONE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind

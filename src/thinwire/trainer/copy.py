@@ -1,20 +1,22 @@
-"""A trainer's copy of one server's parameters, into which answers are written."""
+"""A trainer's copy of one server's parameters, into which answers are written, and of rows that it fetches."""
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from thinwire.errors import PayloadError
 from thinwire.payloads import Blocks, Payload
-from thinwire.wire.entries import write_rows
+from thinwire.wire.entries import Entry, write_rows
 from thinwire.wire.layout import Layout, Part, Places
 
 logger = logging.getLogger("thinwire")
+_NEVER = -1
 
 
 class Base(NamedTuple):
@@ -87,3 +89,75 @@ class Copy:
         for entry, found in zip(self._layout.pushed, rows, strict=True):
             write_rows(self.places.parameters[entry.name], entry, found)
         self.base = base
+
+
+def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the ids given, as ascending int64 on the CPU, or all; TypeError or ValueError for those that cannot be."""
+    known = {each.name: each for each in parameters}
+    if not known:
+        raise ValueError("fetch needs fetch_rows=True, in both serve and connect")
+    if given is None:
+        return {name: torch.arange(each.shape[0]) for name, each in known.items()}
+    if strange := given.keys() - known.keys():
+        raise ValueError(f"{min(strange)!r} has no rows to fetch; expected some of {', '.join(map(repr, known))}")
+    return {name: _ids(known[name], ids) for name, ids in given.items()}
+
+
+def _ids(entry: Entry, ids: Tensor) -> Tensor:
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids of {entry.name} are {ids.dtype}; expected int64 or int32: call .long() on them")
+    found = ids.detach().reshape(-1).cpu().long().unique()
+    if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < entry.shape[0]:
+        raise ValueError(
+            f"ids of {entry.name} range from {int(found[0])} to {int(found[-1])}; expected 0 to {entry.shape[0] - 1}: "
+            "pass the ids that its embedding looks up, offsets included"
+        )
+    return found
+
+
+@final
+class Rows:
+    """A trainer's copy of the rows that it fetches from one server, and the version of each: 8 bytes a row."""
+
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
+        self.layout, self.count = layout, 0
+        self._parameters = [model.get_parameter(each.name) for each in layout.fetched]
+        self._versions = [torch.full(each.shape[:1], _NEVER, dtype=torch.int64) for each in layout.fetched]
+
+    def among(self, ids: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return those of `ids` that this server has, in its order; nothing if there are none."""
+        none = torch.empty(0, dtype=torch.int64)
+        found = [ids.get(each.name, none) for each in self.layout.fetched]
+        return found if any(each.numel() for each in found) else []
+
+    @torch.no_grad()
+    def take(self, keys: Sequence[Tensor], body: memoryview, version: int) -> None:
+        """Write an answer. Raises FrameError or PayloadError, and then nothing has been written."""
+        _, found = self.layout.read(body, (), self.layout.fetched)
+        for entry, asked, rows in zip(self.layout.fetched, keys, found, strict=True):
+            if not torch.equal(rows.keys.long(), asked.long()):
+                raise PayloadError(f"{rows.keys.numel()} rows of {entry.name}; expected the {asked.numel()} asked for")
+        for i, (entry, rows) in enumerate(zip(self.layout.fetched, found, strict=True)):
+            write_rows(self._parameters[i], entry, rows)
+            self._versions[i][keys[i]] = version
+            self.count += keys[i].numel()
+
+    def rejoined(self, version: int) -> None:
+        """Note that a server has gone back to this version: nothing that is here is newer."""
+        for each in self._versions:
+            each.clamp_(max=version)
+
+    def oldest(self, version: int, gradients: Mapping[str, Tensor]) -> int:
+        """Return the version of the oldest values under these gradients; ValueError for rows never fetched."""
+        found = [version] if self.layout.sizes else []
+        for entry, versions in zip(self.layout.fetched, self._versions, strict=True):
+            if (gradient := gradients.get(entry.name)) is not None and (keys := gradient._indices()[0].cpu()).numel():
+                found.append(int(versions[keys].min()))
+                if found[-1] == _NEVER:
+                    never = keys[versions[keys] == _NEVER].unique()
+                    raise ValueError(
+                        f"{entry.name} has gradients for {never.numel()} rows that were never fetched, such as row "
+                        f"{int(never[0])}: call trainer.fetch({{{entry.name!r}: ids}}) with the batch's ids before the "
+                        "forward pass"
+                    )
+        return min(found, default=version)

@@ -30,8 +30,7 @@ from thinwire.recipes import Method
 from thinwire.reducer.owners import to_owners
 from thinwire.schedules import Schedule
 from thinwire.wire.entries import Entry
-from thinwire.wire.layout import Layout
-from thinwire.wire.terms import check_memories
+from thinwire.wire.layout import Layout, check_memories
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
