@@ -17,8 +17,8 @@ from torch import nn
 
 import thinwire
 from thinwire.errors import PayloadError
-from thinwire.server.downlink import read_update, rows_for
-from thinwire.server.hub import RefusedError, Session
+from thinwire.server.central import read_update
+from thinwire.server.hub import RefusedError, Session, rows_for
 from thinwire.server.server import Server
 from thinwire.trainer.copy import Rows
 from thinwire.trainer.uplink import Uplink

@@ -357,6 +357,17 @@ def test_closing_does_not_wait_for_a_server_that_is_gone_or_fails(gone: bool, mo
     assert not closing.is_alive()
 
 
+def test_leaving_without_a_goodbye_waits_for_nobody() -> None:
+    trainer = joined(started(trainers=2), in_flight=9)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    for _ in range(WINDOW + 2):  # which wait for another trainer
+        trainer.step()
+    closing = threading.Thread(target=trainer.close, kwargs={"goodbye": False}, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_a_trainer_that_was_killed_and_came_back_is_one() -> None:
     server = started(trainers=2)
     joined(server).close(goodbye=False)

@@ -1,7 +1,7 @@
 """Asynchronous training on parameter servers: `serve` keeps the parameters, trainers `connect` and send updates.
 
-`hub` receives and replies, `downlink` encodes the replies; `central` applies updates when `rules` allows it,
-and `saving` writes checkpoints. Trainers are in `thinwire.trainer`, what both share is in `thinwire.wire`.
+`hub` receives and replies, `central` applies updates when `rules` allows it, and `saving` writes checkpoints. Trainers
+are in `thinwire.trainer`, what both share is in `thinwire.wire`.
 """
 
 from thinwire.server.hub import ServerStatus, TrainerStatus

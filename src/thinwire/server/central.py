@@ -5,8 +5,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, final
 
 import numpy as np
 import torch
@@ -17,15 +16,14 @@ from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
 from thinwire.wire.entries import Entry
+from thinwire.wire.frames import LOSS, Flag, Frame, FrameError
 from thinwire.wire.layout import Layout, Part, Places
 
 logger = logging.getLogger("thinwire")
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Update:
+class Update(NamedTuple):
     """One update of a trainer: its number, the version it was computed on, its loss (NaN if none), and what it says."""
 
     trainer: str
@@ -35,6 +33,16 @@ class Update:
     parts: Sequence[Part]
     payloads: Sequence[Payload]
     rows: Sequence[Blocks]
+
+
+def read_update(layout: Layout, trainer: str, frame: Frame) -> Update:
+    """Return the update in a frame. Raises FrameError or PayloadError if there is none in it."""
+    if len(frame.body) < LOSS.size:
+        raise FrameError(f"an update of {len(frame.body)} bytes; expected a loss of {LOSS.size} at its beginning")
+    (loss,) = LOSS.unpack_from(frame.body)
+    parts = layout.dense if frame.flags & Flag.DRAINED else layout.up(frame.number)
+    payloads, rows = layout.read(frame.body[LOSS.size :], parts, layout.rows, frame.number)
+    return Update(trainer, frame.number, frame.version, loss, parts, payloads, rows)
 
 
 @final

@@ -11,16 +11,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, final
 
+import torch
+from torch import Tensor
+
 from thinwire.checked import Number, Seconds, Size, checked
 from thinwire.errors import PayloadError, ServerError
-from thinwire.server.central import Central
-from thinwire.server.downlink import Downlink, read_update, rows_for
+from thinwire.server.central import Central, read_update
 from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
 from thinwire.wire import frames
-from thinwire.wire.entries import most_ids
+from thinwire.wire.entries import most_ids, read_ids, table
 from thinwire.wire.frames import NONE, Bytes, Flag, Frame, FrameError, GoneError, Inbox, Kind
-from thinwire.wire.layout import difference, pack
+from thinwire.wire.layout import difference, pack, unpack
 from thinwire.wire.sockets import TICK, Listener
 
 logger = logging.getLogger("thinwire")
@@ -82,6 +84,37 @@ class RefusedError(ConnectionError):
     def __init__(self, told: str, logged: str = "") -> None:
         super().__init__(told)
         self.logged = logged or told
+
+
+@final
+class Downlink:
+    """The answers to one trainer: all parameters, or what changed since the last answer, by the layout's codec.
+
+    The server then keeps a copy of what the trainer has, so what a message leaves out is in the next difference: error
+    feedback. Of sparse embeddings, the rows that changed are sent, exactly; none if trainers fetch them.
+    """
+
+    def __init__(self, central: Central) -> None:
+        self._central, self._version = central, -1
+        self._theirs: dict[torch.dtype, Tensor] = {}
+
+    def sections(self, number: int | None = None) -> list[Tensor]:
+        """Return what the answer to update `number` says, or everything; and note what the trainer will have."""
+        central, layout, found = self._central, self._central.layout, list[Tensor]()
+        whole = number is None or layout.down is layout.dense
+        if number is None and layout.down is not layout.dense:
+            self._theirs = {dtype: flat.clone() for dtype, flat in central.flats.items()}
+        for part in layout.dense if whole else layout.down:
+            flat = central.flats[part.dtype]
+            lacking = flat if whole else flat - self._theirs[part.dtype]
+            payload = part.plain(lacking, number or 1)
+            found.append(payload.packed)
+            if not whole:
+                payload.write(lacking)
+                self._theirs[part.dtype].add_(lacking)
+        rows = [table(each, *central.changed_since(each, self._version)) for each in layout.pushed]
+        self._version = central.version
+        return [*found, *rows]
 
 
 @final
@@ -365,3 +398,10 @@ def _asked(frame: Frame) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FrameError("a JOIN without a trainer's number and parameters") from error
     return {"trainer": who, "agreed": agreed}
+
+
+def rows_for(central: Central, body: memoryview) -> list[Bytes]:
+    """Return the body of ROWS that answers FETCH. Raises FrameError or PayloadError."""
+    fetched = central.layout.fetched
+    asked = [(each, read_ids(each, x)) for each, x in zip(fetched, unpack(body, len(fetched)), strict=True)]
+    return pack([table(entry, keys, central.picked(entry, keys)) for entry, keys in asked])

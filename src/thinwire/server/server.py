@@ -79,7 +79,7 @@ class Server:
         self._hub.tell()
 
     def close(self) -> None:
-        """Stop: close all connections, and save if there is a checkpoint."""
+        """Stop, after the step in progress: close all connections, and save if there is a checkpoint."""
         if self._closing.is_set():
             return
         self._closing.set()

@@ -240,7 +240,9 @@ class Trainer:
     def close(self, *, goodbye: bool = True) -> None:
         """Leave, once servers have taken in all updates. The residual is lost; call `drain` first to send it.
 
-        Without `goodbye`, to servers it looks as if the trainer was killed.
+        With more than four updates in flight that may be only when the slowest trainer is as far. A server that is gone
+        is not waited for, one that falls silent only for `timeout`. Without `goodbye`, nobody is waited for, and to
+        servers it looks as if the trainer was killed.
         """
         with self._open():  # so that the model has what has come
             pass
