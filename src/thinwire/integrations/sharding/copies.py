@@ -95,6 +95,9 @@ class Copies:
             all_gather(rows.view(-1), mine, others).wait()
             apart = (rows != mine).any(dim=0)
             self._written |= apart
+            marks = iter(apart.tolist())
+            for each in self._copies:
+                each.since = [n * (not next(marks)) for n in each.since]  # alike again, as far as is known
             if apart.any():
                 _log.warning(
                     "the copies of %d parameters differ between islands, as after refresh() or state_dict() in one "
