@@ -20,8 +20,8 @@ from thinwire.errors import PayloadError
 from thinwire.server.central import read_update
 from thinwire.server.hub import RefusedError, Session, rows_for
 from thinwire.server.server import Server
+from thinwire.trainer.channel import Uplink
 from thinwire.trainer.copy import Rows
-from thinwire.trainer.uplink import Uplink
 from thinwire.wire.entries import asking, most_ids, read_ids
 from thinwire.wire.frames import HEADER, LOSS, MAGIC, PROTOCOL, Flag, Frame, FrameError, Kind, messages, parse
 from thinwire.wire.layout import layouts, pack, unpack

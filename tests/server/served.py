@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from thinwire import codecs, exchanges, memories, recipes
 from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
-from thinwire.trainer.uplink import Uplink
+from thinwire.trainer.channel import Uplink
 from thinwire.wire.frames import LOSS, NONE, Flag, Frame, GoneError, Kind
 from thinwire.wire.keys import said, ticket
 from thinwire.wire.layout import layouts, pack

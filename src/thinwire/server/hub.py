@@ -14,7 +14,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from thinwire.checked import Number, Seconds, Size, checked
 from thinwire.errors import PayloadError, ServerError
 from thinwire.server.central import Central, read_update
 from thinwire.server.rules import Rule
@@ -33,7 +32,6 @@ _FIRST = {Kind.PING: 0, Kind.BYE: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True)
 class TrainerStatus:
     """What a server knows of a trainer that is connected.
@@ -43,19 +41,18 @@ class TrainerStatus:
         behind: The sum of their staleness, in steps.
         loss: The latest it reported, in its own unit; None if it reports none, or one that is not finite.
         sent_bytes, received_bytes: By the server, over this connection, headers included.
-        quiet: Seconds since its latest update, or since it joined.
+        quiet: float since its latest update, or since it joined.
     """
 
-    updates: Size
-    behind: Size
-    loss: Number | None
-    sent_bytes: Size
-    received_bytes: Size
-    quiet: Seconds
+    updates: int
+    behind: int
+    loss: float | None
+    sent_bytes: int
+    received_bytes: int
+    quiet: float
 
 
 @final
-@checked
 @dataclass(frozen=True, kw_only=True)
 class ServerStatus:
     """A server's progress.
@@ -69,13 +66,13 @@ class ServerStatus:
         sent_bytes, received_bytes: Over all connections, headers included.
     """
 
-    version: Size
-    staleness: Mapping[Size, Size]
-    updates: Mapping[str, Size]
+    version: int
+    staleness: Mapping[int, int]
+    updates: Mapping[str, int]
     trainers: Mapping[str, TrainerStatus]
-    dropped: Size
-    sent_bytes: Size
-    received_bytes: Size
+    dropped: int
+    sent_bytes: int
+    received_bytes: int
 
 
 class RefusedError(ConnectionError):

@@ -22,9 +22,8 @@ from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.memories import Memory
 from thinwire.reducer import Reducer
-from thinwire.trainer.channel import Channel, Settings
+from thinwire.trainer.channel import Channel, Settings, drainable
 from thinwire.trainer.copy import Base, wanted
-from thinwire.trainer.uplink import drainable
 from thinwire.wire.entries import named
 from thinwire.wire.environment import addresses
 from thinwire.wire.frames import LOSS, Flag
