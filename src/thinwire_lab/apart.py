@@ -50,6 +50,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         "diloco": Scheme(bits=32, exchange=AllReduce()),
         "streaming_diloco": Scheme(bits=4 + 32 / 256, exchange=AllGather(), fragments=4, delay=5),
+        "muloco": Scheme(bits=2 + 32 / 512, exchange=AllGather()),
         "sparseloco": Scheme(bits=0.17, exchange=AllGather()),
     }
 )

@@ -77,7 +77,7 @@ def bench(
         str | None,
         typer.Option(
             help="Numbers of steps, such as 10,30, that workers train on their own before they exchange how far they "
-            "moved. Each number is a row for diloco, streaming_diloco and sparseloco."
+            "moved. Each number is a row for diloco, streaming_diloco, muloco and sparseloco."
         ),
     ] = None,
     servers: Annotated[

@@ -15,7 +15,7 @@ from thinwire.reducer import PowerSGD, WarmUp, WithRows
 from thinwire_lab.bench.methods import BENCHED
 
 DOCS = Path(__file__).parents[2] / "docs"
-OUTER = {"diloco", "streaming_diloco", "sparseloco"}
+OUTER = {"diloco", "muloco", "streaming_diloco", "sparseloco"}
 OWN = {"dense", "torch_bf16", "torch_fp16", "torch_powersgd", "fsdp_bf16", "auto", *OUTER}
 """What only the bench has."""
 

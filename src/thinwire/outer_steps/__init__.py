@@ -2,7 +2,8 @@
 
 from thinwire.outer_steps.base import MakeOptimizer, OuterSteps
 from thinwire.outer_steps.diloco import diloco
+from thinwire.outer_steps.muloco import muloco
 from thinwire.outer_steps.sparseloco import sparseloco
 from thinwire.outer_steps.streaming_diloco import streaming_diloco
 
-__all__ = ["MakeOptimizer", "OuterSteps", "diloco", "sparseloco", "streaming_diloco"]
+__all__ = ["MakeOptimizer", "OuterSteps", "diloco", "muloco", "sparseloco", "streaming_diloco"]

@@ -290,6 +290,10 @@ BENCHED = {
         "DiLoCo: every H steps all of Δ, uncompressed", lambda density, every: outer_steps.diloco(every=every)
     ),
     "streaming_diloco": _apart("Streaming DiLoCo: fragments of Δ in 4 bits, while training goes on", _streaming),
+    "muloco": _apart(
+        "MuLoCo: every H steps all of Δ and its residual, in 2 bits",
+        lambda density, every: outer_steps.muloco(every=every),
+    ),
     "sparseloco": _apart(
         "SparseLoCo: every H steps the largest elements of Δ and its residual, in 2 bits",
         lambda density, every: outer_steps.sparseloco(every=every, density=density),

@@ -21,7 +21,7 @@ _ON_SHARDS = ("dense", "topk", "dgc", "powersgd", "fading")
 """The same with --shard; `fading` only where momentum is Adam's."""
 _WITH_OUTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        name: ("dense", best, "diloco", "streaming_diloco", "sparseloco")
+        name: ("dense", best, "diloco", "streaming_diloco", "muloco", "sparseloco")
         for name, best in (("sgd", "dgc"), ("adamw", "orthogonal"), ("muon", "bf16"))
     }
 )

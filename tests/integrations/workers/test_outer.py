@@ -107,6 +107,7 @@ METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
     "streaming, error feedback": lambda: tw.outer_steps.streaming_diloco(
         every=4, fragments=4, delay=3, memory=tw.memories.ErrorFeedback()
     ),
+    "muloco": lambda: tw.outer_steps.muloco(every=H, minimum_size=64),
     "sparseloco": lambda: tw.outer_steps.sparseloco(every=H, minimum_size=64),
     "dct chunks": lambda: tw.OuterSteps(every=H, recipe=_small("fading"), fragments=2),
     "low rank": lambda: tw.OuterSteps(every=H, recipe=_small("powersgd"), fragments=2, delay=1),

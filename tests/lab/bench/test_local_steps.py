@@ -58,7 +58,7 @@ def test_every_number_of_inner_steps_is_a_row() -> None:
     rows = asked.rows()
     assert rows[:2] == [Setting("dense", 1.0), Setting("orthogonal", 0.01 if rows[1].density == 0.01 else 6 / 256)]
     assert [(row.recipe, row.outer) for row in rows[2:]] == [
-        (name, every) for name in ("diloco", "streaming_diloco", "sparseloco") for every in (10, 30)
+        (name, every) for name in ("diloco", "streaming_diloco", "muloco", "sparseloco") for every in (10, 30)
     ]
     assert asked.every == 30  # a look between two outer steps would see what was known at the first
     assert options.read(**USUAL, outer="4", optimizer="sgd").every == 20
@@ -102,7 +102,7 @@ def pair() -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["diloco", "streaming_diloco", "sparseloco"])
+@pytest.mark.parametrize("recipe", ["diloco", "streaming_diloco", "muloco", "sparseloco"])
 def test_workers_train_apart_and_send_at_outer_steps_alone(pair: Cluster, recipe: str) -> None:
     row = ROW | {"recipe": recipe}
     problem = {"name": "transformer", "seed": 0, "data": None, "scale": 1.0}

@@ -82,4 +82,4 @@ def test_the_first_at_the_loss_comes_first() -> None:
     assert found[0].name == "sparseloco, H 30"
     assert {way.name: way.more for way in found}["diloco, H 30"] == 1.5
     assert {way.name: way.more for way in found}["as planned, each step"] is None
-    assert len(found) == 2 + 3 * 2
+    assert len(found) == 2 + len(SCHEMES) * 2
