@@ -214,7 +214,7 @@ def plan(
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="Also say what each way to train sends over this network: DDP, FSDP2, thinwire's."
+            "--explain", help="Instead say what share of a step the network is, and which one change helps most."
         ),
     ] = False,
     unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
@@ -239,7 +239,7 @@ def plan(
         chapters: list[Chapter] = [*([alone] if alone else ()), *([Explained()] if explain else ())]
         if pipeline == 1:
             source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
-            code = command.run(source, wishes, **files, unfolded=unfolded, chapters=chapters)
+            code = command.run(source, wishes, **files, unfolded=unfolded, tensors=not explain, chapters=chapters)
         elif chapters:
             raise BadInput("--outer and --explain are about models in one piece; leave --pipeline out")
         else:

@@ -168,6 +168,7 @@ class Profile:
         unseen: For each transport whose bandwidth could not be separated from its latency: the largest message sent, in
             bytes. Its link gets the lowest bandwidth that fits.
         costs: By candidate.
+        gathers: By name, of parameters' gathers: over the elements of a rank's shard, decoding everybody's.
         slowdown: Seconds by which a processor second of communication delays computing that overlaps it; 0 where
             nothing competes for cores, as on a GPU.
         tiers: A description of the network's tiers, for printing.
@@ -183,6 +184,7 @@ class Profile:
     busy: Mapping[Transport, Link] = field(default_factory=dict)
     unseen: Mapping[Transport, Size] = field(default_factory=dict)
     costs: Mapping[str, Cost] = field(default_factory=dict)
+    gathers: Mapping[str, Cost] = field(default_factory=dict)
     slowdown: Amount = 0.0
     tiers: Sequence[str] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
@@ -253,7 +255,8 @@ def _read(raw: Any) -> dict[str, Any]:
     for name in ("links", "busy"):
         raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
     raw["tiers"] = tuple(raw.get("tiers", ()))
-    for name, cost in raw["costs"].items():
-        curves = {part: tuple((float(x), float(y)) for x, y in curve["points"]) for part, curve in cost.items()}
-        raw["costs"][name] = Cost(**{part: Curve(points) for part, points in curves.items()})
+    for costs in (raw["costs"], raw.setdefault("gathers", {})):
+        for name, cost in costs.items():
+            curves = {part: tuple((float(x), float(y)) for x, y in curve["points"]) for part, curve in cost.items()}
+            costs[name] = Cost(**{part: Curve(points) for part, points in curves.items()})
     return raw

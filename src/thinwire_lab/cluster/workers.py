@@ -123,7 +123,9 @@ def mesh(neighbours: int, names: tuple[str, str] = ("replica", "stage")) -> Devi
 def wrapped(
     module: nn.Module, *, bucket_cap_mb: float | None = None, group: Group | None = None
 ) -> DistributedDataParallel:
-    """Wrap a module the way the bench trains it."""
+    """Wrap a module the way the bench trains it, unless its script has done so."""
+    if isinstance(module, DistributedDataParallel):
+        return module
     return DistributedDataParallel(
         module,
         gradient_as_bucket_view=True,

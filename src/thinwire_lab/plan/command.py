@@ -24,6 +24,7 @@ def run(
     html: Path | None,
     profile: Path | None,
     unfolded: bool,
+    tensors: bool = True,
     chapters: Sequence[Chapter] = (),
 ) -> int:
     """Get a profile, decide, print, write the files, and return the exit code. Raises BadInput."""
@@ -39,9 +40,11 @@ def run(
         _write(files[1], _document(plan, chapters) + "\n")
         if files[2] is not None:
             write_html(known.measured, plan, files[2], chapters)
-        print_plan(console, known.measured, plan, every(plan) if unfolded else folded(plan), chapters)
+        rows = (every if unfolded else folded)(plan) if tensors else None
+        print_plan(console, known.measured, plan, rows, chapters)
         print_written(console, files)
-        hint(replace(wishes, optimizer=known.budget.optimizer))
+        if tensors:
+            hint(replace(wishes, optimizer=known.budget.optimizer))
 
     return guarded(work)
 

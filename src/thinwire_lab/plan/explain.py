@@ -1,44 +1,58 @@
-"""Why are several hosts slower than one? What each way to train sends in a step, and how long this network takes."""
+"""Why are several hosts slower than one? What of a step is the network, and which one change helps most."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
-from thinwire.exchanges import AllReduce
-from thinwire.planner import Plan, Profile
+from thinwire.exchanges import AllReduce, Link
+from thinwire.planner import Cost, Plan, Profile, step_seconds
+from thinwire.planner.decide import winner
+from thinwire.planner.timeline import works
+from thinwire_lab.apart import SCHEMES
 from thinwire_lab.inputs import BadInput
+from thinwire_lab.plan.script import Script
 from thinwire_lab.show.table import Column, Table, tabulated
-from thinwire_lab.show.units import human_bytes, milliseconds
+from thinwire_lab.show.units import duration, human_bytes, milliseconds
 
-_LOSSLESS, _DIFFERENCES = 11.15 / 8, (4 + 32 / 128) / 8  # bytes a value, scales included
-_LEVELS = (4 + 32 / 512) / 8  # of qsgd()
+_WORTH = 0.05  # of a step: what a change must save
+_TOLERANCE = 0.03  # of two ways within it, the one that changes less is named
+_FULL = 0.7  # of a rank's memory: activations need the rest
+_SLOW = 4.0  # times computing: what takes longer takes outer steps
+_EVERY = 30  # inner steps between outer ones
 
 
 class Sent(NamedTuple):
-    """What one way to train sends: bytes of a rank in a step, the seconds that takes, and those of computing."""
+    """A way to train: bytes that a rank sends in a step, seconds they take, those of coding them, and the step's.
+
+    change: what to write for it, if anything. there: whether it is what the script does.
+    """
 
     name: str
     nbytes: float
     exchange: float
-    computing: float
+    coding: float
+    seconds: float
+    change: str = ""
+    there: bool = False
 
 
 _COLUMNS: tuple[Column[Sent], ...] = (
-    Column(heading="way to train", text=lambda way: way.name, left=True),
+    Column(heading="way to train", text=lambda way: f"{way.name}{' (now)' * way.there}", left=True),
     Column(heading="sends\na step", text=lambda way: human_bytes(way.nbytes)),
-    Column(heading="exchange\nms", text=lambda way: milliseconds(way.exchange), rank=lambda way: way.exchange),
-    Column(heading="x\ncomputing", text=lambda way: f"{way.exchange / way.computing:.2f}"),
+    Column(heading="exchange\nms", text=lambda way: milliseconds(way.exchange)),
+    Column(heading="coding\nms", text=lambda way: milliseconds(way.coding)),
+    Column(heading="step\nms", text=lambda way: milliseconds(way.seconds), rank=lambda way: way.seconds),
 )
 
 
 class Explained:
-    """The ways to train that several hosts have, and what helps each most."""
+    """What of a step is the network, the ways to train that several hosts have, and what helps most."""
 
     key: ClassVar[str] = "explained"
-    title: ClassVar[str] = "What crosses the network?"
+    title: ClassVar[str] = "Why are several hosts slower than one?"
     notes: ClassVar[tuple[str, ...]] = (
-        "exchange: at the measured latency and bandwidth. What is longer than computing cannot hide behind it.",
-        "FSDP2 gathers bfloat16 parameters twice and reduces gradients in 16 bits. Lossless() is counted with 11.15 "
-        "bits a weight, as measured of trained ones. Differences() sends frozen parameters once, which is not counted.",
+        "exchange: at the measured latency and bandwidth, if nothing hides it. coding: what encoding and decoding take "
+        "on this machine. step: predicted, but for what the script does now, which was measured under torchrun.",
     )
 
     def table(self, plan: Plan) -> Table:
@@ -46,71 +60,243 @@ class Explained:
         return tabulated(_COLUMNS, sent(plan), title=self.title)
 
     def conclusion(self, plan: Plan) -> str:
-        """Name what helps most: a model in DDP, a sharded one that a host could hold, and one that none can."""
-        ddp, narrow, planned, fsdp, *gathered = sent(plan)
-        best = min(ddp, narrow, planned, key=_exchange)
-        return " ".join(
-            (
-                f"Computing takes {1e3 * ddp.computing:.0f} ms a step.",
-                _change("DDP", ddp, best, best.name),
-                _change("FSDP2, if a host can hold the model", fsdp, planned, "HSDP with thinwire.shard"),
-                _change("FSDP2, if none can", fsdp, min(gathered, key=_exchange), "gathers=Differences() and qsgd"),
-            )
-        )
+        """Say what share of a step the network is, what crosses it, and the one change that helps most."""
+        ways = sent(plan)
+        now, best = next(way for way in ways if way.there), _best(ways, _alone(plan.profile))
+        return " ".join([*_symptom(plan, now), *plan.profile.made.get("settings", ()), _change(now, best)])
 
-    def document(self, plan: Plan) -> list[dict[str, Any]]:
-        """Return the rows as plain JSON values."""
-        return [way._asdict() for way in sent(plan)]
+    def document(self, plan: Plan) -> dict[str, Any]:
+        """Return the rows, the share of the network and the change as plain JSON values."""
+        ways, alone = sent(plan), _alone(plan.profile)
+        now, best = next(way for way in ways if way.there), _best(ways, alone)
+        return {
+            "share": max(0.0, 1 - alone / now.seconds),
+            "best": best.name,
+            "change": best.change,
+            "ways": [way._asdict() for way in ways],
+        }
 
 
 def sent(plan: Plan) -> Sequence[Sent]:
-    """Return what each way to train sends. Raises BadInput for a single worker, who sends nothing."""
+    """Return the ways to train, the least change first. Raises BadInput for a single worker, who sends nothing."""
     profile = plan.profile
     if profile.world_size < 2:
         raise BadInput("--explain is about what crosses a network; expected 2 workers or more")
-    trained = sum(gradient.numel for gradient in profile.timeline.gradients)
-    both = trained + int(profile.made.get("frozen_elements", 0))
-    return (
-        _reduced("DDP in float32", profile, 4.0 * trained),
-        _reduced("DDP in 16 bits", profile, 2.0 * trained),
-        _planned("thinwire.attach as planned", plan),
-        _sharded("FSDP2 in bfloat16", profile, 4.0 * both, 2.0 * trained),
-        _sharded("the same, gathers=Lossless(), qsgd", profile, 2 * _LOSSLESS * both, _LEVELS * trained),
-        _sharded("the same, gathers=Differences(), qsgd", profile, _DIFFERENCES * trained, _LEVELS * trained),
-    )
+    script = Script.of(profile) or Script(seconds=plan.dense_seconds)
+    sharded = _Sharded(script, profile).ways() if script.modules else ()
+    return [*sorted([*_replicated(plan, script), *sharded], key=lambda way: not way.there), _apart(profile, script)]
 
 
-def _reduced(name: str, profile: Profile, nbytes: float) -> Sent:
+def _best(ways: Sequence[Sent], alone: float) -> Sent:
+    """Return what helps most: what is there, if nothing does. Outer steps change training, and so come last."""
+    *ways, apart = [way for way in ways if way.there or way.change or way is ways[-1]]
+    best = ways[winner([way.seconds for way in ways], _TOLERANCE)]
+    if best.seconds > (1 - _WORTH) * ways[0].seconds:
+        best = ways[0]
+    return apart if apart.change and best.seconds > _SLOW * max(alone, apart.seconds) else best
+
+
+def _alone(profile: Profile) -> float:
+    return profile.timeline.computed + profile.timeline.rest
+
+
+def _trained(profile: Profile) -> int:
+    return sum(gradient.numel for gradient in profile.timeline.gradients)
+
+
+def _replicated(plan: Plan, script: Script) -> Iterator[Sent]:
+    """Yield the ways of whole replicas. Where DDP was measured, predictions are scaled to that."""
+    profile, there = plan.profile, not script.modules
+    whole, scale = 4.0 * _trained(profile), script.seconds / plan.dense_seconds if there else 1.0
+    first = "" if there else "train in DistributedDataParallel, as each rank can hold the whole model"
+    able = there or script.held <= _FULL * script.room
+    native = _reduced("DDP in float32", profile, whole, scale * plan.dense_seconds)
+    yield native._replace(there=there, change=first * able)
+    if "bf16" in profile.costs:
+        yield _reduced("DDP in 16 bits", profile, whole / 2, scale * step_seconds(profile, "bf16"))
+    change = f"{first}{', and ' * (not there)}thinwire.attach(model, plan), with plan = thinwire.plan(model, step)"
+    yield _planned(plan, scale * plan.seconds)._replace(change=change * (able and plan.pays))
+
+
+def _reduced(name: str, profile: Profile, nbytes: float, seconds: float) -> Sent:
     ranks = profile.world_size
-    seconds = AllReduce().seconds(nbytes, ranks, profile.links["all_reduce"])
-    return Sent(name, 2 * (ranks - 1) / ranks * nbytes, seconds, profile.timeline.computed)
+    exchange = AllReduce().seconds(nbytes, ranks, profile.links["all_reduce"])
+    return Sent(name, 2 * (ranks - 1) / ranks * nbytes, exchange, 0.0, seconds)
 
 
-def _planned(name: str, plan: Plan) -> Sent:
+def _planned(plan: Plan, seconds: float) -> Sent:
     """What the plan compresses is gathered, in a message to each rank for each bucket; the rest goes in a ring."""
     profile, others = plan.profile, plan.profile.world_size - 1
     dense = sum(row.nbytes for row in plan.rows if row.name not in plan.choice)
     gathered, link = others * (sum(row.nbytes for row in plan.rows) - dense), profile.links["all_gather"]
-    ring = _reduced(name, profile, dense)
+    parts = [part for bucket in profile.timeline.buckets for part in works(bucket, plan.choice, profile)]
+    ring = _reduced("thinwire.attach as planned", profile, dense, seconds)
     buckets = len(profile.timeline.buckets) if gathered else 0
-    seconds = gathered / link.bandwidth + others * link.latency * buckets + (ring.exchange if dense else 0.0)
-    return ring._replace(nbytes=ring.nbytes + gathered, exchange=seconds)
+    exchange = gathered / link.bandwidth + others * link.latency * buckets + (ring.exchange if dense else 0.0)
+    coding = sum(part.encode + part.decode for part in parts)
+    return ring._replace(nbytes=ring.nbytes + gathered, exchange=exchange, coding=coding)
 
 
-def _sharded(name: str, profile: Profile, gathered: float, reduced: float) -> Sent:
-    """Rings: each rank passes on all shares but one."""
-    others = profile.world_size - 1
-    pairs = (profile.links["all_gather"], gathered), (profile.links["all_reduce"], reduced)
-    passed = [(link, others / profile.world_size * nbytes) for link, nbytes in pairs]
-    seconds = sum(nbytes / link.bandwidth + others * link.latency for link, nbytes in passed)
-    return Sent(name, sum(nbytes for _, nbytes in passed), seconds, profile.timeline.computed)
+class _Part(NamedTuple):
+    """One kind of exchange of a step: bytes that a rank sends, seconds, and those of coding."""
+
+    nbytes: float
+    exchange: float
+    coding: float = 0.0
+
+    def __add__(self, other: "_Part") -> "_Part":  # type: ignore[override]  # a sum, not a longer tuple
+        return _Part(*(mine + more for mine, more in zip(self, other, strict=True)))
 
 
-def _exchange(way: Sent) -> float:
-    return way.exchange
+class _Sharded:
+    """FSDP2's step on a network, and what compresses it."""
+
+    def __init__(self, script: Script, profile: Profile) -> None:
+        self._script, self._profile = script, profile
+        alike = script.replicas == 1
+        self._near = profile.links["all_gather"] if alike else script.near
+        self._twice = 2 if profile.made.get("backend") == "gloo" else 1  # its reduce-scatter is an all-reduce
+        self._plain = self._gathers(script.gathers, script.gathered) + self._scatters() + self._between()
+
+    def ways(self) -> Iterator[Sent]:
+        """Yield the script's step, and its step with each change: as much of an exchange is hidden as now."""
+        mine, alone = self._script, _alone(self._profile)
+        shown = max(0.0, mine.seconds - alone) / self._plain.exchange
+        hsdp, narrow = mine.replicas > 1, mine.itemsize == 2
+
+        def way(name: str, part: _Part, change: str = "") -> Sent:
+            return Sent(name, *part, alone + shown * part.exchange + part.coding, change)
+
+        kind = "HSDP" if hsdp else "FSDP2"
+        yield way(f"{kind} in {'bfloat16' if narrow else 'float32'}", self._plain)._replace(there=True)
+        if not narrow:
+            half = self._gathers(mine.gathers, mine.gathered / 2) + self._scatters() + self._between()
+            policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16) in fully_shard"
+            yield way("the same in bfloat16", half, policy)
+        recipe = self._profile.costs.get("qsgd")
+        if recipe is None or not self._profile.gathers:
+            return
+        if hsdp:
+            call = "thinwire.shard(model, thinwire.recipes.qsgd(), mesh=mesh{})"
+            inner = self._gathers(mine.gathers, mine.gathered) + self._scatters()
+            across = self._between(recipe)
+            yield way("thinwire.shard, qsgd", inner + across, call.format(""))
+            if mine.crossing:
+                inner = self._differences() + self._scatters()
+                more = ", gathers=thinwire.gathers.Differences()"
+                yield way("the same, gathers=Differences()", inner + across, call.format(more))
+            return
+        yield from self._in_islands(recipe, way)
+        call = "thinwire.scatter(model, thinwire.recipes.qsgd(), mesh=mesh, gathers=thinwire.gathers.{})"
+        for name, gathers in (("Lossless()", self._lossless()), ("Differences()", self._differences())):
+            yield way(f"thinwire.scatter, gathers={name}, qsgd", gathers + self._scatters(recipe), call.format(name))
+
+    def _in_islands(self, recipe: Cost, way: Callable[..., Sent]) -> Iterator[Sent]:
+        """Yield HSDP within islands of near ranks, if there are any."""
+        mine, island = self._script, self._profile.made.get("island")
+        if island is None:
+            return
+        ranks = island["ranks"]
+        inside = _Sharded(
+            replace(
+                mine,
+                shards=ranks,
+                replicas=mine.shards // ranks,
+                near=Link(latency=island["latency"], bandwidth=island["bandwidth"]),
+                between=self._profile.links["all_gather"],
+            ),
+            self._profile,
+        )
+        part = inside._gathers(mine.gathers, mine.gathered) + inside._scatters() + inside._between(recipe, ranks)
+        change = (
+            f"HSDP: let fully_shard cut the model within each host of {ranks} ranks, and call "
+            "thinwire.shard(model, thinwire.recipes.qsgd(), mesh=mesh) between hosts"
+        )
+        able = mine.held / ranks <= _FULL * mine.room
+        yield way(f"HSDP in islands of {ranks}, thinwire.shard, qsgd", part, change * able)
+
+    def _messages(self, count: float, nbytes: float, link: Link, times: float = 1.0) -> _Part:
+        """Send so many messages with so many bytes in all to every other rank that holds the model."""
+        others = times * (self._script.shards - 1)
+        return _Part(others * nbytes, others * (count * link.latency + nbytes / link.bandwidth))
+
+    def _gathers(self, count: float, nbytes: float) -> _Part:
+        return self._messages(count, nbytes / self._script.shards, self._near)
+
+    def _lossless(self) -> _Part:
+        mine, cost = self._script, self._profile.gathers["lossless"]
+        each = mine.gathered / mine.itemsize / mine.shards / mine.gathers
+        part = self._messages(2 * mine.gathers, mine.gathers * cost.nbytes(each), self._near)
+        return part._replace(coding=mine.gathers * (cost.encode(each) + cost.decode(each)))
+
+    def _differences(self) -> _Part:
+        """All trained parameters, once; a byte for each tensor ahead of them."""
+        mine, cost = self._script, self._profile.gathers["differences"]
+        each = _trained(self._profile) / mine.shards / mine.modules
+        part = self._messages(1 + mine.modules, mine.modules * cost.nbytes(each), self._near)
+        return part._replace(coding=mine.modules * (cost.encode(each) + cost.decode(each)))
+
+    def _scatters(self, recipe: Cost | None = None) -> _Part:
+        """Return the reduce-scatter of gradients; with a recipe, each rank decodes its own shard of everybody's."""
+        mine = self._script
+        if recipe is None:
+            return self._messages(mine.reductions, mine.reduced / mine.shards, self._near, self._twice)
+        each = _trained(self._profile) / mine.reductions
+        part = self._messages(mine.reductions, mine.reductions * recipe.nbytes(each) / mine.shards, self._near)
+        more = mine.reductions * recipe.exchange(each) / mine.shards
+        coding = mine.reductions * (recipe.encode(each) + recipe.decode(each) / mine.shards)
+        return part._replace(exchange=part.exchange + more, coding=coding)
+
+    def _between(self, recipe: Cost | None = None, sharing: int = 1) -> _Part:
+        """Return the exchange of shards between replicas. `sharing`: so many shards share a link."""
+        mine, others, link = self._script, self._script.replicas - 1, self._script.between
+        if others == 0:
+            return _Part(0.0, 0.0)
+        if recipe is None:
+            each = mine.reduced / mine.shards
+            seconds = mine.reductions * AllReduce().seconds(each / mine.reductions, mine.replicas, link)
+            return _Part(2 * others / mine.replicas * each, seconds)
+        each = _trained(self._profile) / mine.shards / mine.reductions
+        nbytes = others * mine.reductions * recipe.nbytes(each)
+        seconds = others * mine.reductions * link.latency + sharing * nbytes / link.bandwidth
+        return _Part(nbytes, seconds, mine.reductions * (recipe.encode(each) + recipe.decode(each)))
 
 
-def _change(what: str, now: Sent, then: Sent, by: str) -> str:
-    if then.exchange > 0.8 * now.exchange or now.exchange < 0.05 * now.computing:
-        return f"{what}: nothing here helps much."
-    return f"{what}: with {by} the exchange takes {1e3 * then.exchange:.0f} ms instead of {1e3 * now.exchange:.0f}."
+def _apart(profile: Profile, script: Script) -> Sent:
+    """Return outer steps, which take whole replicas."""
+    scheme = SCHEMES["streaming_diloco"]
+    nbytes, seconds = scheme.nbytes(profile, _EVERY), scheme.seconds(profile, _EVERY)
+    others, link = profile.world_size - 1, profile.links["all_gather"]
+    change = f"thinwire.outer(model, optimizer, thinwire.outer_steps.streaming_diloco(every={_EVERY}))"
+    fits = script.held <= _FULL * script.room
+    exchange = others * (scheme.fragments * link.latency / _EVERY + nbytes / link.bandwidth)
+    return Sent(f"outer steps, H {_EVERY}", others * nbytes, exchange, 0.0, seconds, change if fits else "")
+
+
+def _symptom(plan: Plan, now: Sent) -> Iterator[str]:
+    """Yield what a step takes, and what of it crosses the network."""
+    alone, script = _alone(plan.profile), Script.of(plan.profile)
+    share = max(0.0, 1 - alone / now.seconds)
+    took = "takes" if script else "is predicted to take"
+    yield f"A step {took} {_time(now.seconds)}, computing alone {_time(alone)}: the network is {share:.0%} of it."
+    if script is None or not script.modules:
+        yield f"DDP sends {human_bytes(now.nbytes)} of gradients from each rank."
+    elif script.crossing:
+        yield (
+            f"FSDP gathers parameters across the slow link, as {script.shards} ranks hold the model together: each "
+            f"sends {human_bytes(now.nbytes)} a step, gradients included."
+        )
+    else:
+        yield f"FSDP gathers parameters among {script.shards} near ranks; only gradients cross the slow link."
+
+
+def _change(now: Sent, best: Sent) -> str:
+    if best is now:
+        return "Nothing here would save more than 5 % of it: leave it as it is."
+    faster = f"{now.seconds / best.seconds:.1f} times as fast"
+    coding = f", of which coding takes {_time(best.coding)}" if best.coding > _WORTH * best.seconds else ""
+    return f"What helps most: {best.change}. A step should then take {_time(best.seconds)}{coding}: {faster}."
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else f"{milliseconds(seconds)} ms"

@@ -29,6 +29,7 @@ class Request:
     micro_batches: int | None = None
     boundary: float | None = None
     optimizer: OptimizerName | None = None
+    explain: bool | None = None
 
     def source(self) -> Source:
         """Return where the profile comes from. Raises BadInput if options do not go together."""
@@ -77,6 +78,7 @@ class Request:
             subject=subject,
             workers=world_size() if in_group() else self.workers or 2,
             rate=parse_rate("100mbit" if self.link is None else self.link),
+            explain=bool(self.explain),
         )
 
     def _check_workers(self) -> None:

@@ -118,14 +118,14 @@ class Chapter(Protocol):
     def conclusion(self, plan: Plan) -> str:
         """Return the sentence."""
 
-    def document(self, plan: Plan) -> list[dict[str, Any]]:
+    def document(self, plan: Plan) -> Any:
         """Return the rows as plain JSON values."""
 
 
 def print_plan(
-    console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors], chapters: Sequence[Chapter] = ()
+    console: Console, measured: Profile, plan: Plan, tensors: Sequence[Tensors] | None, chapters: Sequence[Chapter] = ()
 ) -> None:
-    """Print the plan's subject, table and conclusions, what else would help, and further chapters."""
+    """Print the plan's subject, table and conclusions, what else would help, and chapters; those alone for None."""
     say(console, title(plan.profile), "bold")
     for line in origin(measured, plan.profile):
         say(console, line, "dim")
@@ -133,6 +133,17 @@ def print_plan(
         say(console, f"  {name:14}  latency {latency:>8}  bandwidth {bandwidth}")
     for tier in plan.profile.tiers:
         say(console, f"  {tier}", indent="    ")
+    if tensors is not None:
+        _print_tensors(console, plan, tensors)
+    for chapter in chapters:
+        say(console, f"\n{chapter.title}\n", "bold")
+        print_table(console, chapter.table(plan))
+        for note in ("", *chapter.notes):
+            say(console, note, "dim")
+        say(console, f"\n{chapter.conclusion(plan)}", "bold")
+
+
+def _print_tensors(console: Console, plan: Plan, tensors: Sequence[Tensors]) -> None:
     console.print()
     if tensors:
         print_table(console, _table(tensors))
@@ -147,12 +158,6 @@ def print_plan(
         say(console, _ADVICE)
     for text in plan.advice:
         say(console, f"- {text}", indent="  ")
-    for chapter in chapters:
-        say(console, f"\n{chapter.title}\n", "bold")
-        print_table(console, chapter.table(plan))
-        for note in ("", *chapter.notes):
-            say(console, note, "dim")
-        say(console, f"\n{chapter.conclusion(plan)}", "bold")
 
 
 def write_html(measured: Profile, plan: Plan, path: Path, chapters: Sequence[Chapter] = ()) -> None:

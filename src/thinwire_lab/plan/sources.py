@@ -120,12 +120,14 @@ class Measured:
     subject: dict[str, Any]
     workers: int
     rate: Rate | None
+    explain: bool = False
 
     def known(self, wishes: Wishes) -> Known:
         """Start the workers, let them measure, and end them."""
         budget, named = wishes.budget(), wishes.names is not None
         with started(self.workers, self.rate, measure) as workers:
             job = {"kind": self.kind, "subject": self.subject, "budget": asdict(budget), "named": named}
+            job["explain"] = self.explain
             found = {rank: accepted(event) for rank, event in workers.run(job)}
             label = workers.label
         measured = Profile.from_json(found[0]["profile"])
@@ -159,4 +161,6 @@ class Saved:
         profile = measured.on(self.asked and self.asked.link, world_size=self.workers)
         if self.asked is not None:
             profile = replace(profile, made={**profile.made, "link": self.asked.label})
+        if self.asked is not None or self.workers is not None:  # a step there was not measured
+            profile = replace(profile, made={key: each for key, each in profile.made.items() if key != "script"})
         return Known(measured, profile, wishes.allowed(measured))

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.momentum.families import family
 from thinwire.integrations.replicas.profiling import budget_for, profile
+from thinwire.integrations.sharding.fsdp import sharded_modules
 from thinwire.planner import Budget, Profile
 from thinwire_lab import problems
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group, mesh, wrapped
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan.crossings import probe_crossings
+from thinwire_lab.plan.script import explained
 from thinwire_lab.plan.subject import Subject, of_bench, of_user
 from thinwire_lab.problems import Problem
 from thinwire_lab.problems.base import Feed, Parts, check_stages, size
@@ -43,11 +45,20 @@ def _measured(job: dict[str, Any]) -> tuple[Profile, Budget]:
         raise BadInput(f"{subject.description}: no parameter takes a gradient, so there is nothing to exchange")
     if not dist.is_initialized():  # the user's code may have chosen a backend
         join_group()
-    model = wrapped(subject.module)
     budget = _budget(Budget(**job["budget"]), subject, named=job["named"])
-    found = profile(model, lambda: subject.loss(model), update=subject.update, budget=budget)
-    frozen = sum(p.numel() for p in subject.module.parameters() if not p.requires_grad)
-    return replace(found, made={**found.made, "model": subject.description, "frozen_elements": frozen}), budget
+    found = (explained if job["explain"] else _planned)(subject, budget)
+    return replace(found, made={**found.made, "model": subject.description}), budget
+
+
+def _planned(subject: Subject, budget: Budget) -> Profile:
+    """Measure a subject in DDP; a collective. Raises BadInput for a sharded one."""
+    if sharded_modules(subject.module):
+        raise BadInput(
+            f"{subject.description}: fully_shard has sharded it, and a plan is for whole replicas: add --explain, "
+            "which says what takes the time and what to change"
+        )
+    model = wrapped(subject.module)
+    return profile(model, lambda: subject.loss(model), update=subject.update, budget=budget)
 
 
 def _budget(given: Budget, subject: Subject, *, named: bool) -> Budget:

@@ -1,61 +1,214 @@
-"""`thinwire plan --explain`: what each way to train sends over a network."""
+"""`thinwire plan --explain`: what of a step is the network, and the one change that helps most."""
 
-from dataclasses import replace
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from plans import cost, linear, profile
+from typer.testing import CliRunner
 
 from thinwire.exchanges import Link
-from thinwire.planner import Budget, decide
+from thinwire.planner import Budget, Plan, decide
+from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.plan.explain import Explained, sent
+from thinwire_lab.plan.explain import Explained, Sent, sent
+from thinwire_lab.plan.script import Script
+from thinwire_lab.plan.settings import complaints
 
 N, RANKS = 1_000_000, 4
-SLOW = profile(
-    {0.1: [("0", N)]},
-    link=Link(latency=0.01, bandwidth=1e7),
-    costs={"topk:0.01": cost(encode=linear(1e-9), decode=linear(1e-9), nbytes=linear(0.06))},
-    world_size=RANKS,
-)
+LINK = Link(latency=0.01, bandwidth=1e7)
 BUDGET = Budget(names=("topk",), densities=(0.01,))
+NATIVE = 2 * 3 * 0.01 + 3 / 4 * 4 * N / 1e7 + 3 * 0.01 + 3 / 4 * 4 * N / 1e7
+"""Seconds of what `SHARDED` gathers and reduces."""
+SHARDED = Script(
+    seconds=0.1 + NATIVE, shards=4, modules=1, gathers=2, gathered=4.0 * N, reductions=1, reduced=4.0 * N, held=1000
+)
 
 
-def test_what_each_way_sends_and_how_long_it_takes() -> None:
-    ways = {way.name: way for way in sent(decide(SLOW, BUDGET))}
+def _plan(script: Script | None = None, *, coder: float = 1e-9, link: Link = LINK, **made: Any) -> Plan:
+    """A plan for a step that computes for 0.1 s. `coder`: seconds to code an element."""
+    known = {"made": made if script is None else {**made, "script": asdict(script)}}
+    each = linear(coder)
+    slow = profile(
+        {0.1: [("0", N)]},
+        link=link,
+        costs={
+            "topk:0.01": cost(encode=linear(1e-9), decode=linear(1e-9), nbytes=linear(0.06)),
+            "qsgd": cost(encode=each, decode=each, nbytes=linear(0.5)),
+        },
+        gathers={
+            "lossless": cost(encode=each, decode=each, nbytes=linear(1.4)),
+            "differences": cost(encode=each, decode=each, nbytes=linear(0.53)),
+        },
+        world_size=RANKS,
+        **known,
+    )
+    return decide(slow, BUDGET)
+
+
+def _ways(plan: Plan) -> Mapping[str, Sent]:
+    return {way.name: way for way in sent(plan)}
+
+
+def test_what_each_way_of_ddp_sends_and_how_long_it_takes() -> None:
+    ways = _ways(plan := _plan())
     assert ways["DDP in float32"].nbytes == pytest.approx(2 * 3 / 4 * 4 * N)
     assert ways["DDP in float32"].exchange == pytest.approx(6 * (0.01 + N / 1e7))
     assert ways["thinwire.attach as planned"].nbytes == pytest.approx(3 * 0.06 * N)
     assert ways["thinwire.attach as planned"].exchange == pytest.approx(3 * (0.01 + 0.06 * N / 1e7))
+    assert ways["thinwire.attach as planned"].coding == pytest.approx(2e-3)
+    said = Explained().conclusion(plan)
+    assert "DDP sends 6.00 MB of gradients from each rank" in said
+    assert "What helps most: thinwire.attach(model, plan)" in said
+
+
+def test_what_fsdp_gathers_is_seconds_and_what_codes_it_too() -> None:
+    ways = _ways(_plan(SHARDED))
     native = ways["FSDP2 in bfloat16"]
-    assert native.nbytes == pytest.approx(3 / 4 * 6 * N)
-    assert native.exchange == pytest.approx(6 * 0.01 + native.nbytes / 1e7)
-    ratios = [
-        ways[f"the same, gathers={name}, qsgd"].nbytes / native.nbytes for name in ("Lossless()", "Differences()")
-    ]
-    assert ratios == pytest.approx([0.549, 0.173], abs=1e-3), "as measured: 0.52 to 0.6, and 0.174"
+    assert native[1:5] == pytest.approx((3 / 4 * 8 * N, NATIVE, 0, 0.1 + NATIVE))
+    assert native.there
+    differences = ways["thinwire.scatter, gathers=Differences(), qsgd"]
+    assert differences.nbytes == pytest.approx(3 / 4 * (0.53 + 0.5) * N)
+    assert differences.exchange == pytest.approx(3 * (2 + 1) * 0.01 + differences.nbytes / 1e7)
+    assert differences.coding == pytest.approx(1e-9 * (2 * N / 4 + N + N / 4))
+    assert differences.seconds == pytest.approx(0.1 + differences.exchange + differences.coding)
+    lossless = ways["thinwire.scatter, gathers=Lossless(), qsgd"]
+    assert lossless.nbytes == pytest.approx(3 / 4 * (2 * 1.4 + 0.5) * N)
+    assert lossless.coding == pytest.approx(1e-9 * (2 * 2 * N / 4 + N + N / 4))
 
 
-def test_frozen_parameters_are_gathered_and_not_reduced() -> None:
-    lora = replace(SLOW, made={**SLOW.made, "frozen_elements": 99 * N})
-    plain, frozen = (sent(decide(found, BUDGET)) for found in (SLOW, lora))
-    gained = [after.nbytes / before.nbytes for before, after in zip(plain, frozen, strict=True)]
-    assert gained[:3] == [1, 1, 1], "DDP sends gradients alone"
-    assert gained[3] == pytest.approx((400 + 2) / 6), "FSDP2 gathers all"
-    assert gained[5] == 1, "once, and never again"
+FULL = replace(SHARDED, held=1000, room=100)
+ISLAND: dict[str, Any] = {"island": {"ranks": 2, "latency": 1e-5, "bandwidth": 1e10}}
 
 
-def test_what_helps_most() -> None:
-    said = Explained().conclusion(decide(SLOW, BUDGET))
-    assert "DDP: with thinwire.attach as planned the exchange takes 48 ms instead of 660." in said
-    fast = SLOW.on(Link(latency=0.0, bandwidth=1e12), world_size=RANKS)
-    assert (
-        Explained()
-        .conclusion(decide(replace(fast, links={t: Link(latency=0.0, bandwidth=1e12) for t in fast.links}), BUDGET))
-        .count("nothing here helps much")
-        == 3
-    )
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (_plan(FULL), r"thinwire.scatter\(.*Differences\(\)\). A step should then take .* times as fast"),
+        (_plan(FULL, coder=1e-6), "Nothing here would save more than 5 % of it"),
+        (_plan(replace(FULL, seconds=0.102)), "Nothing here would save more than 5 % of it"),
+        (_plan(replace(FULL, room=800), **ISLAND), "HSDP: let fully_shard cut the model within each host of 2 ranks"),
+        (_plan(replace(SHARDED, room=2000)), "train in DistributedDataParallel, as each rank can hold the whole model"),
+        (_plan(replace(SHARDED, room=2000, seconds=64.6), link=Link(latency=0.5, bandwidth=1e5)), r"thinwire.outer\("),
+        (
+            _plan(replace(FULL, shards=2, replicas=2, crossing=False, between=LINK)),
+            r"thinwire.shard\(model, thinwire.recipes.qsgd\(\), mesh=mesh\). A step",
+        ),
+        (_plan(replace(FULL, itemsize=4, gathered=1e9, reduced=1.0), coder=1e-6), r"MixedPrecisionPolicy\("),
+    ],
+)  # fmt: skip
+def test_the_one_change_that_helps_most(plan: Plan, expected: str) -> None:
+    assert re.search(expected, Explained().conclusion(plan))
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (SHARDED, "the network is 87% of it. FSDP gathers parameters across the slow link, as 4 ranks hold"),
+        (replace(SHARDED, crossing=False), "FSDP gathers parameters among 4 near ranks; only gradients cross"),
+    ],
+)
+def test_the_share_of_a_step_and_whether_gathers_cross_are_said(script: Script, expected: str) -> None:
+    plan = _plan(script, settings=["NCCL_NET=Socket."])
+    assert expected in (said := Explained().conclusion(plan))
+    assert "NCCL_NET=Socket. What helps most" in said
+    assert Explained().document(plan)["share"] == pytest.approx(NATIVE / (0.1 + NATIVE))
+
+
+def test_frozen_parameters_do_not_travel_as_differences() -> None:
+    lora = replace(SHARDED, gathered=400.0 * N, frozen=99 * N)
+    plain, frozen = _ways(_plan(SHARDED)), _ways(_plan(lora))
+    assert frozen["FSDP2 in bfloat16"].nbytes == pytest.approx(3 / 4 * 404 * N)
+    name = "thinwire.scatter, gathers=Differences(), qsgd"
+    assert frozen[name].nbytes == plain[name].nbytes
 
 
 def test_a_single_worker_sends_nothing() -> None:
     with pytest.raises(BadInput, match="2 workers or more"):
-        sent(decide(SLOW.on(world_size=1), BUDGET))
+        sent(decide(_plan().profile.on(world_size=1), BUDGET))
+
+
+SCRIPT = """
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    def step(model):
+        return model(torch.randn(8, 64)).square().mean()
+
+    def whole():
+        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
+
+    def sharded(shape, names):
+        model, mesh = whole(), init_device_mesh("cpu", shape, mesh_dim_names=names)
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, step, torch.optim.AdamW(model.parameters())
+
+    def fsdp():
+        return sharded((2,), None)
+
+    def hsdp():
+        return sharded((1, 2), ("replicate", "shard"))
+
+    def ddp():
+        init_device_mesh("cpu", (2,))
+        model = DistributedDataParallel(whole())
+        return model, step, torch.optim.AdamW(model.parameters())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("build", "gathered"), [("fsdp", True), ("hsdp", True), ("ddp", False)])
+def test_scripts_are_explained_as_their_users_write_them(tmp_path: Path, build: str, gathered: bool) -> None:
+    file, found = tmp_path / "train.py", tmp_path / "plan.json"
+    file.write_text(textwrap.dedent(SCRIPT))
+    command = ["plan", f"{file}:{build}", "--workers", "2", "--link", "none", "--explain", "--json", str(found)]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "120"})
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "the network is" in done.stdout
+    document = json.loads(found.read_text())
+    script, explained = document["profile"]["made"]["script"], document["explained"]
+    assert 0 <= explained["share"] < 1
+    assert (script["modules"], script["shards"]) == ((2, 2) if gathered else (0, 1))
+    if gathered:
+        parameters = 4 * (64 * 128 + 128 + 2 * 128 + 2)  # padded to two rows
+        assert script["reduced"] == parameters
+        assert script["gathered"] == parameters + 4 * (64 * 128 + 128)  # the root is gathered once
+        assert {"lossless", "differences"} == document["profile"]["gathers"].keys()
+
+
+def test_a_sharded_script_has_no_plan_for_each_tensor(tmp_path: Path) -> None:
+    (file := tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    done = CliRunner().invoke(app, ["plan", f"{file}:fsdp", "--workers", "2", "--link", "none"])
+    assert done.exit_code == 2
+    assert "add --explain" in re.sub(r"\s+", " ", done.output)
+
+
+def test_settings_that_slow_a_network_down_are_named(tmp_path: Path) -> None:
+    for card, speed in {"eth0": "1000", "eth1": "25000"}.items():
+        (tmp_path / "net" / card / "device").mkdir(parents=True)
+        (tmp_path / "net" / card / "speed").write_text(f"{speed}\n")
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    said = {
+        name: complaints({name: value}, tmp_path)
+        for name, value in {
+            "NCCL_SOCKET_IFNAME": "docker0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_NET": "Socket",
+            "NCCL_P2P_DISABLE": "1",
+        }.items()
+    }
+    assert "names no network card" in said["NCCL_SOCKET_IFNAME"][0]
+    assert said["GLOO_SOCKET_IFNAME"][0].endswith("set GLOO_SOCKET_IFNAME=eth1.")
+    assert "off this host's InfiniBand (mlx5_0)" in said["NCCL_IB_DISABLE"][0]
+    assert all(len(lines) == 1 for lines in said.values())
+    assert complaints({"GLOO_SOCKET_IFNAME": "eth1", "NCCL_IB_DISABLE": "0"}, tmp_path) == []

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import torch
@@ -19,7 +19,7 @@ from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
-from thinwire.planner.probe import probe_backward, probe_candidates, probe_links, probe_tiers
+from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
 from thinwire.planner.probe.links import contention
 from thinwire.planner.probe.measure import longest
 from thinwire.planner.probe.tiers import described
@@ -60,34 +60,53 @@ def profile(
     start = time.perf_counter()
     parameters, group = managed(model), model.process_group
     sparse = sparse_weights(model.module)
-    device = next(iter(parameters.values())).device
     with model.no_sync():
         backward = probe_backward(step, parameters, list(model.module.buffers()), group, update=update)
+    whole = {name: p for name, p in parameters.items() if p not in sparse}
+    found = profiled(backward, whole, group, budget or Budget(), bucket_caps(model))
+    took = longest(time.perf_counter() - start, group, next(iter(parameters.values())).device)
+    return replace(found, made={**found.made, "measuring_seconds": round(took, 1)})
+
+
+def profiled(
+    backward: Backward, parameters: Mapping[str, nn.Parameter], group: Group, budget: Budget, caps: Sequence[int]
+) -> Profile:
+    """Measure links and candidates for a step whose `backward` is known; a collective.
+
+    Args:
+        backward: As `probe_backward` returns it.
+        parameters: Those whose gradients replicas would exchange.
+        group: All ranks.
+        budget: Its candidates are measured.
+        caps: The maximum bytes of DDP's buckets.
+
+    Returns:
+        The profile, the same on all ranks.
+    """
+    device = next(iter(parameters.values())).device
     gradients = [
         Gradient(name=name, numel=p.numel(), itemsize=p.element_size())
         for name, p in parameters.items()
-        if p not in sparse and name in backward.ready
+        if name in backward.ready
     ]
     links, busy, unseen = probe_links(group, device, most=sum(g.nbytes for g in gradients))
-    candidates = (budget or Budget()).candidates()
-    sizes = [g.numel for g in gradients]
-    found = Profile(
+    sizes, tiers = [g.numel for g in gradients], probe_tiers(group, device)
+    near = {"island": {"ranks": tiers[-2].size, **asdict(tiers[-2].link)}} if len(tiers) > 1 else {}
+    return Profile(
         world_size=group.size(),
         timeline=Timeline(
             buckets=tuple(Bucket(ready=backward.ready[g.name], gradients=(g,)) for g in gradients),
             computed=max(backward.computed, *backward.ready.values()),
             rest=backward.rest,
-        ).cut(bucket_caps(model)),
+        ).cut(caps),
         links=links,
         busy=busy,
         unseen=unseen,
-        costs=probe_candidates(candidates, group, device, links, sizes) if sizes else {},
+        costs=probe_candidates(budget.candidates(), group, device, links, sizes) if sizes else {},
         slowdown=contention(group, device),
-        tiers=described(probe_tiers(group, device)),
-        made=_circumstances(group, device),
+        tiers=described(tiers),
+        made={**_circumstances(group, device), **near},
     )
-    took = longest(time.perf_counter() - start, group, device)
-    return replace(found, made={**found.made, "measuring_seconds": round(took, 1)})
 
 
 @checked
