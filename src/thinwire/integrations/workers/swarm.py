@@ -462,7 +462,9 @@ class Swarm:
         if len(here) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in self._awaited() | here.keys())):
             return None
         newcomers = self._newcomers()
-        awaited = {peer for peer in self._awaited() - (self._lost.keys() - self._links.keys()) if not self._is_out(peer)}
+        awaited = {
+            peer for peer in self._awaited() - (self._lost.keys() - self._links.keys()) if not self._is_out(peer)
+        }
         late = (awaited | newcomers) - here.keys()
         if self._since[0] != tick:
             self._since = tick, now, now
