@@ -2,6 +2,7 @@
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from served import (
     cut,
     dense,
     joined,
+    soon,
     started,
     thresholded,
     warnings,
@@ -177,6 +179,38 @@ def test_threads_fetch_and_step_at_once() -> None:
         assert server.status().version == 60
         changed = (central.rows.weight != Table().rows.weight).any(1)
         assert torch.equal(changed, total > 0)
+
+
+class Slow(torch.optim.SGD):
+    """A step that takes longer than a trainer needs to send the next update."""
+
+    def step(self, closure: Any = None) -> Any:
+        time.sleep(0.01)
+        return super().step(closure)
+
+
+def test_updates_do_not_overtake_a_question_for_ever() -> None:
+    with (
+        _started(Table(), make_optimizer=lambda some: Slow(some, lr=0.0)) as server,
+        _joined(server, in_flight=20) as trainer,
+    ):
+        trainer.fetch()
+        stop = threading.Event()
+
+        def work(module: nn.Module) -> None:
+            while not stop.is_set():
+                _step(trainer, IDS, module)
+
+        running = threading.Thread(target=trainer.run, args=(work,), kwargs={"threads": 3}, daemon=True)
+        running.start()
+        assert soon(lambda: trainer.traffic().updates > 30)
+        asking = threading.Thread(target=trainer.fetch, daemon=True)
+        asking.start()
+        asking.join(10)
+        overtaken = asking.is_alive()
+        stop.set()
+        running.join(20)
+        assert not overtaken
 
 
 class Tables(nn.Module):

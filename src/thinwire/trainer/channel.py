@@ -106,7 +106,8 @@ class Channel:
         self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
         self._changed, self._bell = threading.Condition(), Bell()
         self._log, self._logged = dict[int, Sent](), 0  # updates that are not on disk, by number, and their bytes
-        self._open, self._questions = dict[int, Sequence[Tensor]](), 0  # rows that are asked for, by question
+        self._open = dict[int, tuple[int, Sequence[Tensor]]]()  # questions: after which update, and for which rows
+        self._questions = 0
         self._floors, self._life, self._counted = list[int](), 0, (0, 0)
         self._sent = self._answered = self._asked = 0  # the latest update and question, over this connection
         self._repeated = 0  # up to which number updates are sent again
@@ -159,7 +160,7 @@ class Channel:
         with self._changed:
             self.check()
             self._questions += 1
-            self._open[self._questions] = keys
+            self._open[self._questions] = next(reversed(self._log), 0), keys
             number = self._questions
         self._bell.ring()
         return number
@@ -236,26 +237,26 @@ class Channel:
             return self._closed.is_set() and not (self._goodbye and self._sent + 1 in self._log)
 
     def _due(self, link: Link) -> Callable[[], None] | None:
-        """Return what sends what is due now, if anything is, and note that it is under way: updates go first."""
+        """Return what sends what is due now, if anything is, and note that it is under way."""
         with self._changed:
             if self._full:
                 self._full = False
                 return partial(link.send, Kind.PING, flags=Flag.SAVE)
             unanswered = self._sent - self._answered + sum(number <= self._asked for number in self._open)
-            update = self._log.get(self._sent + 1)
-            question = next((number for number in self._open if number > self._asked), None)
+            update, asked, sent = self._log.get(self._sent + 1), self._asked, self._sent
+            question = next((n for n, (after, _) in self._open.items() if n > asked and after <= sent), None)
             if update is None and question is None:
                 self._sound |= not unanswered
+            elif question is not None and unanswered < WINDOW:
+                self._asked = question
+                keys = zip(self.layout.fetched, self._open[question][1], strict=True)
+                return partial(link.send, Kind.FETCH, *pack([asking(*each) for each in keys]), number=question)
             elif update is not None and unanswered < WINDOW:
-                self._sent = number = self._sent + 1
+                self._sent = number = sent + 1
                 version = min((update.base.version, *self._floors[update.base.joins :]))
                 brief = Flag.BRIEF if number <= self._repeated and number + 1 in self._log else NONE
                 flags = update.flags | brief
                 return partial(link.send, Kind.UPDATE, *update.body, number=number, version=version, flags=flags)
-            elif question is not None and unanswered < WINDOW:
-                self._asked = question
-                keys = zip(self.layout.fetched, self._open[question], strict=True)
-                return partial(link.send, Kind.FETCH, *pack([asking(*each) for each in keys]), number=question)
             return None
 
     def _fail(self, error: Exception) -> None:
@@ -321,7 +322,7 @@ class Channel:
             case Kind.ROWS:
                 if (asked := self._open.get(frame.number)) is None:
                     raise FrameError(f"rows for request {frame.number}, which is not open")
-                self.rows.take(asked, frame.body, frame.version)
+                self.rows.take(asked[1], frame.body, frame.version)
                 with self._changed:
                     self._sound = True
                     del self._open[frame.number]
