@@ -132,6 +132,8 @@ class MeasuredApart(NamedTuple):
 
 OUTER_LOSSES: tuple[MeasuredApart, ...] = (
     MeasuredApart("sparseloco", 10, 1.9253, 1.6595),
+    MeasuredApart("muloco", 10, 1.7200, 1.6595),
+    MeasuredApart("muloco", 30, 1.7678, 1.6595),
     MeasuredApart("diloco", 10, 1.8606, 1.6692),
     MeasuredApart("diloco", 30, 1.8196, 1.6692),
 )

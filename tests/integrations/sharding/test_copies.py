@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import thinwire as tw
 from thinwire import trace
-from thinwire.integrations.sharding import copies
+from thinwire.integrations.sharding import copies, gathering
 from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.copies import _Copy
 from thinwire.integrations.training.gradients import local
@@ -652,6 +652,20 @@ def test_who_scatters_anew_takes_over_from_the_earlier_handle(ranks: Ranks, gath
     for freed, more, verified in ranks.run(2, _again, gathers):
         assert freed >= MODEL / 4 * 2
         assert (more >= MODEL / 4 * 2) == (gathers == "2 bits")
+        assert verified
+
+
+def _a_part_again() -> tuple[list[int], int, bool]:
+    each = Gathered().run(range(1))
+    with mock.patch.object(gathering._log, "warning") as warning:
+        new = tw.scatter(each.submodules()[-1], tw.recipes.dense(), mesh=line())
+        each.run(range(1, 2))
+    return [call.args[1] for call in warning.call_args_list], len(each.submodules()), new.verify_replicas()
+
+
+def test_who_scatters_a_part_anew_hears_of_the_rest(ranks: Ranks) -> None:
+    for said, count, verified in ranks.run(2, _a_part_again):
+        assert said == [count - 1]
         assert verified
 
 

@@ -1,5 +1,6 @@
 """What handles of sharded models have in common whose all-gathers may go through thinwire."""
 
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import sharded_modules
+
+_log = logging.getLogger("thinwire")
 
 _at_work: "weakref.WeakKeyDictionary[nn.Module, Copies | Coded]" = weakref.WeakKeyDictionary()
 """What gathers the parameters of each module that `fully_shard` was called with, if FSDP does not."""
@@ -34,6 +37,14 @@ class Gathering(Served):
         """
         modules, names = sharded_modules(model), {p: name for name, p in model.named_parameters()}
         for earlier in {_at_work.pop(module) for module in modules if module in _at_work}:
+            if left := [module for module, each in _at_work.items() if each is earlier]:
+                _log.warning(
+                    "%d modules of an earlier handle are gathered uncompressed from now on: to go on as they were, "
+                    "pass the whole model",
+                    len(left),
+                )
+            for module in left:
+                del _at_work[module]
             earlier.remove()
         if not groups or groups[0].size() == 1:
             return
