@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -51,16 +51,11 @@ class Install(Protocol):
 
 
 class InstallSharded(Protocol):
-    """Puts a method to work between the islands of a sharded model, whose mesh is islands × shards."""
+    """Puts a method to work on a sharded model, whose mesh is islands × shards.
 
-    def __call__(
-        self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
-    ) -> Handle | None:
-        """Install as `Install` does."""
-
-
-class InstallScattered(Protocol):
-    """Puts a method to work where one island has all workers, and its parameters travel as `gathers` say."""
+    It works between islands; or, if one has all workers, on all that FSDP2 sends, and parameters travel as `gathers`
+    say.
+    """
 
     def __call__(
         self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
@@ -76,8 +71,8 @@ class Benched:
     `density` is for methods that do not use the run's own. A method that cannot work with several buckets gets a single
     one. Without `sparse_embeddings` it cannot reduce their gradients. Without `pipelines` it cannot tell the steps of a
     pipeline from its micro-batches. If `needs_sgd`, it takes over SGD's momentum, and no other optimizer's. Without
-    `install_sharded` it cannot work on shards, and without `install_scattered` not where there are no replicas of
-    them. If `shards_natively`, FSDP2 itself exchanges between the islands. With `outer_steps`, which makes them of a
+    `install_sharded` it cannot work on shards, and without `scatters` not where there are no replicas of them. If
+    `shards_natively`, FSDP2 itself exchanges between the islands. With `outer_steps`, which makes them of a
     density and H, workers train on their own, and nothing is installed. If `served`, trainers of a parameter server can
     use it.
     """
@@ -92,7 +87,7 @@ class Benched:
     pipelines: bool = True
     needs_sgd: bool = False
     install_sharded: InstallSharded | None = None
-    install_scattered: InstallScattered | None = None
+    scatters: bool = False
     shards_natively: bool = False
     outer_steps: Callable[[float, int], OuterSteps] | None = None
     served: bool = False
@@ -106,12 +101,7 @@ def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: floa
         weight.register_hook(_count_rows)
 
 
-def _hsdp(model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule) -> None:
-    nbytes = sum(local(p).numel() * p.element_size() for p in model.parameters())
-    optimizers[0].register_step_pre_hook(lambda *_: _count(nbytes, mesh.get_group("replicate")))
-
-
-def _fsdp(
+def _native(
     model: nn.Module,
     mesh: DeviceMesh,
     optimizers: Optimizers,
@@ -119,8 +109,11 @@ def _fsdp(
     gathers: str,
     itemsize: int = 4,
 ) -> None:
-    ranks, nbytes = mesh["shard"].size(), sum(p.numel() * itemsize for p in model.parameters())
-    optimizers[0].register_step_pre_hook(lambda *_: trace.count("sent_bytes", (ranks - 1) / ranks * nbytes))
+    islands, shards = mesh.shape
+    whole = sum(p.numel() for p in model.parameters())
+    own = sum(local(p).numel() for p in model.parameters())
+    nbytes = 2 * (islands - 1) / islands * own if islands > 1 else (shards - 1) / shards * whole
+    optimizers[0].register_step_pre_hook(lambda *_: trace.count("sent_bytes", itemsize * nbytes))
 
 
 def _half(its_hook: Callable[..., Future[Tensor]]) -> Install:
@@ -176,14 +169,12 @@ def _benched(method: Method) -> Benched:
         return attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
 
     def install_sharded(
-        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule
-    ) -> Handle:
-        return shard(model, method.make(density), mesh=mesh, optimizer=optimizers if method.momentum else None)
-
-    def install_scattered(
         model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
     ) -> Handle:
-        return scatter(model, method.make(density), mesh=mesh["shard"], gathers=GATHERS.get(gathers))
+        recipe = method.make(density)
+        if mesh["replicate"].size() == 1:
+            return scatter(model, recipe, mesh=mesh["shard"], gathers=GATHERS.get(gathers))
+        return shard(model, recipe, mesh=mesh, optimizer=optimizers if method.momentum else None)
 
     return Benched(
         description=method.summary,
@@ -194,13 +185,13 @@ def _benched(method: Method) -> Benched:
         pipelines=method.pipelines,
         needs_sgd=method.momentum and bool(corrections(method.make().memories())),
         install_sharded=install_sharded,
-        install_scattered=install_scattered if _reaches_owners(method) else None,
+        scatters=_reaches_owners(method),
         served=_serves(method),
     )
 
 
 def _nothing(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
-    raise TypeError("this method takes outer steps, and has nothing to install in DistributedDataParallel")
+    raise TypeError("this method takes outer steps or shards, and has nothing to install in DistributedDataParallel")
 
 
 def _apart(description: str, make: Callable[[float, int], OuterSteps], density: float | None = None) -> Benched:
@@ -238,10 +229,6 @@ def _reaches_owners(method: Method) -> bool:
     return True
 
 
-def _not_here(*_: Any, **given: Any) -> None:
-    raise TypeError("this is for models that FSDP2 shards over all ranks")
-
-
 GATHERS: Mapping[str, Gathers | None] = {
     "none": None,
     "lossless": Lossless(),
@@ -253,17 +240,17 @@ GATHERS: Mapping[str, Gathers | None] = {
 BENCHED = {
     "fsdp_bf16": Benched(
         description="FSDP2 in bfloat16, gathers and gradients, uncompressed; with --shard, without replicas",
-        install=_not_here,
-        install_sharded=_not_here,
-        install_scattered=partial(_fsdp, itemsize=2),
+        install=_nothing,
+        install_sharded=partial(_native, itemsize=2),
+        scatters=True,
         shards_natively=True,
         pipelines=False,
     ),
     "dense": Benched(
         description="plain DistributedDataParallel, uncompressed; with --shard FSDP2's own HSDP or FSDP",
         install=_plain,
-        install_sharded=_hsdp,
-        install_scattered=_fsdp,
+        install_sharded=_native,
+        scatters=True,
         shards_natively=True,
         served=True,
     ),

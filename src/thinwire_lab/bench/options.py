@@ -217,7 +217,7 @@ class Options:
             raise BadInput(
                 f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
             )
-        apart = [name for name, _ in map(_named, self.recipes) if BENCHED[name].install_scattered is None]
+        apart = [name for name, _ in map(_named, self.recipes) if not BENCHED[name].scatters]
         if self.workers == shards and apart:
             raise BadInput(
                 f"{apart[0]} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"

@@ -17,7 +17,6 @@ from thinwire_lab.show.canvas import (
     INK,
     MUTED,
     PARTS,
-    Corner,
     blank,
     head,
     legend,
@@ -26,40 +25,32 @@ from thinwire_lab.show.canvas import (
 )
 from thinwire_lab.show.units import human_bytes, loss_text, milliseconds
 
-Panel = Callable[[Axes, Results], None]
-
 
 def loss_over_seconds(results: Results) -> Figure:
     """Held-out loss over training seconds."""
-    return _figure(results, (7.5, 4.8), _seconds_panel)
+    return _figure(results, _seconds_panel)
 
 
 def loss_over_bytes(results: Results) -> Figure:
     """Held-out loss over the bytes each worker sent, on a log scale."""
-    return _figure(results, (7.5, 4.8), _bytes_panel)
+    return _figure(results, _bytes_panel)
 
 
 def step_time(results: Results) -> Figure:
     """Milliseconds per step, split into their parts."""
-    return _figure(results, (7.5, 4.8), _step_panel)
+    return _figure(results, _step_panel)
 
 
-def overview(results: Results) -> Figure:
-    """The three figures side by side, 1500 by 480 pixels."""
-    return _figure(results, (15, 4.8), _seconds_panel, _bytes_panel, _step_panel)
-
-
-def _figure(results: Results, inches: tuple[float, float], *panels: Panel) -> Figure:
-    figure = blank(inches)
-    every = [figure.add_subplot(1, len(panels), place) for place in range(1, len(panels) + 1)]
-    for axes, panel in zip(every, panels, strict=True):
-        restrain(axes)
-        panel(axes, results)
+def _figure(results: Results, panel: Callable[[Axes, Results], None]) -> Figure:
+    figure = blank((7.5, 4.8))
+    axes = figure.add_subplot()
+    restrain(axes)
+    panel(axes, results)
     colour = ALARM if results.incomplete or not results.throttled else MUTED
     head(figure, *filter(None, (results.title, results.incomplete)), colour=colour)
-    _legend(figure, every[0], "outside lower left", 4)
-    if len(every) > 1:
-        _legend(figure, every[-1], "outside lower right", 3)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        legend(figure, handles, labels, columns=4)
     return figure
 
 
@@ -108,12 +99,6 @@ def _limit_losses(axes: Axes, results: Results) -> None:
         low = min(late if results.target_loss is None else [*late, results.target_loss])
         margin = 0.06 * (high - low) or 0.1
         axes.set_ylim(low - margin, high + margin)
-
-
-def _legend(figure: Figure, axes: Axes, place: Corner, columns: int) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        legend(figure, handles, labels, columns=columns, place=place)
 
 
 def _step_panel(axes: Axes, results: Results) -> None:

@@ -39,13 +39,9 @@ class Sharded:
         over = whole if method.shards_natively and self._islands > 1 else whole["shard"]
         _shard(self._model, over, narrow=job.recipe == "fsdp_bf16", gathered=bool(job.gathers))
         self._optimizers = optimizers(job.optimizer, self._model, problem)
-        if self._islands > 1:
-            assert method.install_sharded is not None  # options have seen to that
-            self.handle = method.install_sharded(self._model, whole, self._optimizers, job.scheduled_density)
-        else:
-            assert method.install_scattered is not None
-            density = job.scheduled_density
-            self.handle = method.install_scattered(self._model, whole, self._optimizers, density, job.gathers)
+        assert method.install_sharded is not None  # options have seen to that
+        density = job.scheduled_density
+        self.handle = method.install_sharded(self._model, whole, self._optimizers, density, job.gathers)
 
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts.

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,8 +13,6 @@ INK, MUTED, FAINT, ALARM = "#333333", "#6B6B6B", "#E4E4E4", "#B00020"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
 DASHES = ("-", "--", ":", "-.")
 PARTS = {"compute": "#C3C9D1", "encode": "#E9B44C", "exchange": "#3B6EA5", "decode": "#8F5D3B"}
-
-Corner = Literal["outside lower left", "outside lower right"]
 
 
 def blank(inches: tuple[float, float]) -> Figure:
@@ -45,8 +43,6 @@ def head(figure: Figure, *lines: str, colour: str = MUTED) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=colour, parse_math=False)
 
 
-def legend(
-    figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, columns: int, place: Corner = "outside lower left"
-) -> None:
+def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, columns: int) -> None:
     """Put a legend below the figure."""
-    figure.legend(handles, labels, loc=place, ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
