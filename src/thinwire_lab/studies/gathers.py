@@ -4,9 +4,9 @@
     python -m thinwire_lab.studies.gathers table runs.jsonl
 
 Four workers hold a byte GPT of 12 million parameters together. They train it with AdamW, a warm-up of a tenth of the
-steps and a cosine to zero, each on two windows of 64 bytes a step. By default they are virtual: one process computes
-each one's gradient in turn, and rounds what FSDP2 and thinwire would send. With `--link` they are four processes that
-train through `fully_shard` and `thinwire.scatter`. Runs that the file has already are left out.
+steps and a cosine to zero, each on two windows of 64 bytes a step. They are virtual: one process computes each one's
+gradient in turn, and rounds what FSDP2 and thinwire would send. Runs that the file has already are left out. Bytes and
+step times are those of `thinwire bench --gathers`.
 """
 
 import json
@@ -14,7 +14,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -23,12 +22,9 @@ from statistics import mean, median
 from typing import Annotated, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import typer
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-import thinwire as tw
 from thinwire import kernels
 from thinwire.formats import Levels
 from thinwire.gathers import Differences, Gathers, Lossless
@@ -36,15 +32,10 @@ from thinwire.payloads import exponents
 from thinwire.payloads.numbers import narrowed_each
 from thinwire_lab import problems
 from thinwire_lab.check import speed
-from thinwire_lab.cluster.link import Meter, parse_rate
-from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.cluster.worker import Emit
-from thinwire_lab.cluster.workers import join_group, mesh
 from thinwire_lab.problems.base import Batch, Problem, classes
 from thinwire_lab.problems.optimizers import BETAS
 
 WORKERS, WINDOWS, CONTEXT, RATE = 4, 2, 64, 1e-3
-_WARM_UP = 2  # steps
 
 
 class Way(NamedTuple):
@@ -105,7 +96,7 @@ class Virtual:
         self.gather()
         total = torch.zeros((), dtype=self._way.reduced)
         for batch in batches:
-            _loss(self._model, batch).backward()
+            loss_of(self._model, batch).backward()
             total = total + self._sent([p.grad for p in self._model.parameters() if p.grad is not None])
             self._model.zero_grad()
         for p, gradient in zip(self._own, _parts(total / WORKERS, self._own), strict=True):
@@ -130,18 +121,18 @@ class Virtual:
         """Return the mean loss."""
         self.gather()
         with torch.no_grad():
-            return float(torch.stack([_loss(self._model, batch) for batch in batches]).mean())
+            return float(torch.stack([loss_of(self._model, batch) for batch in batches]).mean())
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """Train one way with one seed, on virtual workers."""
     torch.manual_seed(job["seed"])
-    problem = _problem(job)
+    problem = problem_of(job)
     found, start = Virtual(problem, WAYS[job["way"]]), time.perf_counter()
-    schedule = _schedule(found.optimizer, job["steps"])
+    schedule = schedule_of(found.optimizer, job["steps"])
     looks = []
     for step in range(1, job["steps"] + 1):
-        found.step([_batch(problem, step, rank) for rank in range(WORKERS)])
+        found.step([batch_of(problem, step, rank) for rank in range(WORKERS)])
         schedule.step()
         if step % job["every"] == 0 or step == job["steps"]:
             looks.append([step, round(found.loss(problem.held_out(0, 1)), 5)])
@@ -150,53 +141,20 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": round((time.perf_counter() - start) / job["steps"], 3), "looks": looks}
 
 
-def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Train one way with one seed, as one of four real workers."""
-    join_group()
-    torch.set_num_threads(1)
-    problem, way, rank, meter = _problem(job), WAYS[job["way"]], dist.get_rank(), Meter()
-    model, over = deepcopy(problem.model), mesh(WORKERS, ("replicate", "shard"))["shard"]
-    policy = MixedPrecisionPolicy(param_dtype=way.gathered, reduce_dtype=way.reduced)
-    for module in (*model.blocks, model):  # type: ignore[misc]  # a ModuleList
-        fully_shard(module, mesh=over, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS)
-    schedule, looks, seconds = _schedule(optimizer, job["steps"]), [], []
-    if way.recipe:
-        sent = tw.scatter(model, tw.recipes.METHODS[way.recipe].make(), mesh=over, gathers=way.gathers)
-    for step in range(1, job["steps"] + 1):
-        if step == _WARM_UP + 1:
-            meter.skip()
-        batch, start = _batch(problem, step, rank), time.perf_counter()
-        _loss(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds.append(time.perf_counter() - start)
-        schedule.step()
-        if step % job["every"] == 0 or step == job["steps"]:
-            meter.drain()
-            with torch.no_grad():
-                loss = torch.stack([_loss(model, batch) for batch in problem.held_out(rank, WORKERS)]).mean()
-            dist.all_reduce(loss)
-            looks.append([step, round(float(loss) / WORKERS, 5)])
-            meter.skip()
-    found = {"seconds": round(median(seconds[_WARM_UP:]), 3), "bytes": round(meter.total / (job["steps"] - _WARM_UP))}
-    emit(found | {"memory": sent.memory_bytes if way.recipe else 0, "looks": looks})
-
-
-def _problem(job: dict[str, Any]) -> Problem:
+def problem_of(job: dict[str, Any]) -> Problem:
     return problems.build("transformer", seed=job["seed"], data=Path(job["data"]), scale=job["scale"])
 
 
-def _batch(problem: Problem, step: int, rank: int) -> Batch:
+def batch_of(problem: Problem, step: int, rank: int) -> Batch:
     return tuple(x[:WINDOWS, :CONTEXT] for x in problem.batch(step, rank, WORKERS))
 
 
-def _loss(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     inputs, targets = batch
     return classes(model(inputs).float(), targets)  # bfloat16 would leave a loss three digits
 
 
-def _schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+def schedule_of(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
     warm = max(1, steps // 10)
     share = lambda step: (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2  # noqa: E731
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warm, share(max(step, warm))))
@@ -221,24 +179,21 @@ def run(
     seeds: str = "0,1,2",
     steps: int = 300,
     every: int = 50,
-    link: Annotated[str | None, typer.Option(help="Train in four processes behind such links: 100mbit, none.")] = None,
     scale: Annotated[float, typer.Option(help="Of the model, as in the bench.")] = 13.5,
-    weights: Annotated[Path | None, typer.Option(help="A folder for what has been trained, virtual only.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A folder for what has been trained.")] = None,
 ) -> None:
     """Train each way with each seed, and append the held-out losses to the file."""
     torch.set_num_threads(1)
-    real = nullcontext() if link is None else Cluster(WORKERS, parse_rate(link), "thinwire_lab.studies.gathers:handle")
-    with real as workers:
-        for seed, way in product(map(int, seeds.split(",")), ways.split(";")):
-            names = {"way": way, "seed": seed, "steps": steps, "link": link}
-            if file.exists() and any(each.items() >= names.items() for each in _read(file)):
-                continue
-            job = names | {"data": str(data.resolve()), "every": every, "scale": scale}
-            job["weights"] = None if weights is None else str(weights / f"{way}, {seed}.pt")
-            found = train(job) if workers is None else next(e for rank, e in [*workers.run(job)] if rank == 0)
-            with file.open("a") as lines:
-                print(json.dumps(names | found), file=lines, flush=True)
-            print(way, seed, found["looks"][-1], found["seconds"], flush=True)
+    for seed, way in product(map(int, seeds.split(",")), ways.split(";")):
+        names = {"way": way, "seed": seed, "steps": steps, "link": None}
+        if file.exists() and any(each.items() >= names.items() for each in _read(file)):
+            continue
+        job = names | {"data": str(data.resolve()), "every": every, "scale": scale}
+        job["weights"] = None if weights is None else str(weights / f"{way}, {seed}.pt")
+        found = train(job)
+        with file.open("a") as lines:
+            print(json.dumps(names | found), file=lines, flush=True)
+        print(way, seed, found["looks"][-1], found["seconds"], flush=True)
 
 
 @app.command()
