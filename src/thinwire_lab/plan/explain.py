@@ -17,7 +17,7 @@ from thinwire_lab.show.units import duration, human_bytes, milliseconds
 _WORTH = 0.05  # of a step: what a change must save
 _TOLERANCE = 0.03  # of two ways within it, the one that changes less is named
 _FULL = 0.7  # of a rank's memory: activations need the rest
-_SLOW = 4.0  # times computing: what takes longer takes outer steps
+_SLOW = 10.0  # times computing: a step that takes longer is for outer steps
 _EVERY = 30  # inner steps between outer ones
 
 
@@ -93,7 +93,7 @@ def _best(ways: Sequence[Sent], alone: float) -> Sent:
     best = ways[winner([way.seconds for way in ways], _TOLERANCE)]
     if best.seconds > (1 - _WORTH) * ways[0].seconds:
         best = ways[0]
-    return apart if apart.change and best.seconds > _SLOW * max(alone, apart.seconds) else best
+    return apart if apart.change and best.seconds > max(_SLOW * alone, 2 * apart.seconds) else best
 
 
 def _alone(profile: Profile) -> float:
@@ -267,7 +267,10 @@ def _apart(profile: Profile, script: Script) -> Sent:
     scheme = SCHEMES["streaming_diloco"]
     nbytes, seconds = scheme.nbytes(profile, _EVERY), scheme.seconds(profile, _EVERY)
     others, link = profile.world_size - 1, profile.links["all_gather"]
-    change = f"thinwire.outer(model, optimizer, thinwire.outer_steps.streaming_diloco(every={_EVERY}))"
+    change = (
+        f"thinwire.outer(model, optimizer, thinwire.outer_steps.streaming_diloco(every={_EVERY})), as this network is "
+        "too slow for exchanges at each step; it may cost some loss"
+    )
     fits = script.held <= _FULL * script.room
     exchange = others * (scheme.fragments * link.latency / _EVERY + nbytes / link.bandwidth)
     return Sent(f"outer steps, H {_EVERY}", others * nbytes, exchange, 0.0, seconds, change if fits else "")
