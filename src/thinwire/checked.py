@@ -117,29 +117,29 @@ BODY = _Body()
 
 _LONGEST = 2**63 - 1  # no tensor has more elements, and no file more bytes
 
-Whole = Annotated[int, Range("a whole number")]
+Whole = Annotated[int, Range("an integer")]
 """Any whole number."""
-Size = Annotated[int, Range("a whole number, from 0 on", least=0, most=_LONGEST)]
+Size = Annotated[int, Range("an integer of at least 0", least=0, most=_LONGEST)]
 """How many there are, perhaps none."""
-Count = Annotated[int, Range("a whole number, from 1 on", least=1, most=_LONGEST)]
+Count = Annotated[int, Range("an integer of at least 1", least=1, most=_LONGEST)]
 """How many there are, at least one."""
-Width = Annotated[int, Range("1 element or more, and fewer than 2^31", least=1, most=2**31 - 1)]
+Width = Annotated[int, Range("at least 1 element, and fewer than 2^31", least=1, most=2**31 - 1)]
 """How many adjacent elements belong together."""
 Number = Annotated[float, Range("a finite number")]
 """Any finite number."""
-Amount = Annotated[float, Range("a finite number, from 0 on", least=0)]
+Amount = Annotated[float, Range("a finite number of at least 0", least=0)]
 """A number that is not negative."""
-Positive = Annotated[float, Range("a positive number, and finite", above=0)]
+Positive = Annotated[float, Range("a finite number above 0", above=0)]
 """A number above 0."""
-Multiple = Annotated[float, Range("1 or more, and finite", least=1)]
+Multiple = Annotated[float, Range("a finite number of at least 1", least=1)]
 """How many times as many, at least as many."""
 Share = Annotated[float, Range("a share of the elements, above 0 and at most 1", above=0, most=1)]
 """A share of a vector's elements, never none of them."""
-Fraction = Annotated[float, Range("a fraction, from 0 to below 1", least=0, below=1)]
+Fraction = Annotated[float, Range("a fraction of at least 0 and below 1", least=0, below=1)]
 """A fraction of something, never all of it."""
-Part = Annotated[float, Range("a share, from 0 to 1", least=0, most=1)]
+Part = Annotated[float, Range("a share from 0 to 1", least=0, most=1)]
 """Anything from nothing to all."""
-Seconds = Annotated[float, Range("seconds, from 0 on and finite", least=0)]
+Seconds = Annotated[float, Range("a finite number of seconds, at least 0", least=0)]
 """A duration."""
 Bandwidth = Annotated[float, Range("bytes per second, at least 0; math.inf for a free link", least=0, most=math.inf)]
 """Bytes per second, perhaps infinitely many."""

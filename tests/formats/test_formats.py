@@ -297,9 +297,9 @@ def test_pbase_of_the_balanced_example() -> None:
 
 @pytest.mark.parametrize("mantissa", [1, 2])
 def test_no_balanced_eps(mantissa: int) -> None:
-    with pytest.raises(ValueError, match="no eps balances 10 bits"):
+    with pytest.raises(ValueError, match="no balanced format exists for 10 bits"):
         balanced_eps(bits=10, mantissa=mantissa, max=1.0)
-    with pytest.raises(ValueError, match="no eps balances 10 bits"):
+    with pytest.raises(ValueError, match="no balanced format exists for 10 bits"):
         tuned_eps(bits=10, mantissa=mantissa, max=1.0)
 
 

@@ -73,7 +73,9 @@ def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
 
 def _normal(base: int, shift: int, what: str) -> float:
     if base < 1 << (MANTISSA - shift):
-        raise ValueError(f"no eps balances {what}: it would lie below {_LEAST:.3g}; use more mantissa or fewer bits")
+        raise ValueError(
+            f"no balanced format exists for {what}: eps would lie below {_LEAST:.3g}; use more mantissa or fewer bits"
+        )
     return number(base << shift)
 
 

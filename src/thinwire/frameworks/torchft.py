@@ -113,8 +113,8 @@ class Members(Served):
             return
         if not self._manager.is_participating():
             raise RuntimeError(
-                "this replica does not participate in the step, as it is a spare or recovers after its forward pass: "
-                "make the Manager with use_async_quorum=False and WorldSizeMode.DYNAMIC"
+                "this replica does not participate in the step, because it is a spare, or is recovering: make the "
+                "Manager with use_async_quorum=False and WorldSizeMode.DYNAMIC"
             )
         try:
             self._exchange(self._links.group)

@@ -89,7 +89,7 @@ def check_sections(buffer: Tensor, start: int, *sections: int) -> None:
     """Raise PayloadError unless a buffer is as long as its header says, and its sections are padded with zeros."""
     expected = start + sum(map(padded, sections))
     if buffer.numel() != expected:
-        raise PayloadError(f"a buffer of {buffer.numel()} bytes, whose header calls for {expected} bytes")
+        raise PayloadError(f"the buffer has {buffer.numel()} bytes, but its header says {expected}")
     check_padding(buffer[start:], *sections)
 
 

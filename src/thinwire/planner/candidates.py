@@ -159,7 +159,7 @@ def candidate(name: str) -> Candidate:
     try:
         method, density = PLANNED[family], float(share) if colon else None
         if (method.density is None) != (density is None):
-            raise ValueError("the density is missing, as in topk:0.01, or this candidate takes none")
+            raise ValueError("give a density, as in topk:0.01; candidates such as qsgd take none")
         large = method.large(density)
     except (KeyError, ValueError) as error:
         raise ValueError(f"no candidate is called {name!r}; expected one of {', '.join(NAMES)}") from error

@@ -61,7 +61,7 @@ def _changes(
     yield from ((text, profile, choice) for text, choice in _dearer(profile, budget))
     nothing = dict.fromkeys(("encode", "decode", "each", "exchange"), _NOTHING)
     free = {name: replace(cost, **nothing) for name, cost in profile.costs.items()}
-    yield "a processor on which compressing costs nothing", replace(profile, costs=free), choice
+    yield "if compression itself took no time (faster cores or a GPU come near)", replace(profile, costs=free), choice
 
 
 def _dearer(profile: Profile, budget: Budget) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -197,12 +197,12 @@ class Places:
         found = named(module)
         for name, at in self._storage.items():
             p = found.get(name)
-            wrong = "is gone" if p is None else "is frozen" if not p.requires_grad else ""
+            wrong = "removed" if p is None else "frozen" if not p.requires_grad else ""
             if wrong or p is None or p.data_ptr() != at.data_ptr() or p.dtype is not at.dtype:
                 raise StateError(
-                    f"{name} {wrong or 'has moved'} since serve or connect, so the gradients that are sent are no "
-                    "longer those that are computed. Change dtype and device, freeze, and load with assign=True before "
-                    "serve or connect; or load in place"
+                    f"{name} was {wrong or 'moved'} after serve or connect, so it would not be trained correctly. "
+                    "Change dtype and device, freeze, and load with assign=True before serve or connect; or load in "
+                    "place"
                 )
 
 

@@ -169,6 +169,6 @@ def _reason(cut: Cut, name: str, pays: bool) -> str:
     if cut.nbytes >= cut.dense_bytes:
         return f"{name} takes no fewer bytes"
     if pays:
-        took = f"there and back takes {ms(cut.sparse)} instead of {ms(cut.full)}"
+        took = f"the round trip takes {ms(cut.sparse)} instead of {ms(cut.full)}"
         return f"{took}; encoding and decoding take {ms(cut.codec)}"
-    return f"there and back takes {ms(cut.full)}; {name} takes {ms(cut.sparse)}, and {ms(cut.codec)} to compute"
+    return f"the round trip takes {ms(cut.full)}; {name} takes {ms(cut.sparse)}, and {ms(cut.codec)} to compute"

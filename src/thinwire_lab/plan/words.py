@@ -93,7 +93,7 @@ def _break_even(plan: Plan) -> str:
     if plan.profile.world_size == 1 or not plan.rows or 0 in plan.profile.unseen.values():
         return ""
     if math.isinf(plan.break_even):
-        return "Compression pays here at any bandwidth that these processors can keep up with."
+        return "Compression pays at every bandwidth this machine can saturate."
     if not plan.break_even:  # what was not measured may pay
         return "" if plan.missing else "Compression never pays here, however slow the link."
     if plan.pays:

@@ -289,8 +289,8 @@ def _other_recipe(path: str) -> str:
 def test_a_model_is_not_loaded_where_the_recipe_has_other_memories(ranks: Ranks, tmp_path: Path) -> None:
     for said in ranks.run(2, _other_recipe, str(tmp_path)):
         assert said == (
-            "StateError: nothing was loaded: attachment state is of a recipe with a different kind of memory; attach "
-            "the recipe it was saved with"
+            "StateError: nothing was loaded: attachment state was saved from a recipe with a different kind of memory: "
+            "attach that recipe"
         )
 
 

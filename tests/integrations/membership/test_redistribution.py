@@ -185,7 +185,7 @@ MIXTURES: dict[str, tuple[Callable[[list[dict[str, Any]]], list[Any]], str]] = {
     "world sizes": (_of_one(world_size=4), "world_size is 3 on rank 0 and 4 on rank 1"),
     "momentum": (_of_one(momentum=[[0.9, False]]), "momentum is [] on rank 0 and [[0.9, False]] on rank 1"),
     "twice": (lambda states: [states[0], states[0], states[2]], "ValueError: there are two states of rank 0"),
-    "out of range": (_of_one(rank=3), "ValueError: rank in attachment state is 3; expected one of 3, from 0 on"),
+    "out of range": (_of_one(rank=3), "ValueError: rank in attachment state is 3; expected a rank from 0 to 2"),
     "version 1": (_of_one(version=1), "version"),
     "none": (lambda states: [], "ValueError: states is []"),
     "no state": (lambda states: [{}, *states[1:]], "ValueError: an attachment's state has the keys"),

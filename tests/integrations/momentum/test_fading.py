@@ -940,7 +940,9 @@ def _without_optimizer(decay: float | None, betas: tuple[float, float]) -> str:
 
 
 def test_without_the_optimizer_momentum_is_applied_once(ranks: Ranks) -> None:
-    assert "none that was given holds 0.weight" in ranks.run(1, told, _without_optimizer, None, (0.9, 0.99))[0]
+    assert (
+        "no optimizer passed to attach holds 0.weight" in ranks.run(1, told, _without_optimizer, None, (0.9, 0.99))[0]
+    )
     assert "AdamW applies momentum a second time" in ranks.run(1, told, _without_optimizer, 0.9, (0.9, 0.99))[0]
     assert ranks.run(2, _without_optimizer, 0.9, (0.0, 0.99)) == ["trained"] * 2
 
@@ -951,7 +953,7 @@ def _not_held() -> None:
 
 
 def test_an_optimizer_of_a_part_alone_is_refused(ranks: Ranks) -> None:
-    assert "none that was given holds 0.bias" in ranks.run(1, told, _not_held)[0]
+    assert "no optimizer passed to attach holds 0.bias" in ranks.run(1, told, _not_held)[0]
 
 
 def _both_kinds() -> None:

@@ -182,9 +182,7 @@ def test_shards_of_different_steps_or_shapes_are_refused() -> None:
         recut(saved, 2, Cuts(SHAPES | {"weight": (6, 3)}, CUTS.dims), Piece(0, 1))
     with pytest.raises(ValueError, match="'bias', which the model lacks"):
         recut(saved, 2, Cuts({k: v for k, v in SHAPES.items() if k != "bias"}, CUTS.dims), Piece(0, 1))
-    with pytest.raises(
-        StateError, match=r"sharded along dimensions other than the first: \{'columns': 1\}, and now \{\}"
-    ):
+    with pytest.raises(StateError, match=r"used the shard dimensions \{'columns': 1\}, this model \{\}"):
         recut(saved, 2, Cuts(SHAPES), Piece(0, 1))
     with pytest.raises(StateError, match="split over 2 mesh dimensions"):
         Piece.at([[0, 2], [1, 2]])
@@ -435,10 +433,10 @@ def _refused(path: str) -> dict[str, str]:
 
 def test_what_cannot_be_loaded_is_refused_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     for found in ranks.run(4, _refused, str(tmp_path)):
-        assert found["attachment"].startswith("TypeError: this attachment is for shards")
+        assert found["attachment"].startswith("TypeError: this attachment belongs to a sharded model")
         assert "minimum_size with which" not in found["small"]
         assert found["small"].endswith("pass a smaller minimum_size, which keeps more of them compressed")
-        assert "the checkpoint is of shards, and these parameters are whole" in found["into whole"]
-        assert "the checkpoint is of whole parameters, and these are sharded" in found["into shards"]
+        assert "the checkpoint was saved from shards, but these parameters are whole" in found["into whole"]
+        assert "the checkpoint was saved from whole parameters, but these are sharded" in found["into shards"]
         assert "as what rank 3 saved cannot be read" in found["damaged"]
         assert found["partial"] == "nothing"

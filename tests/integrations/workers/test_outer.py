@@ -1047,9 +1047,9 @@ WRONG = {
     "no optimizer": "TypeError.*expected the torch.optim.Optimizer that trains",
     "uncovered": "ValueError.*'2.weight' is in 0 fragments.*name its module in one of them",
     "twice": "ValueError.*'0.bias' is in 2 fragments.*leave it to one",
-    "unknown": "ValueError.*'decoder'.*no parameters to train.*0.weight",
+    "unknown": "ValueError.*'decoder'.*no trainable parameters.*0.weight",
     "many": "ValueError: (rank 1: )?fragments is 5; expected at most 4",
-    "frozen": "ValueError: (rank 1: )?the model has no parameters to train: unfreeze",
+    "frozen": "ValueError: (rank 1: )?the model has no trainable parameters: unfreeze",
     "no outer optimizer": "TypeError.*made a int; expected one of torch.optim's",
     "another's": "ValueError.*the outer optimizer SGD holds 4 parameters; expected the 4 that it is given",
     "at work": "RuntimeError.*already follow the steps of this SGD; call remove",
@@ -1066,7 +1066,7 @@ def test_what_is_wrong_on_one_worker_is_refused_on_all(ranks: Ranks, wrong: str)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"every": 0}, "every is 0; expected a whole number, from 1 on"),
+        ({"every": 0}, "every is 0; expected an integer of at least 1"),
         ({"every": 3, "delay": 3}, "expected a delay below it"),
         ({"every": timedelta(0)}, "expected a positive time"),
         ({"every": timedelta(1), "fragments": 2}, "a time, with 2 fragments and a delay of 0; expected one"),
@@ -1115,10 +1115,10 @@ def _state_of_another(wrong: str) -> str:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("name", "'other.weight', which the model lacks: it is of another model"),
+        ("name", "'other.weight', which the model lacks: it was saved from another model"),
         ("shape", r"has shape \(3, 3\).*expected \(40, 24\).*another model"),
         ("missing", "lacks '2.bias'"),
-        ("fragments", "of 2 fragments, and here are 1"),
+        ("fragments", "has 2 fragments, but this handle has 1"),
         ("attachment", "not a state of outer steps"),
         ("optimizer", "of another outer optimizer.*SGD.*it was saved with"),
         ("own", "lacks 'own'"),

@@ -46,7 +46,7 @@ def test_by_hand_where_it_pays() -> None:
     # two ways of 96 ms less, but for 2 ms of computing, four times a step
     assert row.saves == pytest.approx(4 * (2 * 0.096 - 0.002))
     assert row.break_even == pytest.approx(2 * 96_000 / 0.002)
-    assert row.reason == "there and back takes 10 ms instead of 202 ms; encoding and decoding take 2.00 ms"
+    assert row.reason == "the round trip takes 10 ms instead of 202 ms; encoding and decoding take 2.00 ms"
     assert boundary_reason(row).endswith("; pays below 768 Mbit/s here")
 
 
@@ -54,7 +54,7 @@ def test_by_hand_where_it_does_not() -> None:
     row = _row(_on(CUT, 1e9))
     assert (row.choice, row.saves) == ("as it is", 0.0)
     assert row.break_even == pytest.approx(96e6)
-    assert row.reason == "there and back takes 2.20 ms; top 5 % in bf16 takes 2.01 ms, and 2.00 ms to compute"
+    assert row.reason == "the round trip takes 2.20 ms; top 5 % in bf16 takes 2.01 ms, and 2.00 ms to compute"
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_what_was_measured_survives_json(found: Crossings) -> None:
         ({"link": Link(latency=0.0, bandwidth=0.0)}, "the link behind stage 0 carries nothing"),
         ({"link": Link(latency=0.0, bandwidth=1e-300)}, "carries nothing"),
         ({"link": Link(latency=0.0, bandwidth=0.0), "dense_bytes": 0, "nbytes": 0}, "carries nothing"),
-        ({"dense_bytes": -1}, "dense_bytes is -1; expected a whole number"),
+        ({"dense_bytes": -1}, "dense_bytes is -1; expected an integer"),
         ({"dense_bytes": 1 << 80}, "dense_bytes is 1208925819614629174706176"),
         ({"stage": -1}, "stage is -1"),
-        ({"codec": math.nan}, "codec is nan; expected seconds"),
-        ({"codec": math.inf}, "codec is inf; expected seconds"),
-        ({"codec": -1.0}, "codec is -1.0; expected seconds"),
+        ({"codec": math.nan}, "codec is nan; expected a finite number of seconds"),
+        ({"codec": math.inf}, "codec is inf; expected a finite number of seconds"),
+        ({"codec": -1.0}, "codec is -1.0; expected a finite number of seconds"),
     ],
 )
 def test_cuts_that_cannot_be(changed: dict[str, Any], message: str) -> None:
@@ -146,7 +146,7 @@ def test_cuts_that_cannot_be(changed: dict[str, Any], message: str) -> None:
         ({"density": 0.0}, "density is 0.0; expected a share of activations"),
         ({"density": 1.0}, "density is 1.0"),
         ({"density": math.nan}, "density is nan"),
-        ({"micro_batches": 0}, "micro_batches is 0; expected a whole number, from 1 on"),
+        ({"micro_batches": 0}, "micro_batches is 0; expected an integer of at least 1"),
     ],
 )
 def test_crossings_that_cannot_be(changed: dict[str, Any], message: str) -> None:
@@ -157,9 +157,9 @@ def test_crossings_that_cannot_be(changed: dict[str, Any], message: str) -> None
 def test_what_is_no_whole_number_counts_nothing() -> None:
     not_whole: list[Any] = [1.5, True]
     for wrong in not_whole:
-        with pytest.raises(TypeError, match=f"nbytes is {wrong}; expected a whole number"):
+        with pytest.raises(TypeError, match=f"nbytes is {wrong}; expected an integer"):
             replace(CUT, nbytes=wrong)
-    with pytest.raises(TypeError, match=r"micro_batches is 2\.5; expected a whole number, from 1 on"):
+    with pytest.raises(TypeError, match=r"micro_batches is 2\.5; expected an integer of at least 1"):
         Crossings(density=0.05, micro_batches=2.5, cuts=(CUT,))  # type: ignore[arg-type]  # that is the point
 
 

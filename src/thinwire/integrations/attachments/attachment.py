@@ -225,7 +225,7 @@ class Attachment(Handle):
                 self._whole.accept()
             return
         raise StateError(
-            "a state has been loaded into this model or its optimizer, and the residuals are older than that: on every "
+            "a state was loaded into this model or its optimizer, but the residuals were not loaded with it: on every "
             "rank, load the handle's state of the same step with load_state_dict, or drop the residuals with forget(). "
             "If they still fit, keep them: handle.load_state_dict(handle.state_dict())"
         )

@@ -210,11 +210,11 @@ class _Loading:
         place, mine = header.get("shard"), self._layout.shard
         if (place is None) != (mine is None):
             raise ValueError(
-                "the checkpoint is of "
+                "the checkpoint was saved from "
                 + (
-                    "whole parameters, and these are sharded"
+                    "whole parameters, but these are sharded"
                     if place is None
-                    else "shards, and these parameters are whole"
+                    else "shards, but these parameters are whole"
                 )
                 + ": load it into the kind of handle that saved it"
             )

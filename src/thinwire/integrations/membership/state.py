@@ -102,7 +102,7 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
         if theirs != everyone[0][1]:
             raise StateError(
                 f"rank 0 resumes from {everyone[0][1]} and rank {rank} from {theirs}: on every rank load the state "
-                "that it saved itself, all of the same step, or load none"
+                "it saved, all from the same step, or load none"
             )
 
 
@@ -135,7 +135,7 @@ def check_placed(state: object) -> None:
     """Raise ValueError unless `dump` made `state`, whatever for."""
     held = _checked(state)
     rank, count = held["rank"], held["world_size"]
-    _need(0 <= rank < count, "rank", rank, f"one of {count}, from 0 on")
+    _need(0 <= rank < count, "rank", rank, f"a rank from 0 to {count - 1}")
     memories, kinds_held = held["memories"], held["fields"]
     alike = isinstance(kinds_held, list) and len(kinds_held) == len(memories)
     _need(alike and all(isinstance(kind, list) for kind in kinds_held), "fields", kinds_held, "those of each memory")
@@ -200,9 +200,7 @@ def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mappi
     memories, saved = recipe.memories(), state["memories"]
     known = kinds(memories)[: len(saved) or None if recipe.changes else None]  # version 0.1 had fewer in "auto"
     if (len(state["momentum"]), state["fields"], len(saved)) != (len(corrections(memories)), known, len(known)):
-        raise ValueError(
-            "attachment state is of a recipe with a different kind of memory; attach the recipe it was saved with"
-        )
+        raise ValueError("attachment state was saved from a recipe with a different kind of memory: attach that recipe")
     for memory, by_name in zip(memories, saved, strict=False):
         for name, values in by_name.items():
             _check_fields(name, values, memory, recipe, parameters)

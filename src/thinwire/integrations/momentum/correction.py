@@ -178,8 +178,9 @@ class Correction(Handover):
             )
         if self._moved and not momentum:
             raise MomentumError(
-                f"the optimizer's momentum is 0 now and was {self._moved}: set it in its param_groups again. If an "
-                "earlier version of thinwire saved this state, load the handle's state last: it has the momentum"
+                f"the optimizer's momentum was changed from {self._moved} to 0: set it in its param_groups again. If "
+                "an earlier version of thinwire saved this state, load the handle's state last, because it holds the "
+                "momentum"
             )
         self._moved = momentum
         for memory in self._memories:

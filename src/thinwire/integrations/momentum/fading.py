@@ -287,8 +287,8 @@ def _check_decays(decays: Mapping[str, float | None], own: str) -> None:
     """Raise MomentumError for a memory that is to adopt its decay where there is none. `own`: what it calls that."""
     if unknown := [name for name, decay in decays.items() if decay is None]:
         raise MomentumError(
-            f"this recipe's memory takes its {own} from the optimizer, and none that was given holds {unknown[0]}: "
-            f"pass attach(..., optimizer=) those that update the whole model, or give the memory a {own}"
+            f"no optimizer passed to attach holds {unknown[0]}, so its {own} is unknown: pass all optimizers, as "
+            f"attach(..., optimizer=), or give the memory a {own}"
         )
     if zero := [name for name, decay in decays.items() if not decay]:
         raise MomentumError(

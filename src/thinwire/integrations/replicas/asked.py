@@ -52,7 +52,7 @@ def chosen(
         adaptive = Adaptive(asked, sizes=[p.numel() for p in parameters.values() if p not in sparse], caps=caps)
         return adaptive, adaptive.why
     if strangers := sorted(asked.choice.keys() - parameters.keys()):
-        raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: plan for this model")
+        raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: make a plan for this model")
     return asked.reducer(), asked.why
 
 

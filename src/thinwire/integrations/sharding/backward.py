@@ -115,8 +115,8 @@ class Backwards:
         """Note that FSDP has added to the gradient of this shard."""
         if not self._queued:
             raise RuntimeError(
-                f"the gradient of {name!r} came from an output that no hook has seen: return tensors, or containers "
-                "of them that torch.utils._pytree knows, from the modules that fully_shard was called with"
+                f"thinwire cannot follow the gradient of {name!r}: return tensors, or containers of them that "
+                "torch.utils._pytree knows, from the modules that fully_shard was called with"
             )
         self._on_arrival(name, p)
         self._arrivals.note(name, p, now=self._now)

@@ -99,8 +99,8 @@ class Layout:
         """Return that of replicas of whole parameters. Raises TypeError for shards, whose place it does not know."""
         if any(map(is_dtensor, parameters.values())):
             raise TypeError(
-                "this attachment is for shards, and does not know which: pass the handle that thinwire.shard returned, "
-                "as in thinwire.Checkpoint(handle), not handle.attachment"
+                "this attachment belongs to a sharded model: pass the handle that thinwire.shard returned, as in "
+                "thinwire.Checkpoint(handle), not handle.attachment"
             )
         return cls(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
 
@@ -120,8 +120,8 @@ def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piec
         check_alike(first, each)
     if first.get("dims", {}) != cuts.dims:
         raise StateError(
-            f"parameters were sharded along dimensions other than the first: {first.get('dims', {})}, and now "
-            f"{dict(cuts.dims)}: shard the model as it was"
+            f"the saved state used the shard dimensions {first.get('dims', {})}, this model {dict(cuts.dims)} (0 where "
+            "not listed): shard as when it was saved"
         )
     memories = [
         _memory({shard: each["memories"][i] for shard, each in pieces.items()}, shards, cuts, piece)

@@ -81,8 +81,8 @@ class Scattered(Gathering):
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         if saved.get("shard") is not None:
             raise ValueError(
-                f"the state is of shard {saved['shard']} of a model with replicas, and this one has none: load it with "
-                "thinwire.shard"
+                f"the state belongs to shard {saved['shard']} of a model with replicas, but this one has none: load it "
+                "with thinwire.shard"
             )
         return self.attachment.check_state_dict(saved)
 
@@ -196,6 +196,6 @@ def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:
     meant = [dist.get_process_group_ranks(group) for group in groups]
     if len(meant) != 1 or sharing not in ([], meant) or (not sharing and len(meant[0]) > 1):
         raise ValueError(
-            f"FSDP shards the parameters over {sharing}, and the mesh is of {meant}: scatter takes the one dimension "
-            "that fully_shard was called with. Where there are replicas, call thinwire.shard"
+            f"FSDP shards the parameters over ranks {sharing}, but the mesh has ranks {meant}: scatter takes the one "
+            "dimension that fully_shard was called with. Where there are replicas, call thinwire.shard"
         )

@@ -80,13 +80,13 @@ class Shards(Gathering):
         standing = self.attachment.check_state_dict(saved)
         if saved.get("shard") != self.layout.shard:
             raise ValueError(
-                f"the state is of shard {saved.get('shard')} (rank and size in each mesh dimension), and this is "
+                f"the state belongs to shard {saved.get('shard')} (rank and size in each mesh dimension), but this is "
                 f"{self.layout.shard}: load on each rank the state that it saved"
             )
         if saved.get("dims", {}) != self.layout.cuts.dims:
             raise ValueError(
-                f"parameters were sharded along dimensions other than the first: {saved.get('dims', {})}, and now "
-                f"{dict(self.layout.cuts.dims)}; shard the model as it was"
+                f"the saved state used the shard dimensions {saved.get('dims', {})}, this model "
+                f"{dict(self.layout.cuts.dims)} (0 where not listed): shard as when it was saved"
             )
         return standing
 

@@ -222,7 +222,7 @@ def _named(parameters: Mapping[str, nn.Parameter], parts: Sequence[Sequence[str]
         if unknown := [each for each in names if not any(_within(name, each) for name in part)]:
             shown = ", ".join([*parameters][:5]) + (", …" if len(parameters) > 5 else "")
             raise ValueError(
-                f"fragments name {unknown[0]!r}, which has no parameters to train; expected names such as {shown}"
+                f"fragments name {unknown[0]!r}, which has no trainable parameters; expected names such as {shown}"
             )
         if not names:
             raise ValueError("a fragment is empty; expected names of modules or parameters in each")

@@ -240,7 +240,7 @@ def _checked(
         )
     parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
     if not parameters:
-        raise ValueError("the model has no parameters to train: unfreeze some, or call outer() before they are frozen")
+        raise ValueError("the model has no trainable parameters: unfreeze some, or call outer() before they are frozen")
     check_real(parameters)
     _check_owned(parameters, optimizers)
     return optimizers, cut({name: p for name, p in parameters.items() if local(p).numel()}, steps.fragments)

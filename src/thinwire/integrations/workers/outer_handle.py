@@ -325,7 +325,8 @@ class Outer(Handle):
         if self.inner_steps:
             raise RuntimeError(
                 f"load_state_dict() was called after {self.inner_steps} inner steps, and with store= a worker cannot "
-                "take the others back: load before the first step, on all workers and with a new store"
+                "make the other workers return to that state: load before the first step, on all workers, with a new "
+                "store"
             )
         tick = self.steps.latest(int(saved["step"]))
         if swarm.at == tick:

@@ -43,13 +43,14 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
         )
     if len(saved["outer"]) != len(fragments):
         raise ValueError(
-            f"the state is of {len(saved['outer'])} fragments, and here are {len(fragments)}: use the same fragments"
+            f"the state has {len(saved['outer'])} fragments, but this handle has {len(fragments)}: use the same "
+            "fragments"
         )
     wanted = {name for fragment in fragments for name in fragment.parameters}
     saved = renamed(saved, wanted)
     for memory in saved["memories"]:
         if unknown := sorted(map(str, memory.keys() - wanted)):
-            raise ValueError(f"the state has {unknown[0]!r}, which the model lacks: it is of another model")
+            raise ValueError(f"the state has {unknown[0]!r}, which the model lacks: it was saved from another model")
     if "own" not in saved:
         raise ValueError(
             "the state lacks 'own', this worker's inner steps; expected all that the state_dict() returned"
@@ -130,13 +131,13 @@ def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment
     for name, p in fragment.parameters.items():
         fields = common.get(name, {})
         if _GLOBAL not in fields:
-            raise ValueError(f"the state lacks {name!r}: it is of another model")
+            raise ValueError(f"the state lacks {name!r}: it was saved from another model")
         for field in fields.keys() & {_GLOBAL, _MEAN}:
             x = fields[field]
             if x.shape != p.shape or x.dtype not in (p.dtype, own[name].dtype):  # the latter: as once saved
                 raise ValueError(
                     f"{field.removeprefix(COMMON)} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; expected "
-                    f"{tuple(p.shape)} and {p.dtype}: it is of another model"
+                    f"{tuple(p.shape)} and {p.dtype}: it was saved from another model"
                 )
 
 
@@ -146,6 +147,6 @@ def _check_settings(settings: Sequence[Mapping[str, Any]], optimizer: torch.opti
     alike = all(here <= group.keys() or group.keys() <= here for group in settings)
     if not alike or len(settings) != len(optimizer.param_groups):
         raise ValueError(
-            f"the state is of another outer optimizer: its settings are {[sorted(group) for group in settings]}, and "
+            f"the state belongs to another outer optimizer: its settings are {[sorted(group) for group in settings]}, "
             f"those of {type(optimizer).__name__} {sorted(here)}: make the handle with the optimizer it was saved with"
         )

@@ -531,7 +531,8 @@ class Swarm:
             self._broadcast({"kind": "decided"} | decision._asdict())
             if self._awaited() != set(proposal.shares):
                 count = len(self._awaited())
-                _log.info("the outer step at tick %d was taken by %s; %d awaited at the next", *decision[:2], count)
+                text = "the outer step at tick %d was taken by %s; waiting for %d workers at the next"
+                _log.info(text, *decision[:2], count)
 
     def _ask(self) -> None:
         """Ask somebody who is further on what was decided."""

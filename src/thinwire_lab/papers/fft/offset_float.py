@@ -59,7 +59,9 @@ def tuned_eps(*, bits: int, mantissa: int, max: float, min: float | None = None,
     while _last(base, top, bits) < least:
         base += 1
     if base < 1 << mantissa:
-        raise ValueError(f"no eps balances {bits} bits and mantissa {mantissa}: it would lie below float32's numbers")
+        raise ValueError(
+            f"no balanced format exists for {bits} bits and mantissa {mantissa}: eps would be below float32's numbers"
+        )
     return number(base << shift)
 
 
