@@ -10,7 +10,7 @@ class FingerprintError(RuntimeError):
 
 
 class StateError(RuntimeError):
-    """Ranks are about to go on from different states."""
+    """The loaded or saved states do not match, or cannot be read."""
 
 
 class MomentumError(ValueError):

@@ -38,7 +38,7 @@ Density = Share | Schedule
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Stages(Schedule):
-    """Give each of `values` for a number of steps, then another from there on.
+    """Give each of `values` for `steps_each` steps, then `final`.
 
     Args:
         values: One after another.
@@ -62,8 +62,8 @@ def exponential_warmup(final: Share, *, steps_each: Steps, stages: Size = 4) -> 
 
     Args:
         final: The density after the warm-up.
-        steps_each: Steps for which each of the others holds.
-        stages: How many others there are. None of them goes below `final`.
+        steps_each: Steps of each stage before `final`.
+        stages: How many stages come before `final`. None of them goes below it.
     """
     values = tuple(max(final, 0.25 ** (stage + 1)) for stage in range(stages))
     return Stages(values=values, steps_each=steps_each, final=final)

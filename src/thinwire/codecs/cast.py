@@ -23,8 +23,8 @@ class Cast(Codec):
     """Send every value, in fewer bits.
 
     Args:
-        values: float16 or bfloat16, rounded to nearest, or a format of a few bits. Beyond float16's 65504 a value is
-            limited if a memory keeps the rest (`Signal.share`), and otherwise becomes infinite, like any overflow.
+        values: float16 or bfloat16, rounded to nearest, or a format of a few bits. A value beyond float16's 65504 is
+            clamped if the memory keeps the remainder (`Signal.share`), and otherwise becomes infinite.
             Formats scale each tensor on its own; their codes cannot be added, so gather them.
 
     Raises:
@@ -41,7 +41,7 @@ class Cast(Codec):
 
     @property
     def elementwise(self) -> bool:
-        """Yes, unless elements share a scale."""
+        """True unless elements share a scale."""
         return not isinstance(self.values, Format)
 
     @property

@@ -25,7 +25,7 @@ class CountSketch(Codec):
 
     Args:
         rows: Rows of the table, each of ratio · d / rows cells.
-        ratio: The paper's λ: cells over elements, zeros included. Zeros change nothing.
+        ratio: The paper's λ: cells divided by the number of elements, zeros included. Zeros change nothing.
     """
 
     rows: Rows = 3

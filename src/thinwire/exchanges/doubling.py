@@ -20,9 +20,9 @@ from thinwire.payloads.keyed import spread
 class RecursiveDoubling(Rounds):
     """Swap all rows with the rank 2ⁱ apart in round i, and add them (SparCML, Renggli et al. 2019).
 
-    The sum is exact. Once naming rows costs more bytes than sending zeros, all rows travel. Ranks beyond the largest
-    power of two first send to a partner, and get the sum from it at the end. If no two ranks pick the same row, T =
-    2·log₂ K·α + (K − 1)·n/B for K a power of two; other K take up to two rounds and (K + 1)·n/B more.
+    The sum is exact. Once sending row indices costs more bytes than sending zeros, all rows travel. Ranks beyond the
+    largest power of two first send to a partner, and get the sum from it at the end. If no two ranks pick the same row,
+    T = 2·log₂ K·α + (K − 1)·n/B for K a power of two; other K take up to two rounds and (K + 1)·n/B more.
     """
 
     uneven: ClassVar[bool] = True

@@ -65,7 +65,7 @@ def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
     """Return the eps with which 2^(bits-1) - 1 numbers lie from eps to `max`, and as many from -eps to -max.
 
     Raises:
-        ValueError: If there is none: with so few bits of mantissa eps would lie below float32's normal numbers.
+        ValueError: If no such format exists: with so few bits of mantissa eps would lie below float32's normal numbers.
     """
     shift = MANTISSA - mantissa
     return _normal((pattern(max) >> shift) - 2 ** (bits - 1) + 2, shift, f"{bits} bits and mantissa {mantissa}")

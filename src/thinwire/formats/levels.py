@@ -39,7 +39,7 @@ class Levels(Format):
 
     @property
     def unbiased(self) -> bool:
-        """Yes, with stochastic rounding."""
+        """True with stochastic rounding."""
         return self.rounding == "stochastic"
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class Ternary(Format):
 
     @property
     def unbiased(self) -> bool:
-        """Yes, unless it clips."""
+        """True unless `clip` is set."""
         return self.clip is None
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:

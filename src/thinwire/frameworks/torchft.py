@@ -29,7 +29,7 @@ _distributed: Any = dist  # whose names are not all exported, as mypy has it
 
 @runtime_checkable
 class Manager(Protocol):
-    """What we need of a torchft.Manager."""
+    """The part of torchft.Manager that thinwire uses."""
 
     def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None:
         """Send and load something with the state that a replica recovers from."""
@@ -48,7 +48,7 @@ class Manager(Protocol):
 
 
 class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy passes over torchft
-    """torchft.ProcessGroupGloo, for exchanges of thinwire too: pass it to the Manager and to `replicate`.
+    """torchft's ProcessGroupGloo, which thinwire's exchanges can use too: pass it to the Manager and to `replicate`.
 
     torch.distributed.init_process_group must have been called with the ranks of this replica, one or several.
     """
@@ -86,7 +86,7 @@ class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy 
 
 @final
 class Members(Served):
-    """A model whose replicas come and go, and a handle, which `replicate` returns."""
+    """What `replicate` returns: a handle for a changing set of replicas."""
 
     def __init__(self, manager: Manager, links: ProcessGroupGloo, replicas: Replicas) -> None:
         self._manager, self._links, self._replicas = manager, links, replicas
@@ -147,7 +147,7 @@ def replicate(
 ) -> Members:
     """Let `recipe` exchange the gradients of a model whose replicas torchft manages; call `reduce()` in every step.
 
-    A replica that joins goes on where the others are, without a residual. The residual of one that leaves goes with it.
+    A joining replica starts at the others' step with an empty residual; a leaving one's is lost.
     The model and the optimizer are yours to send: pass `state_dict` and `load_state_dict` to the Manager.
 
     Args:

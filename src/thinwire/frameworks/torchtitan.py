@@ -33,8 +33,8 @@ def compressed(
 
     Args:
         spec: torchtitan's, such as `model_registry("8B")`.
-        recipe: Makes one, such as `lambda: thinwire.recipes.topk(density=0.01)`.
-        attached: Gets the handle.
+        recipe: A function that returns a recipe, such as `lambda: thinwire.recipes.topk(density=0.01)`.
+        attached: Called with the handle.
     """
     if not callable(recipe):
         raise TypeError(f"recipe is {recipe!r:.60}; expected a function that makes one: lambda: {recipe!r:.60}")

@@ -124,7 +124,7 @@ class Memory(ABC):
             held.restore({name: fields[field] for name, fields in state.items() if field in fields})
 
     def waits(self, name: str = "") -> bool:
-        """Whether parameter `name`, or without a name any parameter, has a residual that `release` can send."""
+        """Whether there is a residual for `name` (by default, for any parameter) that `release` can send."""
         return False
 
     def release(self, name: str, gradient: Tensor, scale: float) -> None:  # noqa: B027 - only for those that release

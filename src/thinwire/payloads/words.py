@@ -57,7 +57,7 @@ class Words:
 
     @property
     def gradient_bits(self) -> int:
-        """How many bits an element of the gradient takes: all of its own, or those of a shortened float32."""
+        """How many bits an element of the gradient takes: its dtype's; if these do not fit, a shortened float32's."""
         room, own = 8 * _WORD * self.length // max(1, self.count), 8 * self.dtype.itemsize
         return own if room >= own or not self.count else min(32, room)
 
@@ -87,7 +87,11 @@ class Words:
         return self._laid(values if bits == 8 * self.dtype.itemsize else shortened(values, bits))
 
     def read_gradient(self, words: Tensor) -> Tensor:
-        """Return the gradient's elements (count) from its words, or raise PayloadError as `read` does."""
+        """Return the gradient's elements (count) from its words.
+
+        Raises:
+            PayloadError: As `read` does.
+        """
         data, bits = self._bytes(words), self.gradient_bits
         if bits == 8 * self.dtype.itemsize:
             return data[: self.count * self.dtype.itemsize].view(self.dtype)

@@ -49,7 +49,7 @@ class Report(NamedTuple):
 class Boundary(nn.Module, ABC):
     """Keeps the largest magnitudes of each row, about `density` of it; only their gradients come back.
 
-    A module of an unsplit model can use it, too. It then does exactly what the split model does to activations and
+    Also works in a model that is not split. It then does exactly what the split model does to activations and
     gradients.
 
     Args:

@@ -19,12 +19,12 @@ def dct_dp(
 ) -> Reducer:
     """Send what reaches each tensor's threshold (DCT-DP, Gupta et al. 2021, Algorithm 1).
 
-    The equations, where the code for each is, and the paper's claims: papers/dct/README.md.
+    See papers/dct/README.md for the equations, the code and the paper's claims.
 
     Args:
         density: The share of elements that the threshold aims at.
         life: Steps until the threshold is measured again; None steers it at every step instead, without sorting.
-        bound: How many times the wanted number of elements is sent at most; the others stay in the residual.
+        bound: At most this many times the wanted number is sent; the others stay in the residual.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     memory = Noted(memory=ErrorFeedback())

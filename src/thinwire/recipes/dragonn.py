@@ -19,11 +19,11 @@ def dragonn(
 ) -> Reducer:
     """Hash large elements of each momentum-corrected tensor into slots, and send these (DRAGONN, Wang et al. 2022).
 
-    The memory applies momentum in place of SGD, so attach with `optimizer=`. The equations, where the code for each is,
-    and the paper's claims: papers/dragonn/README.md.
+    The memory applies momentum in place of SGD, so attach with `optimizer=`. See papers/dragonn/README.md for the
+    equations, the code and the paper's claims.
 
     Args:
-        density: Slots over elements. Twice as many elements are hashed.
+        density: Slots divided by the number of elements. Twice as many elements are hashed.
         momentum: SGD's; None takes the optimizer's.
         clip_norm: Clips each worker's gradients, per tensor (see `memories.MomentumCorrection`).
         minimum_size: Tensors with fewer elements are sent uncompressed.

@@ -26,7 +26,7 @@ def fft(
 ) -> Reducer:
     """Send the largest frequencies of each tensor, in 10 bits each (Wang et al. 2020).
 
-    The equations, where the code for each is, and the paper's claims: papers/fft/README.md.
+    See papers/fft/README.md for the equations, the code and the paper's claims.
 
     Args:
         density: The share of frequencies to send, 1 − θ in the paper. For its schedules see

@@ -20,11 +20,11 @@ def gtopk(
 ) -> Reducer:
     """Send each worker's largest elements up a tree that keeps the largest sums (gTop-k, Shi et al. 2019).
 
-    All ranks get the same k elements. The paper takes k over the whole model; here each tensor has its own k. The
-    equations, where the code for each is, and the paper's claims: papers/gtopk/README.md.
+    All ranks get the same k elements. The paper takes k over the whole model; here each tensor has its own k. See
+    papers/gtopk/README.md for the equations, the code and the paper's claims.
 
     Args:
-        density: k over elements. The paper warms it up: `schedules.gtopk_warmup`.
+        density: k divided by the number of elements. The paper warms it up: `schedules.gtopk_warmup`.
         merge: See `exchanges.GlobalTopKTree`.
         exact_values: See `exchanges.GlobalTopKTree`.
         minimum_size: Tensors with fewer elements are sent uncompressed.

@@ -22,8 +22,7 @@ def s2_reducer(
     """Send the blocks of largest norm: a bitmap by OR, then a sketch of the union (S2 Reducer, Ge et al. 2021).
 
     It also sends the rows of sparse embeddings. The residual has the blocks that were not sent, but not the sketch's
-    own error: that would diverge. The equations, where the code for each is, and the paper's claims:
-    papers/s2/README.md.
+    own error: that would diverge. See papers/s2/README.md for the equations, the code and the paper's claims.
 
     Args:
         density: The share of blocks to send.

@@ -46,7 +46,7 @@ class Server:
             each.start()
 
     def status(self) -> ServerStatus:
-        """Return its status now."""
+        """Return the server's current status."""
         with self._hub.lock:
             return self._hub.status()
 
@@ -74,7 +74,12 @@ class Server:
         return done
 
     def save(self) -> None:
-        """Save now. Raises ValueError without a checkpoint, and OSError if it cannot be written."""
+        """Save now.
+
+        Raises:
+            ValueError: Without a checkpoint.
+            OSError: If it cannot be written.
+        """
         self._hub.saving.save()
         self._hub.tell()
 
@@ -158,8 +163,8 @@ def serve(
         fetch_rows: Whether rows of sparse embeddings are left out of answers; trainers ask for those that they need.
         checkpoint: A file to save to, and to resume from if it exists; each server has its own.
         every: Seconds between saves.
-        timeout: Seconds of silence after which a trainer counts as gone. Also the seconds of waiting after which the
-            log names who is waited for.
+        timeout: Seconds of silence after which a trainer counts as gone. When the server has waited for this long, the
+            log names the trainers it waits for.
 
     Returns:
         The server, which already listens at its `address`. A context manager, which closes it.

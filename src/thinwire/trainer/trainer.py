@@ -67,7 +67,7 @@ class Traffic:
 
 @final
 class Trainer:
-    """A model whose parameters a server keeps, which `connect` makes: use it as a context manager, or call `close`."""
+    """A trainer, as returned by `connect`: use it as a context manager, or call `close`."""
 
     def __init__(
         self,
@@ -178,7 +178,11 @@ class Trainer:
         self._waited += time.monotonic() - start
 
     def drain(self) -> None:
-        """Send the residual, uncompressed, and wait until it is applied. Raises TypeError if the memory cannot."""
+        """Send the residual, uncompressed, and wait until it is applied.
+
+        Raises:
+            TypeError: If the recipe's memory cannot send its residual at once.
+        """
         if not drainable(self._recipe):
             raise TypeError("this recipe's memory cannot send its residual at once: only error feedback can")
         with self._open():
@@ -240,8 +244,8 @@ class Trainer:
         """Leave, once servers have taken in all updates. The residual is lost; call `drain` first to send it.
 
         With more than four updates in flight that may be only when the slowest trainer is as far. A server that is gone
-        is not waited for, one that falls silent only for `timeout`. Without `goodbye`, nobody is waited for, and to
-        servers it looks as if the trainer was killed.
+        is not waited for, one that falls silent only for `timeout`. Without `goodbye`, nobody is waited for, and
+        servers treat this trainer as killed.
         """
         with self._open():  # so that the model has what has come
             pass
@@ -326,11 +330,11 @@ def connect(
         servers: The same as the servers'.
         down: The same as the servers'.
         fetch_rows: The same as the servers'. Rows of sparse embeddings are then updated only when `Trainer.fetch` asks
-            for them. It keeps 8 bytes a row to know how old each is.
+            for them. It uses 8 bytes a row to track its age.
         in_flight: How many updates may be unanswered when `step` returns. 0 waits for the answer to each. Answers that
             come later are taken over within the next `step`.
         drain: At random steps, this many apart on average, send the whole residual uncompressed.
-        seed: Draws those steps.
+        seed: Seed for choosing those steps.
         reconnect: Seconds to keep trying to reach a server that is gone, or not yet started. Updates that it has not
             saved are kept and sent again; each is applied once.
         log_bytes: How many bytes of unsaved updates to keep, per server.
@@ -342,7 +346,7 @@ def connect(
     Raises:
         FingerprintError: If recipe, parameters or frozen parameters differ from the servers'.
         ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, or for
-            a ticket that is none or that others may read.
+            something that is not a ticket, or one that others may read.
         ServerError: If a server cannot be reached, does not know the ticket, or none is given or found.
         ImportError: Without pyzmq.
         TypeError: If `drain` is given and the memory cannot be drained.

@@ -64,8 +64,8 @@ def attach(
             `Budget.under` of your optimizer, races the plan against uncompressed steps, and plans again when the links
             change. With a `Budget` it does the same within that. Both consider `fading` only if momentum can be moved
             out of your optimizers; it then moves into the memory and back as the plan changes. They never choose
-            `orthogonal`, which cannot be switched on during training; a plan may. If nothing pays, DDP stays plain,
-            without a hook.
+            `orthogonal`, because it cannot be switched on during training. A plan may choose it. If nothing pays, DDP
+            stays plain, without a hook.
         optimizer: One or several. A recipe that applies momentum itself takes it out of these: `dgc` and `dragonn` out
             of SGD; `fading`, `demo` and `orthogonal` out of Adam, AdamW, RAdam, Adamax, Muon or SGD. "auto" needs them
             to choose, because a method's cost in loss depends on the optimizer.

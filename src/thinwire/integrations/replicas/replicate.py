@@ -117,7 +117,7 @@ def replicate(
 ) -> Replicas:
     """Make replicas of a module, or of this rank's stages of a pipeline; a collective.
 
-    The group's first rank sends its parameters and buffers to all others; buffers only this once. From then on call
+    The group's first rank sends its parameters and buffers to all others; buffers are sent only once. From then on call
     `reduce()` in every step. Nothing overlaps with backward, and gradients take twice the memory.
 
     Args:

@@ -121,8 +121,8 @@ def shard(
     Args:
         model: One that `fully_shard` has sharded.
         recipe: As in `thinwire.attach`.
-        mesh: The whole mesh, of which `fully_shard` gets the sharding dimension. The other one must be the replicas'.
-            You may also pass that dimension alone, or its group.
+        mesh: The whole mesh, of which `fully_shard` gets the sharding dimension. The other dimension must be the
+            replicas'. You may also pass that dimension alone, or its group.
         optimizer: As in `thinwire.attach`.
         scaler: As in `thinwire.attach`.
         ignored_params: Plain parameters that you reduce yourself.

@@ -66,10 +66,9 @@ def outer(
     step. After every H of them, Δ = global − own parameters is reduced to its mean by the recipe of `steps`, the outer
     optimizer steps the global parameters with it, and the worker goes on from those. The training loop stays as it is.
 
-    If a Δ is not finite, the others take the outer step without it, if there are any, and that worker goes back to the
-    global parameters. Without `leave_out` all workers skip that step: global parameters and memories stay as they were,
-    and the other workers go on with their own parameters, so that their next Δ includes this one. The logger "thinwire"
-    names the worker.
+    A worker whose Δ is not finite goes back to the global parameters, and the logger "thinwire" names it. The others
+    take the outer step without it. Without `leave_out` they skip the step instead: global parameters and memories stay
+    as they were, and each of the others goes on with its own parameters. Its next Δ then includes this one.
 
     Global parameters, Δ and residuals are float32 or wider, even if the model has 16-bit parameters. Running means and
     variances of batch normalisation are averaged uncompressed with the first fragment; other buffers stay each worker's
@@ -78,7 +77,7 @@ def outer(
     Args:
         model: Any module, which may be wrapped within an island by DistributedDataParallel, FSDP2 or `thinwire.shard`.
         optimizer: Trains the model; of several, one step of each is an inner step.
-        steps: When workers meet, and how.
+        steps: How often workers exchange, and what.
         group: The workers, by default all ranks. It has one rank of every island: those that hold the same parameters.
         samples: How many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
         offload: Whether global parameters, outer optimizers and residuals stay in host memory and are computed there.
