@@ -80,6 +80,18 @@ def _functions() -> Iterator[tuple[str, Callable[..., object]]]:
 
 
 FUNCTIONS = dict(_functions())
+CLASSES = {
+    name: thing
+    for name, thing in _public([*MODULES, thinwire.integrations, thinwire.server])
+    if isclass(thing) and "\nArgs:" in (inspect.getdoc(thing) or "")
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_that_describes_arguments_describes_all(name: str) -> None:
+    section = (inspect.getdoc(CLASSES[name]) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    described = {each for line in re.findall(r"^    (\w[\w, ]*):", section, re.MULTILINE) for each in line.split(", ")}
+    assert not inspect.signature(CLASSES[name]).parameters.keys() - described
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

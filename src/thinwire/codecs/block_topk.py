@@ -22,6 +22,7 @@ class BlockTopK(Codec):
     Args:
         density: The share of blocks to send.
         block: Adjacent elements that travel together, so that one number or bit names them.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

@@ -33,9 +33,10 @@ class HashedSlots(BucketCodec):
     An empty slot has its own code.
 
     Args:
-        density: Slots over elements.
+        density: Slots divided by the number of elements.
         surplus: A threshold picks about surplus · m elements. n picks fill m·(1 − (1 − 1/m)ⁿ) slots on average: 63 % of
             them with surplus 1, 86 % with surplus 2.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

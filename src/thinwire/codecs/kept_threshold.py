@@ -26,6 +26,7 @@ class KeptThreshold(Codec):
             memory that keeps no notes, it is measured at every step.
         bound: The payload has room for ⌈bound · k⌉ elements. If more reach τ, the largest are sent and the others stay
             in the residual. If fewer do, the rest is padding.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

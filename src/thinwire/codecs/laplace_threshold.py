@@ -28,6 +28,7 @@ class LaplaceThreshold(Codec):
         density: The share k/d of elements that τ aims at.
         bound: The payload has room for ⌈bound · k⌉ elements. If more reach τ, the largest are sent. If fewer do, the
             rest is padding.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

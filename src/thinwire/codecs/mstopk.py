@@ -34,6 +34,7 @@ class MSTopK(BucketCodec):
     Args:
         density: The share of elements to send.
         rounds: How often the interval is halved.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

@@ -34,6 +34,7 @@ class RandomK(BucketCodec):
         density: The share of elements to send.
         unbiased: Whether to divide each value by its probability of being drawn, so that the average over seeds is the
             vector. Leave it off with error feedback.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

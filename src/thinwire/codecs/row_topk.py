@@ -26,6 +26,7 @@ class RowTopK(Codec):
     Args:
         density: The share of each row to send.
         width: Elements of a row, for example of a sample.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

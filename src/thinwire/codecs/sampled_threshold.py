@@ -26,6 +26,7 @@ class SampledThreshold(BucketCodec):
         density: The share of elements to send.
         surplus: The threshold aims at surplus · k elements. If k or more reach it, the k largest are sent: exactly the
             Top-k. If fewer do, the rest of the payload is padding: the last index, value 0.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

@@ -32,6 +32,7 @@ class SteeredThreshold(Codec):
             rest is padding.
         gain: 1 is exact where values follow a Laplace law. With error feedback, residuals pile up just below τ; a
             smaller gain is then steadier.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

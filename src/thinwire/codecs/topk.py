@@ -22,6 +22,7 @@ class TopK(BucketCodec):
 
     Args:
         density: The share of elements to send.
+        values: How values travel: in the gradient's dtype (None), in another dtype, or in a format of a few bits.
     """
 
     density: Density

@@ -25,7 +25,11 @@ class AllGather(Exchange):
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
-        """Start gathering. The future raises PayloadError if a rank's buffer has a different layout."""
+        """Start gathering.
+
+        Raises:
+            PayloadError: If a rank's buffer has a different layout.
+        """
         mine, pool = payload.packed, pooled()
         if pool is None:
             there = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())

@@ -23,7 +23,11 @@ class AllReduce(Exchange):
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
-        """Start the sum. Raises TypeError for a payload whose values cannot be added."""
+        """Start the sum.
+
+        Raises:
+            TypeError: For a payload whose values cannot be added.
+        """
         if not payload.summable:
             raise TypeError(
                 f"{type(payload).__name__} is not summable: its elements differ by rank, or are codes; use AllGather"

@@ -46,7 +46,9 @@ class Hops:
     """Messages in a row, from rank i to i + `stride`, for every i that `every` divides.
 
     Args:
+        stride: How many ranks apart sender and receiver are.
         count, nbytes: The number of messages, and the bytes of each.
+        every: The ranks that send are its multiples.
         swap: They go to i XOR `stride` instead, and `stride` is a power of two.
     """
 
@@ -80,7 +82,11 @@ class Exchanged:
 
     @property
     def total(self) -> Payload:
-        """The sum over ranks. Raises RuntimeError if it has not been read."""
+        """The sum over ranks.
+
+        Raises:
+            RuntimeError: If it has not been read.
+        """
         if self.summed is None:
             raise RuntimeError("the received buffers have not been decoded: call delivered.from_buffers(buffers)")
         return self.summed

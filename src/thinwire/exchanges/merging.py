@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, final
 
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire.collectives import Group, communication_thread, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Transport
@@ -27,10 +28,10 @@ class Rounds(Exchange):
         communication_thread(group)
 
     @final
+    @override
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
-        """Queue the exchange."""
         seeds = seeds or [0] * len(payload.regions)
 
         def run(own: Group) -> Exchanged:

@@ -39,7 +39,11 @@ class UnionAllReduce(Rounds):
     packed: Packed = None
 
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        """Exchange and wait. Raises TypeError if payloads of `packed` cannot be added."""
+        """Exchange and wait.
+
+        Raises:
+            TypeError: If payloads of `packed` cannot be added.
+        """
         peers, own = Peers(group, payload.values.device), table(payload, "UnionAllReduce")
         keys = _union(peers, own, group)
         total = own.rekeyed(keys, spread(own, keys))

@@ -106,14 +106,22 @@ class Coded:
         return out
 
     def decode_into(self, out: Tensor) -> None:
-        """Write the numbers to `out` (n, any floating-point dtype). Raises ValueError if its length differs."""
+        """Write the numbers to `out` (n, any floating-point dtype).
+
+        Raises:
+            ValueError: If its length differs.
+        """
         if out.numel() != self.codes.numel():
             raise ValueError(f"room for {out.numel()} numbers; expected {self.codes.numel()}")
         self.format.decode_into(out, self.codes, self.scales, self.runs)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Return parts of the same format as one, one after another. Raises ValueError if their formats differ."""
+        """Return parts of the same format as one, one after another.
+
+        Raises:
+            ValueError: If their formats differ.
+        """
         if any(part.format != parts[0].format for part in parts):
             raise ValueError(
                 f"formats are {', '.join(str(part.format) for part in parts)}; expected the same for all parts"

@@ -25,12 +25,15 @@ class OffsetFloat(Format):
     Args:
         bits: Bits of a code.
         mantissa: How many of them are the mantissa's. eps, max and min are themselves cut to the grid.
-        min: By default -max.
+        eps: The smallest positive number with a code.
+        max: The largest number with a code.
+        min: The most negative number with a code, by default -max.
         rounding: Below eps, "truncate" gives zero; "nearest" gives eps from eps/2 on (ties go away from zero);
             "stochastic" gives eps with probability `|x|`/eps.
         scaled: Divides each group by the power of two that brings its largest magnitude into (max/2, max]. So the grid
-            follows the gradients. The power, and what max decodes to, are normal float32 numbers. So magnitudes beyond
-            2^127 may saturate (for max < 1, beyond max · 2^127).
+            follows the gradients. The power is a normal float32 number, and so is the number that max decodes to.
+            Magnitudes beyond 2^127 (for max < 1, beyond max · 2^127) may therefore saturate.
+        group_size: Values that share a scale; None gives each vector one.
 
     Raises:
         ValueError: If the numbers do not fit into 2^bits codes.
@@ -66,7 +69,7 @@ class OffsetFloat(Format):
         `rounding`, `scaled` and `group_size` are passed on.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If no such format exists.
         """
         eps = balanced_eps(bits=bits, mantissa=mantissa, max=max)
         return cls(
@@ -125,7 +128,7 @@ class OffsetFloat(Format):
 
     @property
     def unbiased(self) -> bool:
-        """Yes, with stochastic rounding and a scale at which nothing saturates."""
+        """True with stochastic rounding and a scale at which nothing saturates."""
         return self.rounding == "stochastic" and self.scaled and self.negatives >= self.positives
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,11 @@ class FadingMomentum(AppliedMomentum):
         return self._momentum.held(dtype)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return β·M + scale · g, with g clipped. Raises RuntimeError when no decay is known."""
+        """Return β·M + scale · g, with g clipped.
+
+        Raises:
+            RuntimeError: When no decay is known.
+        """
         decay = self._decay(name)
         return self._momentum.add(name, *self._clipping.limited(gradient, scale), seed, decay)
 

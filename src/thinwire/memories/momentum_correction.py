@@ -60,7 +60,11 @@ class MomentumCorrection(Memory):
         return replace(self, momentum=self.momentum or 0.0)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return v + u after adding scale · g to u. Raises RuntimeError when no momentum is known."""
+        """Return v + u after adding scale · g to u.
+
+        Raises:
+            RuntimeError: When no momentum is known.
+        """
         if self.momentum is None:
             raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
         gradient, scale = self._clipping.limited(gradient, scale)

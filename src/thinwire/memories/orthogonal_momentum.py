@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.checked import Fraction, checked
@@ -29,9 +30,9 @@ class OrthogonalMomentum(AppliedMomentum):
     """Keep m ← μ·m + g and E ← β·E + O(μ·m + g)/K − delivered, where O is Muon's (Jordan et al. 2024).
 
     O brings the singular values of a matrix close to 1, on each of the K ranks by itself. So no rank and no direction
-    outweighs the others, however small its gradient and however its loss is weighted. A large gradient still decides
-    where m points, until it has faded. A rank whose gradient of the step is all zeros, such as one out of data within
-    Join, adds no O. The invariant of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more
+    outweighs the others, whatever the size of its gradient or its loss weight. A large gradient still decides where m
+    points, until it has faded. A rank with an all-zero gradient, such as one out of data within Join, contributes
+    nothing. The invariant of `FadingMomentum` holds with O/K in the place of the gradient. A tensor of more
     dimensions is treated as a matrix with its first dimension as rows; a vector, as a matrix of one row. O is
     multiplied by the loss scale, if there is one, as gradients are.
 
@@ -67,8 +68,8 @@ class OrthogonalMomentum(AppliedMomentum):
         """The decay μ of momentum, if it is not the optimizer's."""
         return self.momentum
 
+    @override
     def momenta(self) -> Staged:
-        """Return where m is held."""
         return self._momentum
 
     def blank(self) -> Self:
@@ -76,7 +77,11 @@ class OrthogonalMomentum(AppliedMomentum):
         return replace(self, momentum=self.momentum or 0.0)
 
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return β·E + scale · O. Raises RuntimeError when no momentum is known."""
+        """Return β·E + scale · O.
+
+        Raises:
+            RuntimeError: When no momentum is known.
+        """
         factors = _Factors(self._decay(name), self.decay, scale, self._loss_scale * scale)
         earlier = self._begun[name]() if self.begun(name) and name in self._begun else None
         parts = self._momentum.open(name, gradient), self._update.open(name, gradient)
@@ -84,10 +89,10 @@ class OrthogonalMomentum(AppliedMomentum):
         self._begun[name] = lambda: signal
         return signal
 
+    @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Do the same for several parameters."""
         if self._momentum.continue_any(names):
             return super().compensate_each(names, gradients, scale, seeds)
         decays = [self._decay(name) for name in names]
@@ -105,8 +110,8 @@ class OrthogonalMomentum(AppliedMomentum):
         if signal is not None:
             signal.add_ahead(1)
 
+    @override
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        """Subtract what was delivered."""
         delivered.subtract_from(self._update.staged_each(names))
 
     def tensors(self) -> Mapping[str, Staged]:
@@ -119,13 +124,13 @@ class OrthogonalMomentum(AppliedMomentum):
         super().drop(names)
         self._end(names)
 
+    @override
     def commit(self, names: Collection[str] | None = None) -> None:
-        """Keep what was staged."""
         super().commit(names)
         self._end(names)
 
+    @override
     def rollback(self, names: Collection[str] | None = None) -> None:
-        """Drop what was staged."""
         super().rollback(names)
         self._end(names)
 

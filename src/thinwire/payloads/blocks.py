@@ -34,6 +34,9 @@ class Blocks(Keyed):
     Args:
         keys: int32 (blocks).
         values: (blocks · width).
+        numel: Elements of the whole vector.
+        width: Elements of a block.
+        regions: (offset, length) of each part that it covers; by default one, the whole vector.
         runs: Lengths; within each run, keys ascend without repeats. A payload can travel only if it has one run.
         coded: If codes travel, what `values` were decoded from.
         held: How many blocks lie in each region, where that is known without looking at the keys.
@@ -97,7 +100,11 @@ class Blocks(Keyed):
         return replace(self, keys=keys, values=rows.reshape(-1), runs=(keys.numel(),), coded=None, held=())
 
     def filled(self, count: int) -> Self:
-        """Return this as it is. Raises PayloadError unless it has `count` blocks: a bitmap cannot be padded."""
+        """Return this as it is.
+
+        Raises:
+            PayloadError: Unless it has `count` blocks: a bitmap cannot be padded.
+        """
         if self.keys.numel() != count:
             raise PayloadError(f"{self.keys.numel()} blocks; expected {count}, as blocks cannot be padded")
         return self
@@ -107,13 +114,21 @@ class Blocks(Keyed):
         return indices.nbytes(indices.shortest(count, self.key_space, _CODINGS), count, self.key_space)
 
     def to_buffer(self) -> Tensor:
-        """Return header, shape, values and keys as uint8. Raises PayloadError unless keys ascend."""
+        """Return header, shape, values and keys as uint8.
+
+        Raises:
+            PayloadError: Unless keys ascend.
+        """
         named = indices.section(self._coding, self.keys, self.key_space, least=1)
         return wire.pack(self._head(), *numbers.sections(self.values, self.coded), named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Blocks":
-        """Read what `to_buffer` wrote, as one region of whole blocks, or raise PayloadError if it is malformed."""
+        """Read what `to_buffer` wrote, as one region of whole blocks.
+
+        Raises:
+            PayloadError: If it is malformed.
+        """
         head = wire.parse(buffer, wire.BLOCKS)
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES + _SHAPE.size :]
         wire.check_coding(head.coding, _CODINGS)

@@ -35,7 +35,9 @@ class Chunks(Payload):
     Args:
         positions: int16, where in its chunk each coefficient belongs; they ascend in each chunk.
         values: The coefficients: one region after another, and in a sum one rank after another.
+        numel: Elements of the whole vector.
         chunkings: How each region is cut into chunks. Every rank knows it beforehand, so it does not travel.
+        regions: (offset, length) of each part that it covers; by default one, the whole vector.
         coded: If codes travel, what `values` were decoded from.
     """
 
@@ -74,7 +76,11 @@ class Chunks(Payload):
         return [chunking.count * ranks for chunking in self.chunkings]
 
     def to_buffer(self) -> Tensor:
-        """Return header, layout, values and positions as uint8. Raises PayloadError for a sum of several ranks."""
+        """Return header, layout, values and positions as uint8.
+
+        Raises:
+            PayloadError: For a sum of several ranks.
+        """
         if self._ranks > 1:
             raise PayloadError(f"a sum of {self._ranks} payloads of chunks cannot be sent; only one rank's payload can")
         parts = self.positions.split([regions * chunking.count for chunking, regions in self._cut.runs])

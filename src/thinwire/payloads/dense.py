@@ -26,14 +26,15 @@ class Dense(Payload):
 
     Args:
         values: Plain ones, or the numbers that codes decode to.
-        regions: By default one, the whole vector.
+        numel: Elements of the whole vector, by default as many as there are values.
+        regions: (offset, length) of each part that it covers; by default one, the whole vector.
         coded: The codes, if codes travel.
     """
 
     masks: ClassVar[bool] = False
 
     values: Tensor
-    numel: int = -1  # as many as there are values
+    numel: int = -1
     regions: Regions = field(default=())
     coded: Coded | None = None
 
@@ -69,7 +70,11 @@ class Dense(Payload):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Dense":
-        """Return what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
+        """Return what `to_buffer` wrote, as one region.
+
+        Raises:
+            PayloadError: If it is malformed.
+        """
         head = wire.parse(buffer, wire.DENSE)
         dtype = numbers.check_plain(head)
         wire.check_coding(head.coding, (wire.NUMBERS,))
@@ -79,7 +84,11 @@ class Dense(Payload):
         return cls(values=numbers.plain(buffer[None, wire.HEADER_BYTES :], head.count, dtype)[0])
 
     def of_each(self, buffers: Tensor) -> Tensor:
-        """Return the values of each of several ranks, (ranks, count), or raise PayloadError as `from_buffers` does."""
+        """Return the values of each of several ranks, (ranks, count).
+
+        Raises:
+            PayloadError: As `from_buffers` does.
+        """
         wire.check_buffers(buffers, self._header, *numbers.lengths(self.values, self.coded))
         return numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
 

@@ -66,10 +66,18 @@ class Keyed(Payload):
     @classmethod
     @abstractmethod
     def from_buffer(cls, buffer: Tensor) -> Self:
-        """Return what `to_buffer` wrote, or raise PayloadError if it is malformed."""
+        """Return what `to_buffer` wrote.
+
+        Raises:
+            PayloadError: If it is malformed.
+        """
 
     def received(self, buffer: Tensor) -> Self:
-        """Return another rank's rows of the same table from its buffer, or raise PayloadError if the table differs."""
+        """Return another rank's rows of the same table from its buffer.
+
+        Raises:
+            PayloadError: If the table differs.
+        """
         other = type(self).from_buffer(buffer)
         mine, theirs = ((p.key_space, p.rows.shape[1], p.rows.dtype) for p in (self, other))
         if mine != theirs:

@@ -31,6 +31,8 @@ class Sketch(Regional):
     Args:
         values: The tables, one after the other.
         tables: Their shapes and hashes, which all ranks must share.
+        numel: Elements of the whole vector.
+        regions: (offset, length) of each part that it covers; by default one, the whole vector.
     """
 
     values: Tensor

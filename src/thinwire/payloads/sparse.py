@@ -24,6 +24,10 @@ class Sparse(Keyed):
     """Values at int32 `indices`; all other elements of the regions are zero.
 
     Args:
+        indices: int32 (elements), into the whole vector.
+        values: The values at these indices.
+        numel: Elements of the whole vector.
+        regions: (offset, length) of each part that it covers; by default one, the whole vector.
         runs: Lengths of stretches in which no index occurs twice, except as padding with value 0. A payload has one for
             each region; a sum of several payloads has more.
         ascending, seeds: The order of the indices, which decides how they travel. The codec fixes it, never the data.
@@ -124,13 +128,21 @@ class Sparse(Keyed):
         return Layout.of(self.regions, (count,), self.numel, ascending=True).nbytes
 
     def to_buffer(self) -> Tensor:
-        """Return header, values and indices as uint8. Raises PayloadError if indices are not in their order."""
+        """Return header, values and indices as uint8.
+
+        Raises:
+            PayloadError: If indices are not in their order.
+        """
         named = self.layout.section(self.indices, self.seeds)
         return wire.pack(self._header, *numbers.sections(self.values, self.coded), named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Sparse":
-        """Read what `to_buffer` wrote, as one region. Raises PayloadError if malformed, or in slots of several."""
+        """Read what `to_buffer` wrote, as one region.
+
+        Raises:
+            PayloadError: If it is malformed, or in slots of several regions.
+        """
         head = wire.parse(buffer, wire.SPARSE)
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES :]
         wire.check_coding(head.coding, (wire.NUMBERS, wire.ELIAS_FANO, wire.SLOTS))

@@ -25,6 +25,8 @@ class Spectral(Regional):
     Args:
         coefficients: Pairs (real, imaginary).
         block: Elements of a block.
+        numel: Elements of the whole vector.
+        regions: (offset, length) of each part that it covers; by default one, the whole vector.
     """
 
     masks: ClassVar[bool] = False
@@ -65,7 +67,11 @@ class Spectral(Regional):
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Spectral":
-        """Return what `to_buffer` wrote, as one region, or raise PayloadError if it is malformed."""
+        """Return what `to_buffer` wrote, as one region.
+
+        Raises:
+            PayloadError: If it is malformed.
+        """
         head = wire.parse(buffer, wire.SPECTRAL)
         wire.check_coding(head.coding, (wire.NUMBERS,))
         coefficients = Blocks.from_buffer(buffer[wire.HEADER_BYTES :])

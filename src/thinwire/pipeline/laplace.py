@@ -56,7 +56,11 @@ class LaplaceBoundary(Boundary):
         return room(self.bound * self.density, rows * width, rows * width) if self.density < 1 else None
 
     def choose(self, matrix: Tensor) -> Choice:
-        """Choose what reaches this batch's threshold, or training's. Raises RuntimeError before any training."""
+        """Choose what reaches this batch's threshold, or training's.
+
+        Raises:
+            RuntimeError: Before any training.
+        """
         flat, capacity = matrix.view(-1), self.count(*matrix.shape)
         if capacity is None:
             return Choice(None, matrix.new_zeros(1))

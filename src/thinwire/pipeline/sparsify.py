@@ -75,7 +75,11 @@ class Sparsified(Handle):
         return {str(i): {name: buffer.clone() for name, buffer in held.items()} for i, held in self._buffers().items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from `state_dict`, or raise ValueError, and change nothing, if it is of other boundaries."""
+        """Resume from `state_dict`.
+
+        Raises:
+            ValueError: If it was saved from other boundaries. Nothing is changed then.
+        """
         mine = {str(i): held for i, held in self._buffers().items()}
         if _shapes(saved) != _shapes(mine):
             raise ValueError(

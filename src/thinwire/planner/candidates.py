@@ -23,6 +23,8 @@ class Candidate:
 
     Args:
         name: Such as `topk:0.01`.
+        codec: Encodes large tensors.
+        exchange: Adds up what the codec sends.
         memory: An empty memory of the kind that this method needs.
         density: Share of the elements that are sent in the gradient's own dtype; 0 if all are sent in another format.
         momentum: Whether it applies the optimizer's momentum itself, and so needs the optimizer.
@@ -154,7 +156,11 @@ class Budget:
 @checked
 @cache  # a search asks for the same few again and again
 def candidate(name: str) -> Candidate:
-    """Return the candidate by its name, `qsgd` or `topk:0.01`, or raise ValueError if there is none."""
+    """Return the candidate by its name, `qsgd` or `topk:0.01`.
+
+    Raises:
+        ValueError: If no candidate has this name.
+    """
     family, colon, share = name.partition(":")
     try:
         method, density = PLANNED[family], float(share) if colon else None

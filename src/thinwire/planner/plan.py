@@ -20,6 +20,9 @@ class Row:
     """One tensor in a plan.
 
     Args:
+        name: The parameter's name.
+        numel: Its elements.
+        dense_bytes: Bytes of its gradient, uncompressed.
         choice: Its candidate.
         nbytes: Bytes of its payload.
         saves: Seconds that the choice saves in a step.
@@ -63,6 +66,8 @@ class Plan:
     """What to send for each tensor, and the predicted step time.
 
     Args:
+        profile: What the plan was made from.
+        rows: One for each tensor.
         dense_seconds, seconds: Duration of a step, uncompressed and as planned.
         break_even: The bandwidth in bytes per second above which compression stops paying; infinite where it always
             pays, 0 where it never does.
@@ -129,7 +134,7 @@ class Plan:
         return reducer(self.choice, memory or ErrorFeedback())
 
     def to_json(self) -> str:
-        """Return all of it as JSON."""
+        """Return the plan and its predictions as JSON."""
         whole = {"schema": "thinwire.plan/2", "verdict": self.verdict, "pays": self.pays}
         whole |= {k: v for k, v in asdict(self).items() if k not in ("profile", "optimizer", "unmeasured")}
         if self.optimizer is not None:

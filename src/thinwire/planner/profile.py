@@ -40,6 +40,7 @@ class Bucket:
 
     Args:
         ready: Seconds into the step at which the last of them is computed.
+        gradients: Those in the bucket.
     """
 
     ready: Seconds
@@ -53,6 +54,7 @@ class Timeline:
     """A step without communication.
 
     Args:
+        buckets: In the order in which they are exchanged.
         computed: Seconds from the start of forward to the end of backward.
         rest: Seconds after that, for the optimizer.
     """
@@ -163,6 +165,8 @@ class Profile:
     """What a plan needs to know about a model, a device and a network.
 
     Args:
+        world_size: The number of ranks.
+        timeline: The step without communication.
         links: Per transport, fitted to measured times.
         busy: Per transport, fitted to the processor seconds of one rank.
         unseen: For each transport whose bandwidth could not be separated from its latency: the largest message sent, in
@@ -213,13 +217,17 @@ class Profile:
         return Link(latency=max(measured.latency, link.latency), bandwidth=min(fastest, link.bandwidth))
 
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the profile as JSON, which `from_json` reads."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     @classmethod
     @checked
     def from_json(cls, text: str) -> Self:
-        """Return the profile in a text that `to_json` wrote, or raise ValueError if it is something else."""
+        """Return the profile in a text that `to_json` wrote.
+
+        Raises:
+            ValueError: If the text is something else.
+        """
         try:
             return cls(**_read(json.loads(text)))
         except (KeyError, TypeError, AttributeError) as error:
@@ -233,7 +241,11 @@ class Profile:
     @classmethod
     @checked
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Return the profile in a file, `path`, that `save` wrote, or raise ValueError if it is something else."""
+        """Return the profile in a file, `path`, that `save` wrote.
+
+        Raises:
+            ValueError: If the file has something else.
+        """
         return cls.from_json(Path(path).read_text())
 
 

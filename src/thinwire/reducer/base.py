@@ -53,12 +53,12 @@ class Segments(tuple[Segment, ...]):
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of each."""
+        """The shape of each segment."""
         return [segment.shape for segment in self]
 
     @cached_property
     def cut(self) -> Cut:
-        """Where each lies."""
+        """Where each segment lies in the bucket."""
         return Cut([segment.offset for segment in self], [segment.length for segment in self])
 
     @cached_property

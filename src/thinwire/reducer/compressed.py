@@ -109,12 +109,12 @@ class Compressed(Reducer):
 
         return future.then(finish)
 
+    @override
     def memories(self) -> Sequence[Memory]:
-        """Return the memory."""
         return (self.memory,)
 
+    @override
     def memory_of(self, segment: Segment) -> Memory:
-        """Return the memory."""
         return self.memory
 
     def _encode(self, bucket: Bucket, at: Round) -> "tuple[tuple[Payload, int | Tensor], Piece | None]":

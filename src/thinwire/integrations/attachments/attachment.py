@@ -45,12 +45,20 @@ class Attachment(Handle):
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
     that are thrown away leave every memory as it was.
 
-    `parameters` maps names to the parameters whose gradients are reduced, and `names` is the reverse. `ended` says
-    whether a later attachment has taken over, and `exchanges` whether gradients pass through here: as long as nothing
-    pays, DDP reduces them itself. `sharing` lists other attachments to some of these parameters.
+    `parameters` maps names to the parameters whose gradients are reduced, and `names` is the reverse. `ended`: whether
+    a later attachment took over. `exchanges`: whether gradients pass through thinwire; as long as nothing pays, DDP
+    reduces them itself. `sharing` lists other attachments to some of these parameters.
 
     Args:
-        everything: Returns what must be equal on all replicas, including frozen parameters; by default `parameters`.
+        recipe: Reduces the gradients.
+        parameters: Those whose gradients are reduced, by name.
+        group: The ranks that exchange gradients.
+        handover: Moves momentum between the optimizers and the recipe's memories.
+        divisor: Returns how many ranks a sum stands for.
+        scaler: The loss scaler, if there is one.
+        may_be_unused: Whether backward may leave parameters out.
+        why: Returns why each tensor is sent as it is, unless you chose the recipe.
+        everything: Returns the parameters that must match on all replicas, also frozen ones; by default `parameters`.
     """
 
     def __init__(
@@ -102,7 +110,7 @@ class Attachment(Handle):
 
     @property
     def recipe(self) -> Reducer:
-        """What reduces gradients. After `remove`, not the one that was attached."""
+        """The current recipe; it changes after `remove`."""
         return self.membership.recipe
 
     @property
@@ -219,7 +227,11 @@ class Attachment(Handle):
         self._whole = Whole(model, self.parameters.values(), self.check_loaded)
 
     def check_loaded(self) -> None:
-        """Raise StateError if the model or its optimizer was loaded, but not the residual."""
+        """Check that the residual was loaded if the model or its optimizer was.
+
+        Raises:
+            StateError: If it was not.
+        """
         if self._whole is None or not self._whole.loaded or self.steps.fresh or not self.waits:
             if self._whole is not None:
                 self._whole.accept()
@@ -349,7 +361,8 @@ class Attachment(Handle):
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         """Return what this rank would resume from `saved`, as `load_state_dict` takes it.
 
-        Raises ValueError if `load_state_dict` would, on this rank alone.
+        Raises:
+            ValueError: If `load_state_dict` would raise it, on this rank alone.
         """
         return self.membership.check_state_dict(saved)
 

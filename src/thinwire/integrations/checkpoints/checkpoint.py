@@ -50,6 +50,7 @@ class Checkpoint:
     loading, you can save with the same object.
 
     Args:
+        handle: What to save, or to load into: what `attach`, `replicate`, `shard`, `scatter` or `outer` returned.
         saved: Where to load from: a path or a StorageReader.
         key: The key it was saved under, if the checkpoint has several. Handles of different groups, such as the stages
             of a pipeline, need different keys.

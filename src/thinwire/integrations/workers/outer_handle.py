@@ -81,7 +81,7 @@ class Outer(Handle):
 
     @property
     def group(self) -> Group:
-        """The workers."""
+        """The process group of the workers."""
         return self._weights.group
 
     @property
@@ -172,17 +172,24 @@ class Outer(Handle):
         return self._state()
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
-        """Return where `saved` would resume this worker. Raises ValueError if `load_state_dict` would, on it alone."""
+        """Return where `saved` would resume this worker.
+
+        Raises:
+            ValueError: If `load_state_dict` would, on it alone.
+        """
         return outer_state.check(saved, self.fragments)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this worker's `state_dict`. A collective: call it on every worker.
 
         It leaves the model as it is: load that and the inner optimizer from what this worker saved, or call `go_back`.
-        If any worker's state does not fit it or the others', raises ValueError on all and changes nothing.
 
         With `store=`, call it before the first step, on workers that have a state. If others have gone on from there,
         this one stays with them, and its model gets their global parameters: what it had yet to send is lost.
+
+        Raises:
+            ValueError: On all workers, if one's state does not fit it or the others'. Nothing is changed then.
+            RuntimeError: With `store=`, after an inner step.
         """
         agree(self.group, lambda: self.check_state_dict(saved))
         if self._swarm is not None and not self._resumes(self._swarm, saved):
@@ -198,8 +205,7 @@ class Outer(Handle):
         """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters.
 
         Args:
-            goodbye: Whether to tell the others, with `store=`. Otherwise they notice only as they would notice its
-                death.
+            goodbye: With `store=`, whether to tell the others; otherwise they notice as if this worker had died.
         """
         for hook in self._hooks:
             hook.remove()
