@@ -400,7 +400,7 @@ def test_magnitudes_have_the_scale_of_least_error() -> None:
         (lambda: Levels(bits=1), "bits is 1; expected 2 to 15"),
         (lambda: Levels(norm="l1"), "norm is 'l1'; expected one of l2, max"),  # type: ignore[arg-type]
         (lambda: Levels(group_size=0), "group_size is 0; expected at least 1"),
-        (lambda: Ternary(clip=0.0), "clip is 0.0; expected a positive"),
+        (lambda: Ternary(clip=0.0), "clip is 0.0; expected a finite number above 0"),
     ],
 )
 def test_arguments_are_checked(make: Callable[[], Format], message: str) -> None:

@@ -467,7 +467,7 @@ def _planned_beforehand(given: bool) -> tuple[str, bool]:
 
 def test_a_plan_made_beforehand_may_take_it(ranks: Ranks) -> None:
     assert ranks.run(2, _planned_beforehand, True) == [(ORTHOGONAL, True)] * 2
-    assert "takes its momentum from the optimizer" in ranks.run(1, told, _planned_beforehand, False)[0]
+    assert "so its momentum is unknown" in ranks.run(1, told, _planned_beforehand, False)[0]
 
 
 def test_candidates_of_a_kind_share_a_memory() -> None:

@@ -1120,7 +1120,7 @@ def _state_of_another(wrong: str) -> str:
         ("missing", "lacks '2.bias'"),
         ("fragments", "has 2 fragments, but this handle has 1"),
         ("attachment", "not a state of outer steps"),
-        ("optimizer", "of another outer optimizer.*SGD.*it was saved with"),
+        ("optimizer", "belongs to another outer optimizer.*SGD.*it was saved with"),
         ("own", "lacks 'own'"),
     ],
 )
