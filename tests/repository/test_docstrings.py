@@ -108,4 +108,4 @@ def test_what_goes_in_and_comes_out_is_described(name: str) -> None:
     tree = ast.parse(dedent(inspect.getsource(inspect.unwrap(function))))
     raised = (each.exc for each in ast.walk(tree) if isinstance(each, ast.Raise) and isinstance(each.exc, ast.Call))
     for error in map(ast.unparse, (each.func for each in raised)):
-        assert error in text or error == "NotImplementedError", f"nor that it raises {error}"
+        assert f"{error}:" in text or error == "NotImplementedError", f"nor, in its section, that it raises {error}"

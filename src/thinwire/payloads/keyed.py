@@ -56,7 +56,7 @@ class Keyed(Payload):
 
     @abstractmethod
     def named_nbytes(self, count: int) -> int:
-        """Return how many bytes it takes to name `count` rows of this table after `rekeyed`, padding included."""
+        """Return the bytes of `count` row indices of this table after `rekeyed`, padding included."""
 
     @override
     def counts(self) -> list[int]:

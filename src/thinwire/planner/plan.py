@@ -129,7 +129,7 @@ class Plan:
         """Return a reducer that follows the plan.
 
         Args:
-            memory: Gets the residual; by default an ErrorFeedback. Momentum that fades has a memory of its own.
+            memory: Keeps the residual; by default an ErrorFeedback. Momentum that fades has a memory of its own.
         """
         return reducer(self.choice, memory or ErrorFeedback())
 

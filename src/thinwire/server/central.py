@@ -205,7 +205,7 @@ class Central:
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take over what `state` returned. Raises StateError if it is of other parameters or optimizers."""
+        """Take over what `state` returned. Raises StateError if other parameters or optimizers saved it."""
         self._check(saved)
         for name, p in self.parameters.items():
             p.copy_(saved["parameters"][name])

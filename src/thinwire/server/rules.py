@@ -27,7 +27,7 @@ class Rule:
 
     A trainer has one update here at a time. The caller holds the server's lock, and calls `release` after each call.
     `timeout`: how long a rule that keeps trainers in step waits, after a restart, for those that were there; how long
-    a trainer that vanished has to come back; and how long any trainer waits before the log says for whom.
+    a trainer that vanished has to come back; and how long any trainer waits before the log names those it waits for.
     """
 
     def __init__(self, central: Central, *, trainers: int, timeout: float, staleness: int | None) -> None:
