@@ -121,13 +121,14 @@ def bench(
     extend: Annotated[float, typer.Option(help="To reach the target, train for up to this many times --steps.")] = 1.5,
     json: Annotated[Path | None, typer.Option(help="Write the results here, after every row.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw loss over time here (.png, .svg, .pdf).")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Print recipes and models, and exit.")] = False,
 ) -> None:
     """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
     asked = dict(locals())
     from thinwire_lab.bench import command, options
 
-    files = {name: asked.pop(name) for name in ("json", "html")}
+    files = {name: asked.pop(name) for name in ("json", "html", "plot")}
     if asked.pop("listing"):
         command.print_listing()
         return

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import Options
+from thinwire_lab.bench.plots import loss_over_seconds
 from thinwire_lab.bench.report import print_report, write_html
 from thinwire_lab.bench.results import Results
 from thinwire_lab.bench.session import Session
@@ -17,6 +18,7 @@ from thinwire_lab.cluster.workers import ended, is_first, started
 from thinwire_lab.inputs import check_writable
 from thinwire_lab.problems import PROBLEMS, build
 from thinwire_lab.problems.base import check_stages
+from thinwire_lab.show.canvas import check_drawable
 from thinwire_lab.show.progress import BenchProgress
 from thinwire_lab.show.terminal import complain, print_raw, print_written, say
 
@@ -26,11 +28,13 @@ class Outputs:
     """Where results go. Raises BadInput when a file cannot be written, before anything has been measured."""
 
     console: Console
-    json: Path | None
-    html: Path | None
+    json: Path | None = None
+    html: Path | None = None
+    plot: Path | None = None
 
     def __post_init__(self) -> None:
-        check_writable((self.json, self.html))
+        check_writable((self.json, self.html, self.plot))
+        check_drawable(self.plot)
 
     def save(self, results: Results) -> None:
         """Write the files."""
@@ -38,22 +42,24 @@ class Outputs:
             results.write(self.json)
         if self.html is not None:
             write_html(results, self.html)
+        if self.plot is not None and results.rows:
+            loss_over_seconds(results).savefig(self.plot)
 
     def show(self, results: Results) -> None:
         """Write the files and print the table."""
         self.save(results)
         if results.rows:
             print_report(self.console, results)
-        print_written(self.console, (self.json, self.html))
+        print_written(self.console, (self.json, self.html, self.plot))
 
 
-def run(options: Options, *, json: Path | None, html: Path | None) -> int:
-    """Run the bench, print the table, write the files, and return the exit code.
+def run(options: Options, **files: Path | None) -> int:
+    """Run the bench, print the table, write the files of `Outputs`, and return the exit code.
 
     Finished rows are printed and written, whatever ends the run. Raises BadInput before anything starts.
     """
     first = is_first()
-    outputs = Outputs(console=Console(quiet=not first), json=json if first else None, html=html if first else None)
+    outputs = Outputs(console=Console(quiet=not first), **(files if first else {}))
     description = _describe(options)
     sessions = [Session(act, description) for act in options.acts]
     code, reason = ended(lambda: _train(sessions, outputs))

@@ -2,12 +2,15 @@
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from thinwire_lab.inputs import BadInput
 
 INK, MUTED, FAINT, ALARM = "#333333", "#6B6B6B", "#E4E4E4", "#B00020"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
@@ -46,3 +49,9 @@ def head(figure: Figure, *lines: str, colour: str = MUTED) -> None:
 def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, columns: int) -> None:
     """Put a legend below the figure."""
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
+
+
+def check_drawable(path: Path | None) -> None:
+    """Raise BadInput unless figures can be drawn in this format."""
+    if path is not None and path.suffix[1:].lower() not in FigureCanvasAgg.filetypes:
+        raise BadInput(f"--plot {path} ends in {path.suffix!r}; expected .png, .svg or .pdf")

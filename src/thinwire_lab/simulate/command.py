@@ -7,12 +7,12 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from thinwire_lab.inputs import BadInput, check_writable, write_atomically
+from thinwire_lab.inputs import check_writable, write_atomically
 from thinwire_lab.show import page
+from thinwire_lab.show.canvas import check_drawable
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_table, print_written, say
 from thinwire_lab.simulate.options import Options
@@ -41,8 +41,7 @@ class Files:
 
     def __post_init__(self) -> None:
         check_writable((self.json, self.plot, self.html))
-        if self.plot is not None and self.plot.suffix[1:].lower() not in FigureCanvasAgg.filetypes:
-            raise BadInput(f"--plot {self.plot} ends in {self.plot.suffix!r}; expected .png, .svg or .pdf")
+        check_drawable(self.plot)
 
     def show(self, outcome: Outcome) -> None:
         """Print it and write the files."""

@@ -64,6 +64,7 @@ def _bench(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]
         (["--optimizer", "adamw", "--pipeline", "2", "--recipes", "dragonn"], "leave dragonn out of --recipes"),
         (["--json", "/nonexistent/out.json"], "cannot write /nonexistent/out.json"),
         (["--html", "/"], "cannot write /"),
+        (["--plot", "loss.txt"], "expected .png, .svg or .pdf"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: str) -> None:
@@ -110,8 +111,17 @@ def test_auto_plans_for_the_optimizer_of_the_run(
 
 @pytest.mark.slow
 def test_a_short_run_from_end_to_end(tmp_path: Path) -> None:
-    done = _bench(*SHORT, "--json", str(tmp_path / "o.json"), "--html", str(tmp_path / "o.html"))
+    done = _bench(
+        *SHORT,
+        "--json",
+        str(tmp_path / "o.json"),
+        "--html",
+        str(tmp_path / "o.html"),
+        "--plot",
+        str(tmp_path / "o.png"),
+    )
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o.png").read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "o.json").read_text())
     assert document["schema"] == "thinwire.bench/2"
     assert set(document) == {"schema", "environment", "rows"}
