@@ -133,10 +133,9 @@ class _Silent:
         """Give every rank's part as this one's, and count the larger tensor."""
         longer = max(output_tensor, input_tensor, key=Tensor.numel)
         self.calls, self.nbytes, self.itemsize = self.calls + 1, self.nbytes + longer.nbytes, longer.element_size()
-        mine = input_tensor.view(-1, min(output_tensor.numel(), input_tensor.numel()))[
-            :1
-        ].clone()  # it may be an output
-        output_tensor.view(-1, mine.numel()).copy_(mine)
+        width = min(output_tensor.numel(), input_tensor.numel())
+        mine = input_tensor.view(-1, width)[:1].clone()  # it may be a part of the output
+        output_tensor.view(-1, width).copy_(mine)
 
 
 def _without_network(model: nn.Module, subject: Subject, everyone: Group) -> tuple[Backward, dict[str, Any]]:
