@@ -31,7 +31,8 @@ from thinwire.integrations.training.gradients import local
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 WAYS = {
-    name: replace(USES[name], policy=BF16) for name in ("several groups", "one group", "idle blocks", "checkpoints")
+    name: replace(USES[name], policy=BF16)
+    for name in ("several groups", "one group", "idle blocks", "checkpoints", "a list of modules")
 }
 # FSDP itself fails where a block is idle in every micro-batch and is gathered in another dtype than it is reduced in.
 WAYS["accumulation"] = Use(microbatches=3, policy=BF16, modules=("first", "middle", ""))
@@ -105,6 +106,7 @@ def _exact(gathers: str, use: str, reshard: bool) -> tuple[bool, bool]:
         ("16 bits", "several groups", True),
         ("16 bits", "accumulation", True),
         ("lossless", "several groups", True),
+        ("16 bits", "a list of modules", True),
         *(
             pytest.param("16 bits", use, True, marks=pytest.mark.slow)
             for use in ("one group", "idle blocks", "checkpoints")
@@ -667,6 +669,20 @@ def test_who_scatters_a_part_anew_hears_of_the_rest(ranks: Ranks) -> None:
     for said, count, verified in ranks.run(2, _a_part_again):
         assert said == [count - 1]
         assert verified
+
+
+def _assigned() -> tuple[bool, bool, float]:
+    """Put other parameters in place of all, evaluate, and train on with them."""
+    native, sent = (Gathered(how).run(range(2)) for how in (None, "16 bits"))
+    for each in (native, sent):
+        halved = {name: 0.5 * x.detach().clone() for name, x in each.net.state_dict().items()}
+        each.net.load_state_dict(halved, assign=True)
+    same_loss = bool(native.evaluate() == sent.evaluate())
+    return same_loss, sent.handle.verify_replicas(), sent.off()
+
+
+def test_parameters_that_replace_others_are_gathered(ranks: Ranks) -> None:
+    assert ranks.run(2, _assigned) == [(True, True, 0.0)] * 2
 
 
 def _alone() -> tuple[bool, int]:

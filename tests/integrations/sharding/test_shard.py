@@ -86,6 +86,7 @@ class Use:
 
 
 USES = {
+    "a list of modules": Use(modules=("first", "middle,other", "")),
     "several groups": Use(),
     "one group": Use(modules=("",)),
     "bf16 computation": Use(policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)),
@@ -108,7 +109,8 @@ def build(use: Use, mesh: DeviceMesh) -> Net:
     net = Net().to(use.dtype)
     net.checkpoints = use.checkpoints
     for name in use.modules:
-        fully_shard(net.get_submodule(name), mesh=mesh, mp_policy=use.policy)
+        several: Any = [net.get_submodule(each) for each in name.split(",")]
+        fully_shard(several if len(several) > 1 else several[0], mesh=mesh, mp_policy=use.policy)
     return net
 
 

@@ -48,12 +48,16 @@ class Copies:
     ) -> None:
         self._groups, self._names, self._lane = groups, names, Lane(groups[0])
         self._verdict, self._agreements = Verdict(), 0
-        held = map(gathered_together, modules)
-        copies = [_Copy(p, how, self._verdict, self._lane, groups[0].rank(), self._agreement) for p in held]
-        self._copies = [each for each in copies if each.parameters]
-        for module, copy in zip(modules, copies, strict=True):
+        held = {tuple(gathered_together(module)): module for module in modules}  # once for a list of modules
+        copies = {
+            module: _Copy(p, how, self._verdict, self._lane, groups[0].rank(), self._agreement)
+            for p, module in held.items()
+        }
+        for module, copy in copies.items():
             module.set_custom_all_gather(copy)
-        self._place = {p: i for i, p in enumerate(p for each in self._copies for p in each.parameters)}
+        self._of_modules = {module: copy for module, copy in copies.items() if copy.parameters}
+        self._copies = list(self._of_modules.values())
+        self._place = self._places()
         self._gathered = self._known = self._digests(list(self._place))
         self._written = self._gathered.new_ones(len(self._place), dtype=torch.bool)
         self._outermost: weakref.ref[nn.Module] | None = None
@@ -114,6 +118,17 @@ class Copies:
         for each in self._copies:
             each.retire()
 
+    def _places(self) -> dict[nn.Parameter, int]:
+        return {p: i for i, p in enumerate(p for each in self._copies for p in each.parameters)}
+
+    def _follow(self) -> None:
+        """Go on with what has replaced parameters, as `load_state_dict(assign=True)` does."""
+        names = dict[nn.Parameter, str]()
+        for module, copy in self._of_modules.items():
+            before, copy.parameters = copy.parameters, gathered_together(module)
+            names |= {new: self._names[old] for old, new in zip(before, copy.parameters, strict=True)}
+        self._names, self._place = names, self._places()
+
     def _wait(self) -> None:
         self._lane.start(self._known).wait()
 
@@ -157,6 +172,7 @@ class Copies:
         """
         if _in_backward() or (self._outermost is not None and self._agreed):
             return ()
+        self._follow()
         now = self._digests(list(self._place))
         exact = self._written | (now != self._known)
         self._agreed, self._known, self._written = True, now, torch.zeros_like(exact)
