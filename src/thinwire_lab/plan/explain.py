@@ -70,7 +70,7 @@ class Explained:
         ways, alone = sent(plan), _alone(plan.profile)
         now, best = next(way for way in ways if way.there), _best(ways, alone)
         return {
-            "share": max(0.0, 1 - alone / now.seconds),
+            "share": _share(now, alone),
             "best": best.name,
             "change": best.change,
             "ways": [way._asdict() for way in ways],
@@ -98,6 +98,11 @@ def _best(ways: Sequence[Sent], alone: float) -> Sent:
 
 def _alone(profile: Profile) -> float:
     return profile.timeline.computed + profile.timeline.rest
+
+
+def _share(now: Sent, alone: float) -> float:
+    """Return what part of a step is the network: no more than the exchange takes there."""
+    return max(0.0, min(now.exchange, now.seconds - alone)) / now.seconds
 
 
 def _trained(profile: Profile) -> int:
@@ -159,9 +164,13 @@ class _Sharded:
         self._plain = self._gathers(script.gathers, script.gathered) + self._scatters() + self._between()
 
     def ways(self) -> Iterator[Sent]:
-        """Yield the script's step, and its step with each change: as much of an exchange is hidden as now."""
+        """Yield the script's step, and its step with each change: as much of an exchange is hidden as now.
+
+        What a step takes beside computing and exchanges, which is FSDP's own, stays.
+        """
         mine, alone = self._script, _alone(self._profile)
-        shown = max(0.0, mine.seconds - alone) / self._plain.exchange
+        waits = max(0.0, mine.seconds - alone)
+        shown, alone = min(1.0, waits / self._plain.exchange), alone + max(0.0, waits - self._plain.exchange)
         hsdp, narrow = mine.replicas > 1, mine.itemsize == 2
 
         def way(name: str, part: _Part, change: str = "") -> Sent:
@@ -279,14 +288,15 @@ def _apart(profile: Profile, script: Script) -> Sent:
 def _symptom(plan: Plan, now: Sent) -> Iterator[str]:
     """Yield what a step takes, and what of it crosses the network."""
     alone, script = _alone(plan.profile), Script.of(plan.profile)
-    share = max(0.0, 1 - alone / now.seconds)
+    share = _share(now, alone)
     took = "takes" if script else "is predicted to take"
     yield f"A step {took} {_time(now.seconds)}, computing alone {_time(alone)}: the network is {share:.0%} of it."
     if script is None or not script.modules:
         yield f"DDP sends {human_bytes(now.nbytes)} of gradients from each rank."
     elif script.crossing:
+        across = "the slow link" if "island" in plan.profile.made else "the network"
         yield (
-            f"FSDP gathers parameters across the slow link, as {script.shards} ranks hold the model together: each "
+            f"FSDP gathers parameters across {across}, as {script.shards} ranks hold the model together: each "
             f"sends {human_bytes(now.nbytes)} a step, gradients included."
         )
     else:

@@ -107,17 +107,29 @@ def test_the_one_change_that_helps_most(plan: Plan, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("script", "made", "expected"),
     [
-        (SHARDED, "the network is 87% of it. FSDP gathers parameters across the slow link, as 4 ranks hold"),
-        (replace(SHARDED, crossing=False), "FSDP gathers parameters among 4 near ranks; only gradients cross"),
+        (SHARDED, {}, "the network is 87% of it. FSDP gathers parameters across the network, as 4 ranks hold"),
+        (SHARDED, ISLAND, "FSDP gathers parameters across the slow link, as 4 ranks hold"),
+        (replace(SHARDED, crossing=False), {}, "FSDP gathers parameters among 4 near ranks; only gradients cross"),
     ],
 )
-def test_the_share_of_a_step_and_whether_gathers_cross_are_said(script: Script, expected: str) -> None:
-    plan = _plan(script, settings=["NCCL_NET=Socket."])
+def test_the_share_of_a_step_and_whether_gathers_cross_are_said(
+    script: Script, made: dict[str, Any], expected: str
+) -> None:
+    plan = _plan(script, settings=["NCCL_NET=Socket."], **made)
     assert expected in (said := Explained().conclusion(plan))
     assert "NCCL_NET=Socket. What helps most" in said
     assert Explained().document(plan)["share"] == pytest.approx(NATIVE / (0.1 + NATIVE))
+
+
+def test_what_is_neither_computing_nor_network_stays() -> None:
+    """FSDP's own work, and cores that ranks share, are not the network's."""
+    busy, usual = (_plan(replace(SHARDED, seconds=0.1 + NATIVE + more)) for more in (0.5, 0.0))
+    for name, way in _ways(busy).items():
+        if "scatter" in name or way.there:
+            assert way.seconds == pytest.approx(_ways(usual)[name].seconds + 0.5)
+    assert Explained().document(busy)["share"] == pytest.approx(NATIVE / (0.6 + NATIVE))
 
 
 def test_frozen_parameters_do_not_travel_as_differences() -> None:
