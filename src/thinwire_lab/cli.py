@@ -353,7 +353,7 @@ def watch(
 
     try:
         run(addresses, every)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ImportError, ValueError) as error:
         typer.echo(f"thinwire watch: {error}", err=True)
         raise typer.Exit(1) from error
 

@@ -16,17 +16,21 @@ _LONGEST, _TIMEOUT = 1 << 24, 10.0
 def run(addresses: Sequence[str], every: float | None) -> None:
     """Print a line for each server, again and again if told how often. Raises what `look` raises."""
     while True:
-        for each in addresses:
-            print(json.dumps({"address": each, **look(each)}), flush=True)
+        for index, each in enumerate(addresses):
+            print(json.dumps({"address": each, **look(each, index)}), flush=True)
         if every is None:
             return
         time.sleep(every)
 
 
-def look(address: str) -> dict[str, Any]:
-    """Return `server.status()` of the server there. Raises ConnectionError without one or its ticket, or ValueError."""
+def look(address: str, index: int = 0) -> dict[str, Any]:
+    """Return `server.status()` of that server, of several: the environment may have a ticket for each.
+
+    Raises ConnectionError without a server or its ticket, ImportError without pyzmq, or ValueError.
+    """
     check_installed()
-    key = ticket(said(None)[0], address, 0, seconds=_TIMEOUT)
+    tickets = said(None)
+    key = ticket(tickets[index % len(tickets)], address, index, seconds=_TIMEOUT)
     limits = {Kind.STATUS: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
     with closing(Link(address, key.server, key.trainers, Bell(), timeout=_TIMEOUT, limits=limits)) as link:
         link.send(Kind.WATCH)

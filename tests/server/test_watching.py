@@ -16,6 +16,7 @@ from served import (
 )
 from typer.testing import CliRunner
 
+from thinwire.wire import sockets
 from thinwire.wire.frames import GoneError, Kind
 from thinwire_lab.cli import app
 from thinwire_lab.watch import look
@@ -80,3 +81,19 @@ def test_the_command_prints_what_the_server_says_as_json() -> None:
     gone = CliRunner().invoke(app, ["watch", server.address])
     assert gone.exit_code == 1
     assert "nobody listens there" in gone.output or "no ticket" in gone.output
+
+
+def test_each_of_several_servers_has_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = [started() for _ in range(2)]
+    monkeypatch.setenv("THINWIRE_TICKET", ",".join(each.ticket for each in servers))
+    found = CliRunner().invoke(app, ["watch", *(each.address for each in servers)])
+    assert [json.loads(line)["address"] for line in found.stdout.splitlines()] == [each.address for each in servers]
+
+
+def test_without_pyzmq_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "zmq", None)
+    found = CliRunner().invoke(app, ["watch", "127.0.0.1:1"])
+    assert found.exit_code == 1
+    assert found.output.splitlines() == [
+        "thinwire watch: a parameter server needs pyzmq: pip install 'thinwire[server]'"
+    ]
