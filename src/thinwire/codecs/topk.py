@@ -28,7 +28,7 @@ class TopK(BucketCodec):
     density: Density
     values: Narrow = None
 
-    scratch: ClassVar[Scratch] = Scratch(element=0.45, value=10)  # candidates, and the payload
+    scratch: ClassVar[Scratch] = Scratch(element=0.3, value=10)  # candidates, and the payload
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""
