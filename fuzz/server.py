@@ -23,7 +23,20 @@ from thinwire.server.server import Server
 from thinwire.trainer.channel import Uplink
 from thinwire.trainer.copy import Rows
 from thinwire.wire.entries import asking, most_ids, read_ids
-from thinwire.wire.frames import HEADER, LOSS, MAGIC, PROTOCOL, Flag, Frame, FrameError, Kind, messages, parse
+from thinwire.wire.frames import (
+    HEADER,
+    LOSS,
+    MAGIC,
+    PROTOCOL,
+    Flag,
+    Frame,
+    FrameError,
+    GoneError,
+    Kind,
+    messages,
+    numbered,
+    parse,
+)
 from thinwire.wire.layout import layouts, pack, unpack
 
 WHO, REPORT = "0" * 32, 50_000
@@ -134,19 +147,19 @@ class Fuzzed:
 
     def converse(self) -> Iterator[str]:
         """Have sessions take a hundred damaged messages; one that refuses a message is at its end."""
-        session = None
+        session, number = None, 0
         for _ in range(100):
             with self.server._hub.lock:
                 try:
-                    session = session or self._joined()
-                    session.take(self.damaged(self.frame()))
+                    session, number = session or self._joined(), number + 1
+                    session.take(numbered(self.damaged(self.frame()), number))
                     self.server._hub.release()
                     said = "left" if session.over else "frame taken"
-                except (FrameError, PayloadError, RefusedError) as error:
+                except (FrameError, GoneError, PayloadError, RefusedError) as error:
                     said = f"session: {type(error).__name__}"
                 if session is not None and said != "frame taken":
                     session.leave(goodbye=False)
-                    session = None
+                    session, number = None, 0
             yield said
         if session is not None:
             with self.server._hub.lock:
@@ -157,7 +170,8 @@ class Fuzzed:
         said = json.dumps({"trainer": WHO, "agreed": self.layout.agreed}).encode()
         session = Session(self.server._hub, WHO.encode(), "here")
         session.outbox = deque(maxlen=0)
-        session.take(next(messages(Kind.JOIN, [said if self.chance.random() < 0.8 else self.damaged(said)])))
+        (said,) = messages(Kind.JOIN, [said if self.chance.random() < 0.8 else self.damaged(said)])
+        session.take(numbered(said, 0))
         return session
 
 

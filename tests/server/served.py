@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import pytest
 import torch
@@ -132,11 +132,20 @@ def soon(so: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 class Proxy:
-    """Passes bytes between trainers and a server, and `spoils` those that pass, if it is told how."""
+    """Passes bytes between trainers and a server, and `spoils` those that pass, if it is told how.
 
-    def __init__(self, address: str, spoil: Callable[[bytes], bytes] = bytes) -> None:
+    `drops`: whether to leave out a whole message, given the way it goes (up: to the server) and its length.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        spoil: Callable[[bytes], bytes] = bytes,
+        drops: Callable[[bool, int], bool] | None = None,
+    ) -> None:
         host, port = address.split(":")
         self._server, self._spoil, self.passed, self.accepted = (host, int(port)), spoil, 0, 0
+        self._drops = drops
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -147,16 +156,27 @@ class Proxy:
             while True:
                 one, other = self._listener.accept()[0], socket.create_connection(self._server)
                 self.accepted += 1
-                for ends in ((one, other), (other, one)):
+                for ends in ((one, other, True), (other, one, False)):
                     threading.Thread(target=self._pass, args=ends, daemon=True).start()
 
-    def _pass(self, here: socket.socket, there: socket.socket) -> None:
+    def _pass(self, here: socket.socket, there: socket.socket, up: bool) -> None:
         with suppress(OSError), here:
-            while data := here.recv(1 << 16):
+            for data in self._kept(here.makefile("rb"), up) if self._drops else iter(lambda: here.recv(1 << 16), b""):
                 self.passed += 1
                 there.sendall(self._spoil(data))
         with suppress(OSError):
             there.shutdown(socket.SHUT_RDWR)
+
+    def _kept(self, here: BinaryIO, up: bool) -> Iterator[bytes]:
+        """Yield ZMTP's greeting, which the sides say in turns, then commands and what is not dropped, each whole."""
+        for _ in range(64):
+            yield here.read(1)
+        while flags := here.read(1):
+            size = here.read(8 if flags[0] & 2 else 1)
+            body = here.read(int.from_bytes(size, "big"))
+            assert self._drops
+            if flags[0] & 4 or not self._drops(up, len(body)):
+                yield flags + size + body
 
     def close(self) -> None:
         """Accept no more."""

@@ -34,7 +34,7 @@ from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.server.hub import Session
 from thinwire.server.saving import Durable
-from thinwire.wire.frames import PIECE, WINDOW, FrameError, GoneError, Kind, messages
+from thinwire.wire.frames import PIECE, WINDOW, FrameError, GoneError, Kind, messages, numbered
 
 __all__ = ["closed"]
 KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
@@ -457,11 +457,11 @@ def test_nobody_is_answered_who_does_not_take_the_answers() -> None:
     hub, (question,) = started()._hub, messages(Kind.WATCH)
     with hub.lock:
         session = Session(hub, b"peer", "here")
-        for _ in range(WINDOW + 2):
-            session.take(question)
+        for number in range(WINDOW + 2):
+            session.take(numbered(question, number))
         assert len(session.outbox) == 1
         with pytest.raises(FrameError, match=f"expected at most {WINDOW}"):
-            session.take(question)
+            session.take(numbered(question, WINDOW + 2))
 
 
 def test_a_flood_waits_outside_while_the_server_computes() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from served import (
+    NUMEL,
     Proxy,
     Raw,
     Vector,
@@ -49,6 +50,7 @@ from thinwire.wire.frames import (
     Inbox,
     Kind,
     messages,
+    numbered,
     parse,
 )
 from thinwire.wire.keys import VARIABLE, key_of
@@ -234,6 +236,52 @@ def test_whoever_changes_what_passes_breaks_the_connection_and_nothing_else(
     assert spoilt
     torch.testing.assert_close(-central.large, sum(steps))
     assert list(server.status().updates.values()) == [12]
+
+
+@pytest.mark.parametrize("in_flight", [0, 2])
+@pytest.mark.parametrize("up", [True, False])
+@pytest.mark.parametrize(
+    ("numel", "longer", "which"),
+    [
+        pytest.param(NUMEL, 100, 1, id="the first"),
+        pytest.param(NUMEL, 100, 6, id="an update or answer"),
+        pytest.param(NUMEL, 100, 13, id="the last"),
+        pytest.param(3 * PIECE // 8, 40, 25, id="anything"),
+        pytest.param(3 * PIECE // 8, PIECE, 8, id="a piece"),
+    ],
+)
+def test_a_message_that_is_lost_is_noticed(numel: int, longer: int, which: int, up: bool, in_flight: int) -> None:
+    """`longer`, in bytes, are the messages of which one is left out."""
+    found: list[int] = []
+
+    def drops(upwards: bool, length: int) -> bool:
+        if upwards is up and length > longer:
+            found.append(length)
+            return len(found) == which
+        return False
+
+    central, model = Vector(numel), Vector(numel)
+    server = started(central, dense(), timeout=1.0)
+    proxy = Proxy(server.address, drops=drops)
+    options: dict[str, Any] = {"reconnect": 60.0, "timeout": 1.0, "in_flight": in_flight}
+
+    def train() -> None:
+        trainer = joined(server, dense(), model, address=proxy.address, ticket=server.ticket, **options)
+        for i in range(12):
+            model.give(torch.full((numel,), 2.0**i, dtype=torch.float64))
+            trainer.step()
+        settled.append(trainer.settle(30.0))
+        trainer.close()  # so that the model has what has come
+
+    settled: list[bool] = []
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert settled == [True]
+    assert len(found) >= which
+    assert torch.equal(central.large, torch.full_like(central.large, 1 - 2.0**12))
+    assert list(server.status().updates.values()) == [12]
+    assert torch.equal(model.large, central.large)
 
 
 def test_without_pyzmq_both_sides_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,10 +494,10 @@ def test_both_sides_name_the_versions_when_they_differ(guarded: Server, caplog: 
 def test_bodies_come_whole_in_pieces_of_bounded_length(sizes: tuple[int, ...]) -> None:
     body = [random.Random(i).randbytes(size) for i, size in enumerate(sizes)]
     inbox, found = Inbox({Kind.UPDATE: sum(sizes)}), list[Any]()
-    for each in messages(Kind.UPDATE, [memoryview(x) for x in body], number=7):
+    for number, each in enumerate(messages(Kind.UPDATE, [memoryview(x) for x in body], number=7)):
         assert len(each) <= HEADER.size + PIECE
         assert not any(found)
-        found.append(inbox.take(each))
+        found.append(inbox.take(numbered(each, number)))
     assert (found[-1].number, bytes(found[-1].body)) == (7, b"".join(body))
 
 

@@ -121,6 +121,8 @@ class Session:
     def __init__(self, hub: "Hub", peer: bytes, host: str) -> None:
         self._hub, self.peer, self.host, self.trainer = hub, peer, host, ""
         self._inbox, self.outbox, self._sent, self._received = Inbox(_FIRST), deque[Bytes](), 0, 0
+        self.said = 0
+        """Messages that have left the outbox."""
         self._loss, self._since = math.nan, time.monotonic()
         self._downlink = Downlink(hub.central)
         self._brief, self.queue = NONE, deque[Frame]()
@@ -139,7 +141,7 @@ class Session:
         )
 
     def take(self, message: Bytes) -> None:
-        """Take in a message, and do what it asks for. Raises FrameError, PayloadError or RefusedError."""
+        """Take in a message, and do what it asks for. Raises FrameError, GoneError, PayloadError or RefusedError."""
         self._received += len(message) + frames.AROUND
         self._hub.received += (len(message) + frames.AROUND) * bool(self.trainer)
         if self.over or (frame := self._inbox.take(message)) is None:
@@ -180,8 +182,9 @@ class Session:
         """Put a frame into the outbox."""
         for each in frames.messages(kind, body, number=number, version=version, flags=flags):
             self.outbox.append(each)
-            self._sent += len(each) + frames.AROUND
-            self._hub.sent += (len(each) + frames.AROUND) * bool(self.trainer)
+            size = len(each) + frames.NUMBER + frames.AROUND
+            self._sent += size
+            self._hub.sent += size * bool(self.trainer)
 
     def ping(self) -> None:
         """Tell the trainer what is on disk, unless it is being told something else."""
@@ -364,7 +367,7 @@ class Hub:
         except RefusedError as error:
             logger.warning("a trainer at %s was refused: %s", session.host, error.logged)
             session.end(Kind.REFUSED, str(error))
-        except (FrameError, PayloadError) as error:
+        except (FrameError, GoneError, PayloadError) as error:
             if session.host not in self._met:
                 self._met.add(session.host)
                 host = session.host
@@ -374,8 +377,11 @@ class Hub:
     def _send(self, session: Session) -> None:
         """Send what there is room for; if that is all, go on with what has come."""
         try:
-            while session.outbox and self._listener.send(session.peer, session.outbox[0]):
+            while session.outbox and self._listener.send(
+                session.peer, frames.numbered(session.outbox[0], session.said)
+            ):
                 session.outbox.popleft()
+                session.said += 1
                 if session.queue and not session.outbox:
                     self._try(session, session.go_on)
                     self._listener.bell.ring()

@@ -2,7 +2,8 @@
 
 A frame travels in ZeroMQ messages of one part: the head, with the body if that is short, or else followed by pieces of
 it. Little-endian: `TWPS`, protocol version (u16), kind (u8), flags (u8), number (u64), version of the parameters (u64),
-length of the body (u64).
+length of the body (u64). Every message ends with its number (u64) among those that go this way over this connection,
+from 0: CURVE lets nobody change or repeat one, but whoever carries them may leave one out.
 """
 
 import struct
@@ -11,7 +12,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
 Bytes = bytes | memoryview
-PROTOCOL = 7
+PROTOCOL = 8
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 PIECE = 1 << 16
@@ -19,16 +20,18 @@ PIECE = 1 << 16
 pass between two messages."""
 WINDOW = 4
 """Updates and questions of a trainer that are not answered, at most: others wait on its side."""
+NUMBER = 8
+"""Bytes of a message's number."""
 AROUND = 42
-"""Bytes that CURVE and ZMTP put around a message."""
+"""Bytes that CURVE and ZMTP put around a message with its number."""
 
 
 class Kind(IntEnum):
     """What a frame is.
 
-    A ping from the server has the number of the trainer's latest update that is on disk. A FETCH gets ROWS of the same
-    number, and a WATCH gets STATUS. REFUSED is final; after END a trainer may join again. Both say why; an END without
-    words answers BYE.
+    Either side pings, so that it shows if its last message was lost. A ping from the server has the number of the
+    trainer's latest update that is on disk. A FETCH gets ROWS of the same number, and a WATCH gets STATUS. REFUSED is
+    final; after END a trainer may join again. Both say why; an END without words answers BYE.
     """
 
     PING = 0
@@ -72,7 +75,7 @@ class FrameError(ValueError):
 
 
 class GoneError(ConnectionError):
-    """The other side is gone."""
+    """The other side is gone, or something that it said."""
 
 
 class Frame(NamedTuple):
@@ -119,16 +122,27 @@ def messages(
             yield part[start : start + PIECE]
 
 
+def numbered(message: Bytes, number: int) -> bytes:
+    """Return a message as it travels: the number-th of this side, over this connection."""
+    return b"".join((message, number.to_bytes(NUMBER, "little")))
+
+
 @final
 class Inbox:
     """Makes frames of one sender's messages. `limits`: for `parse`; the owner changes them as it goes on."""
 
     def __init__(self, limits: Mapping[Kind, int]) -> None:
-        self.limits, self._filled = limits, 0
+        self.limits, self._filled, self._next = limits, 0, 0
         self._frame: Frame | None = None
 
     def take(self, message: Bytes) -> Frame | None:
-        """Take in a message, and return the frame if that is its last one. Raises FrameError."""
+        """Take in a message, and return the frame if that is its last one. Raises FrameError; GoneError for a gap."""
+        number, message = int.from_bytes(message[-NUMBER:], "little"), memoryview(message)[:-NUMBER]
+        if number != self._next:
+            if message[: len(MAGIC)] == MAGIC:
+                parse(message, self.limits)  # up to protocol 7 there were no numbers
+            raise GoneError(f"message {number} came, but {self._next} is next: something was lost on the way")
+        self._next += 1
         if self._frame is None:
             self._frame, self._filled, message = parse(message, self.limits), 0, message[HEADER.size :]
         body, end = self._frame.body, self._filled + len(message)

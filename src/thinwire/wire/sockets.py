@@ -16,7 +16,21 @@ from typing import Any, final
 from weakref import finalize
 
 from thinwire.wire.environment import joint, split
-from thinwire.wire.frames import AROUND, HEADER, NONE, PIECE, WINDOW, Flag, Frame, GoneError, Inbox, Kind, messages
+from thinwire.wire.frames import (
+    AROUND,
+    HEADER,
+    NONE,
+    NUMBER,
+    PIECE,
+    WINDOW,
+    Flag,
+    Frame,
+    GoneError,
+    Inbox,
+    Kind,
+    messages,
+    numbered,
+)
 
 try:
     import zmq
@@ -77,7 +91,7 @@ def _milliseconds(seconds: float) -> int:
 
 def _socket(context: "zmq.Context[Any]", kind: int, host: str, timeout: float) -> "zmq.Socket[bytes]":
     made = context.socket(kind)
-    made.setsockopt(zmq.MAXMSGSIZE, HEADER.size + PIECE + AROUND)
+    made.setsockopt(zmq.MAXMSGSIZE, HEADER.size + PIECE + NUMBER + AROUND)
     made.setsockopt(zmq.HANDSHAKE_IVL, _milliseconds(_HANDSHAKE))
     made.setsockopt(zmq.HEARTBEAT_IVL, _milliseconds(timeout / 4))
     made.setsockopt(zmq.HEARTBEAT_TIMEOUT, _milliseconds(timeout))
@@ -200,6 +214,7 @@ class Link:
         self, address: str, server: bytes, mine: bytes, bell: Bell, *, timeout: float, limits: dict[Kind, int]
     ) -> None:
         self._end, self._inbox, self._bell, self._gone = resolved(address), Inbox(limits), bell, ""
+        self._said, self._spoke, self._pause = 0, time.monotonic(), timeout / 3
         self.counted = [0, 0]
         """Bytes sent and received."""
         self._context = zmq.Context[Any]()
@@ -226,6 +241,7 @@ class Link:
 
     def send_raw(self, message: bytes | memoryview) -> None:
         """Send one message, when there is room for it. Raises GoneError."""
+        message = numbered(message, self._said)
         while True:
             if self._gone:
                 raise GoneError(self._gone)
@@ -235,11 +251,12 @@ class Link:
                 self._look()
                 self._socket.poll(int(1000 * TICK), zmq.POLLOUT)
             else:
+                self._said, self._spoke = self._said + 1, time.monotonic()
                 self.counted[0] += len(message) + AROUND
                 return
 
     def receive(self) -> Frame | None:
-        """Wait for a frame; None if the bell rang. Raises GoneError or FrameError."""
+        """Wait for a frame, and ping meanwhile; None if the bell rang. Raises GoneError or FrameError."""
         while True:
             try:
                 message = self._socket.recv(zmq.DONTWAIT, copy=False)
@@ -248,7 +265,9 @@ class Link:
                     raise GoneError(self._gone) from None
                 if self._bell.hush():
                     return None
-                self._poller.poll()
+                if time.monotonic() - self._spoke > self._pause and self._socket.poll(0, zmq.POLLOUT):
+                    self.send(Kind.PING)
+                self._poller.poll(_milliseconds(self._pause))
                 self._look()
                 continue
             self.counted[1] += len(message) + AROUND
