@@ -41,7 +41,7 @@ class TrainerStatus:
         behind: The sum of their staleness, in steps.
         loss: The latest it reported, in its own unit; None if it reports none, or one that is not finite.
         sent_bytes, received_bytes: By the server, over this connection, headers included.
-        quiet: float since its latest update, or since it joined.
+        quiet: Seconds since its latest update, or since it joined.
     """
 
     updates: int
