@@ -24,7 +24,7 @@ class Uneven(ABC):
     """A network that knows each message's latency, and its share of the links that it has in common with others.
 
     Messages go from rank i to i + stride, modulo the world size if all send. Networks are hashable, as we cache hops.
-    To add one, subclass this, read it from text in texts.py, and name it in options.py.
+    To add one, subclass this, and read it from text in options.py.
     """
 
     @abstractmethod
