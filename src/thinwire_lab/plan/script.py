@@ -39,7 +39,6 @@ class Script:
         crossing: Whether those who hold it together are on several islands.
         near, between: The links among those who hold the model together, and between replicas.
         held, room: Bytes of the whole model with gradients and optimizer, and of a rank's memory.
-        frozen: Elements without a gradient.
     """
 
     seconds: float
@@ -56,7 +55,6 @@ class Script:
     between: Link = _FREE
     held: int = 0
     room: int = 0
-    frozen: int = 0
 
     @classmethod
     def of(cls, profile: Profile) -> Self | None:
@@ -91,7 +89,6 @@ def explained(subject: Subject, budget: Budget) -> Profile:
         seconds=longest(seconds, everyone, first.device),
         held=_held(model, subject.optimizers),
         room=_room(first.device, everyone),
-        frozen=elements - sum(p.numel() for p in trained.values()),
         **sharding,
     )
     gathers = probe_gathers(everyone, first.device, sizes, dtype)
