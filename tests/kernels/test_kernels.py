@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.kernels import Kernel, Picks, Slotted, Sum
 from thinwire.kernels.blocks import cpu as blocks_cpu
-from thinwire.kernels.dispatch import Backend, backend_of
+from thinwire.kernels.dispatch import Backend
 from thinwire.kernels.hashing.reference import index_of, slot_of
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.select import cpu as select_cpu
@@ -381,12 +381,13 @@ def test_share_of_empty_slots_is_that_of_independent_hashes(slots: int, mean: fl
 
 
 def test_backend_by_dtype_and_layout() -> None:
-    x = torch.ones(10)
-    assert backend_of([x, x]) == "cpu"
-    assert backend_of([x.double()]) == "cpu"
-    assert backend_of([x[::2]]) == "reference"
-    assert backend_of([x.bfloat16()]) == "reference"
-    assert backend_of([x, x.double()]) == "reference"
+    x, backend = torch.ones(10), kernels.select.backend
+    assert backend(x, x[0], 1) == "cpu"
+    assert backend(x.double(), x[0].double(), 1) == "cpu"
+    assert backend(x[::2], x[0], 1) == "reference"
+    assert backend(x.bfloat16(), x[0].bfloat16(), 1) == "reference"
+    assert kernels.row_sums.backend(x.view(2, 5)) == "cpu"
+    assert kernels.peak_of_each.backend([x, x.double()]) == "reference"
 
 
 @pytest.mark.grid
@@ -416,8 +417,8 @@ def test_packing_puts_the_least_significant_bit_first() -> None:
 
 def test_backend_of_codes_by_layout() -> None:
     codes = torch.zeros(10, dtype=torch.int16)
-    assert backend_of([codes], any_dtype=True) == "cpu"
-    assert backend_of([codes[::2]], any_dtype=True) == "reference"
+    assert kernels.pack_bits.backend(codes, 1) == "cpu"
+    assert kernels.pack_bits.backend(codes[::2], 1) == "reference"
 
 
 def test_a_kernel_looks_at_the_tensors_that_it_names() -> None:

@@ -17,7 +17,7 @@ from thinwire import kernels
 from thinwire.codecs import ChunkTopK
 from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, Sum, dispatch
-from thinwire.kernels.dispatch import backend_of, triton_is_there
+from thinwire.kernels.dispatch import triton_is_there
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.kernels.sums import How
 from thinwire.payloads import Chunks, Narrow, exponents, indices
@@ -569,7 +569,7 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     codec, x = ChunkTopK(density=density, values=values), framed(vector(24 * 64))
     expected = codec.encode(x.cpu().view(24, 64))
     both = 2 * expected.dense().view(-1)
-    monkeypatch.setattr(dispatch, "backend_of", lambda *_, **__: "gpu")
+    monkeypatch.setattr(dispatch.Kernel, "backend", lambda *_, **__: "gpu")
     monkeypatch.setattr(indices, "on_host", lambda _: False)
     codec.encode(x.view(24, 64)).to_buffer()  # matrices, tables and headers are copied to the device once
     with waiting_forbidden(monkeypatch):
@@ -594,7 +594,7 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     "form", [Sign(), Sign(group_size=100), Levels(), Ternary(clip=2.5), OffsetFloat.balanced(rounding="stochastic")]
 )
 def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "backend_of", lambda *_, **__: "gpu")
+    monkeypatch.setattr(dispatch.Kernel, "backend", lambda *_, **__: "gpu")
     xs, seeds = [framed(vector(n, seed=n)) for n in (2000, 63, 0, 1, 5000)], [2**33 + 1, 2, 3, 4, 5]
     runs = tuple(x.numel() for x in xs)
     together = Coded.of_each(torch.cat(xs), runs, form, seeds=seeds)
@@ -806,8 +806,8 @@ def test_a_gpu_without_triton_gets_plain_torch_and_is_told_once(monkeypatch: pyt
 def test_backend_by_device_dtype_and_layout() -> None:
     x = torch.ones(10, device=DEVICE)
     if DEVICE.type == "cuda":
-        assert backend_of([x, x.double(), x.bfloat16()]) == "gpu"
-        assert backend_of([x.byte()], any_dtype=True) == "gpu"
-        assert backend_of([x, x.cpu()]) == "reference"
-    assert backend_of([x[::2]]) == "reference"
-    assert backend_of([x[::2].byte()[::2]], any_dtype=True) == "reference"
+        assert kernels.peak_of_each.backend([x, x.double(), x.bfloat16()]) == "gpu"
+        assert kernels.pack_bits.backend(x.short(), 1) == "gpu"
+        assert kernels.peak_of_each.backend([x, x.cpu()]) == "reference"
+    assert kernels.select.backend(x[::2], x[0], 1) == "reference"
+    assert kernels.pack_bits.backend(x.short()[::2], 1) == "reference"

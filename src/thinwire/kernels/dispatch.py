@@ -6,13 +6,13 @@ main memory, and for a GPU. All compute the same thing; the choice changes only 
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, cached_property, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from operator import attrgetter
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, final
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, final
 
 import torch
 from torch import Tensor
@@ -54,12 +54,15 @@ class Kernel(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the implementation that suits the arguments."""
-        backend = self.backend(*args, **kwargs)
-        run = self.cpu if backend == "cpu" else self.reference if backend == "reference" else self.gpu
+        run: Callable[P, R] = getattr(self, self.backend(*args, **kwargs))
         return run(*args, **kwargs)
 
     def backend(self, *args: P.args, **kwargs: P.kwargs) -> Backend:
-        """Return which implementation would run for these arguments."""
+        """Return which implementation would run for these arguments.
+
+        Plain torch takes tensors that are not contiguous, lie on several devices, or have a dtype that no loop is
+        compiled for. With THINWIRE_BACKEND=reference it takes all of them.
+        """
         found, any_dtype = list[Tensor](), self._any_dtype
         for place, name, several in self._deciding:
             value: Any = args[place] if place < len(args) else kwargs[name]
@@ -71,11 +74,17 @@ class Kernel(Generic[P, R]):
                     found.append(column.flat)
                 else:
                     found.extend(column if several else (column,))
-        return backend_of(found, any_dtype=any_dtype)
+        devices, dtypes = set(map(_DEVICE, found)), set(map(_DTYPE, found))
+        if _ONLY_REFERENCE or len(devices) != 1 or not all(map(Tensor.is_contiguous, found)):
+            return "reference"
+        kind = devices.pop().type
+        if kind in waits.HOST:
+            return "cpu" if any_dtype or dtypes == {torch.float32} or dtypes == {torch.float64} else "reference"
+        return "gpu" if kind in _GPUS and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
 
     def on(self, backend: Backend) -> Callable[P, R]:
         """Return the implementation of this name."""
-        return self.cpu if backend == "cpu" else self.reference if backend == "reference" else self.gpu
+        return cast(Callable[P, R], getattr(self, backend))
 
     @cached_property
     def gpu(self) -> Callable[P, R]:
@@ -90,24 +99,6 @@ class Kernel(Generic[P, R]):
             if find_spec(module)
             else self.reference
         )
-
-
-def backend_of(tensors: Iterable[Tensor], *, any_dtype: bool = False) -> Backend:
-    """Return which implementation takes these tensors.
-
-    Plain torch takes tensors that are not contiguous, lie on several devices, or have a dtype that no loop is compiled
-    for. With THINWIRE_BACKEND=reference it takes all of them.
-    """
-    if _ONLY_REFERENCE:
-        return "reference"
-    given = tuple(tensors)
-    devices, dtypes = set(map(_DEVICE, given)), set(map(_DTYPE, given))
-    if len(devices) != 1 or not all(map(Tensor.is_contiguous, given)):
-        return "reference"
-    kind = devices.pop().type
-    if kind in waits.HOST:
-        return "cpu" if any_dtype or dtypes == {torch.float32} or dtypes == {torch.float64} else "reference"
-    return "gpu" if kind in _GPUS and (any_dtype or dtypes <= _GPU_DTYPES) else "reference"
 
 
 @cache

@@ -65,10 +65,11 @@ def take_part(participant: Participant) -> None:
 
 def nested(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this hook's step is part of another of the same optimizer, by the stack: counts err after raises."""
-    frame, found = _step_around(sys._getframe(1)), 0
+    frame: FrameType | None = sys._getframe(1)
+    found = 0
     while frame is not None and found < 2:
-        found += frame.f_locals["args"][0] is optimizer
-        frame = _step_around(frame.f_back)
+        found += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+        frame = frame.f_back
     return found > 1
 
 
@@ -86,13 +87,6 @@ def _stepping(kind: type[torch.optim.Optimizer]) -> tuple[Any, Callable[..., Any
 def _goes_on(step: Callable[..., Any]) -> bool:
     """Whether this calls its base class's step."""
     return {"super", "step"}.issubset(getattr(getattr(step, "__code__", None), "co_names", ()))
-
-
-def _step_around(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost step, as torch wraps it, that this frame is or is within."""
-    while frame is not None and frame.f_code is not _STEP:
-        frame = frame.f_back
-    return frame
 
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__  # what torch wraps around any step
@@ -170,7 +164,9 @@ def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step whose hook calls this is its class's own, not that of a subclass which goes on to it."""
-    frame = _step_around(sys._getframe(1))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _STEP:
+        frame = frame.f_back
     return frame is None or inspect.unwrap(frame.f_locals["func"]) is _hooks[optimizer][2]
 
 
