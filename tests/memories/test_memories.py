@@ -14,6 +14,7 @@ from thinwire import codecs, formats, memories, waits
 from thinwire.memories import OrthogonalMomentum
 from thinwire.memories.base import State
 from thinwire.payloads import Chunks, Keyed, Payload
+from thinwire.signals import Signal
 
 STATEFUL = {name: make for name, make in MEMORIES.items() if make().stateful}
 FEEDBACK = {name: case for name, case in CODECS.items() if not case.unbiased}
@@ -400,6 +401,13 @@ def _orthogonal(x: torch.Tensor) -> torch.Tensor:
     return (u * s) @ v
 
 
+def _shaped(memory: memories.Memory, gradient: torch.Tensor, scale: float, shape: tuple[int, ...]) -> Signal:
+    signals = memory.compensate_each(["w"], [gradient], scale, [0])
+    signals.shapes = [shape]
+    signal: Signal = signals[0]
+    return signal
+
+
 @pytest.mark.parametrize("shape", [(40, 10), (10, 40), (20, 5, 4), (400,)])
 @pytest.mark.parametrize("decay", [0.0, 0.95])
 def test_orthogonal_momentum_follows_its_equations(shape: tuple[int, ...], decay: float) -> None:
@@ -411,8 +419,7 @@ def test_orthogonal_momentum_follows_its_equations(shape: tuple[int, ...], decay
         gradients = [vector(400, seed=10 * step + part, dtype=torch.float64) for part in range(1 + step % 3)]
         arrived = torch.zeros(400, dtype=torch.float64)
         for gradient in gradients:
-            signal = memory.compensate("w", gradient, 0.5)
-            signal.shape = shape
+            signal = _shaped(memory, gradient, 0.5, shape)
             payload = CODECS["topk"].codec.encode_signal(signal, seed=step)
             memory.retain(["w"], payload)
             payload.write(part := torch.zeros_like(arrived))
@@ -435,8 +442,7 @@ def test_without_a_gradient_a_rank_adds_nothing_orthogonal(parts: list[float]) -
     memory, update = memories.OrthogonalMomentum(momentum=0.9), []
     for step in ([1.0], parts):
         for factor in step:
-            signal = memory.compensate("w", factor * vector(400, dtype=torch.float64), 0.5)
-            signal.shape = (20, 20)
+            signal = _shaped(memory, factor * vector(400, dtype=torch.float64), 0.5, (20, 20))
             signal.tensor()
         memory.commit()
         update.append(memory.state()["w"]["update"].clone())
@@ -450,8 +456,7 @@ def _step_of(memory: memories.OrthogonalMomentum, received: torch.Tensor, when: 
         for part in range(parts):
             if (step, part) == (1, when):
                 memory.receive("w", received)
-            signal = memory.compensate("w", vector(400, seed=2 * step + part, dtype=torch.float64), 0.5)
-            signal.shape = (20, 20)
+            signal = _shaped(memory, vector(400, seed=2 * step + part, dtype=torch.float64), 0.5, (20, 20))
             signal.tensor()
             memory.retain(["w"], CODECS["identity"].codec.encode(0.1 * vector(400, seed=9, dtype=torch.float64)))
         if (step, when) == (1, 2):
@@ -470,8 +475,7 @@ def test_what_is_orthogonalised_counts_momentum_received_in_the_middle_of_a_step
 
 def test_momentum_received_in_a_step_that_is_called_off_is_there_for_the_next() -> None:
     received, memory = vector(400, seed=7), memories.OrthogonalMomentum(momentum=0.9)
-    signal = memory.compensate("w", vector(400), 1.0)
-    signal.shape = (20, 20)
+    signal = _shaped(memory, vector(400), 1.0, (20, 20))
     signal.tensor()
     memory.receive("w", received)
     memory.rollback()
@@ -483,8 +487,7 @@ def test_a_huge_gradient_does_not_outweigh_others_when_orthogonalised() -> None:
     sizes = []
     for factor in (1.0, 1e6, 1e30, 1e-30, 1e-38):
         memory = memories.OrthogonalMomentum(momentum=0.0)
-        signal = memory.compensate("w", factor * vector(400), 1.0)
-        signal.shape = (20, 20)
+        signal = _shaped(memory, factor * vector(400), 1.0, (20, 20))
         sizes.append(signal.tensor().norm())
     assert max(sizes) < 1.01 * min(sizes), "squares overflow, or vanish"
     zero = memories.OrthogonalMomentum(momentum=0.0).compensate("w", torch.zeros(400), 1.0)

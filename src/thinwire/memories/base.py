@@ -12,7 +12,7 @@ from typing_extensions import override
 from thinwire.kernels.parts import whole
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload, Scratch
-from thinwire.signals import Plain, Plains, Signal, Signals
+from thinwire.signals import Plains, Signal, Signals
 from thinwire.waits import on_host
 
 State = dict[str, dict[str, Tensor]]
@@ -21,8 +21,8 @@ State = dict[str, dict[str, Tensor]]
 class Memory(ABC):
     """Holds the residual: what has not been sent yet.
 
-    A step's changes are staged until `commit` or `rollback`. Only `compensate` reads what was committed. So a step can
-    be rolled back even after parts of it have been sent. The gradient of one step may arrive in several parts: if a
+    A step's changes are staged until `commit` or `rollback`. Only `compensate_each` reads what was committed. So a step
+    can be rolled back even after parts of it have been sent. The gradient of one step may arrive in several parts: if a
     parameter comes again, it continues from what is staged. integrations/training/steps.py calls `commit` and
     `rollback`, as docs/explanation/steps.md says.
     """
@@ -60,32 +60,27 @@ class Memory(ABC):
         return self.fresh()
 
     @abstractmethod
-    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return the residual of parameter `name` plus scale · gradient (flat), and stage it as if nothing were sent.
-
-        Args:
-            name: The parameter's.
-            gradient: If something is staged for `name` already, this is another part of the same step's gradient.
-            scale: Multiplies the gradient, so that sums become means.
-            seed: For memories with stochastic rounding.
-        """
-
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
-        """Do what `compensate` does for several parameters.
+        """Return each residual plus scale · gradient (flat), and stage it as if nothing were sent.
 
         Args:
             names: The parameters'.
-            gradients: One for each.
-            scale: Multiplies all of them.
-            seeds: One for each.
+            gradients: One for each. If something is staged for a name already, this is another part of the same step's
+                gradient.
+            scale: Multiplies all of them, so that sums become means.
+            seeds: One for each, for memories with stochastic rounding.
 
         Returns:
             The sums, which may be computed only when a codec reads them.
         """
-        pairs = enumerate(zip(names, gradients, strict=True))
-        return Signals([self.compensate(name, gradient, scale, seed=seeds[i]) for i, (name, gradient) in pairs])
+
+    @final
+    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
+        """Do what `compensate_each` does for one parameter."""
+        signal: Signal = self.compensate_each([name], [gradient], scale, [seed])[0]
+        return signal
 
     @abstractmethod
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
@@ -151,14 +146,10 @@ class NoMemory(Memory):
     stateful: ClassVar[bool] = False
     fields: ClassVar[frozenset[str]] = frozenset()
 
-    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Scale the gradient in place, as DDP does."""
-        return Plain(gradient if scale == 1 else gradient.mul_(scale))
-
-    @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
+        """Scale the gradients in place, as DDP does."""
         if scale != 1 and on_host(gradients[0]):
             for x in whole(gradients):
                 x.mul_(scale)  # torch's _foreach_mul_ rounds the scale to 16 bits first, and DDP does not

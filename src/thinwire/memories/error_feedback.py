@@ -13,7 +13,7 @@ from thinwire.memories.base import Memory
 from thinwire.memories.staged import Staged
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
-from thinwire.signals import Signal, Signals
+from thinwire.signals import Signals
 
 
 @final
@@ -42,10 +42,6 @@ class ErrorFeedback(Memory):
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """Return this memory's `dtype`; if it has none, float32 or wider."""
         return self._residual.held(dtype)
-
-    @override
-    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        return self._residual.add(name, gradient, scale, seed, self.decay)
 
     @override
     def compensate_each(

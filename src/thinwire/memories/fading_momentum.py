@@ -14,7 +14,7 @@ from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.staged import Staged
 from thinwire.memories.sums import Sums
 from thinwire.payloads import Payload
-from thinwire.signals import Signal, Signals
+from thinwire.signals import Signals
 
 
 @final
@@ -68,19 +68,14 @@ class FadingMomentum(AppliedMomentum):
         """Return this memory's `dtype`; if it has none, float32 or wider."""
         return self._momentum.held(dtype)
 
-    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return β·M + scale · g, with g clipped.
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> Signals:
+        """Return β·M + scale · g of each, with g clipped.
 
         Raises:
             RuntimeError: When no decay is known.
         """
-        decay = self._decay(name)
-        return self._momentum.add(name, *self._clipping.limited(gradient, scale), seed, decay)
-
-    @override
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
         clipped = self._clipping.limited_each(gradients, scale)
         return self._momentum.add_each(names, *clipped, seeds, list(map(self._decay, names)))
 

@@ -16,7 +16,7 @@ from thinwire.memories.base import Memory
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
-from thinwire.signals import Plain, Signal, Signals, Summed, SummedEach
+from thinwire.signals import Plain, Signal, Signals, SummedEach
 from thinwire.waits import on_host
 
 
@@ -59,32 +59,21 @@ class MomentumCorrection(Memory):
         """Return an empty memory with the same settings, and momentum 0 if none is known yet."""
         return replace(self, momentum=self.momentum or 0.0)
 
-    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return v + u after adding scale · g to u.
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> Signals:
+        """Return v + u of each after adding scale · g to u.
 
         Raises:
             RuntimeError: When no momentum is known.
         """
         if self.momentum is None:
             raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
-        gradient, scale = self._clipping.limited(gradient, scale)
-        if self._residual.continues(name):
-            return self._more(name, gradient, scale, self.momentum)
-        (residual, out), (velocity, moving) = (each.open(name, gradient) for each in (self._residual, self._velocity))
-        rest = [moving], [velocity], self.momentum, self.nesterov
-        return Summed(Sum([out], [residual], [gradient], [scale], None, *rest))
-
-    @override
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
-        if self.momentum is None or self._residual.continue_any(names):
-            return super().compensate_each(names, gradients, scale, seeds)
         gradients, scales = self._clipping.limited_each(gradients, scale)
-        residuals, outs = self._residual.open_each(names, gradients)
-        velocities, moving = self._velocity.open_each(names, gradients)
-        rest = moving, velocities, self.momentum, self.nesterov
-        return SummedEach(Sum(outs, residuals, gradients, scales, None, *rest))
+        if self._residual.continue_any(names):
+            parts = zip(names, gradients, scales, strict=True)
+            return Signals([self._one(name, gradient, own, self.momentum) for name, gradient, own in parts])
+        return self._summed(names, gradients, scales, self.momentum)
 
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered. With `masking`, clear its momentum too, unless everything was delivered."""
@@ -102,8 +91,18 @@ class MomentumCorrection(Memory):
         for velocity, before, all_ in unread:
             velocity.copy_(torch.where(all_, before, velocity))
 
-    def _more(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
-        """Add another part of a step's gradient: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
+    def _summed(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scales: Sequence[float], momentum: float
+    ) -> Signals:
+        residuals, outs = self._residual.open_each(names, gradients)
+        velocities, moving = self._velocity.open_each(names, gradients)
+        return SummedEach(Sum(outs, residuals, gradients, scales, None, moving, velocities, momentum, self.nesterov))
+
+    def _one(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
+        """Add another part of a step's gradient, if it is one: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
+        if not self._residual.continues(name):
+            signal: Signal = self._summed([name], [gradient], [scale], momentum)[0]
+            return signal
         residual, velocity = self._residual.staged(name), self._velocity.staged(name)
         velocity.add_(gradient, alpha=scale)
         residual.add_(gradient, alpha=scale * (1 + momentum) if self.nesterov else scale)

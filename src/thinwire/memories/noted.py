@@ -11,7 +11,7 @@ from typing_extensions import override
 from thinwire.checked import checked
 from thinwire.memories.base import Memory, State
 from thinwire.payloads import Payload, Scratch
-from thinwire.signals import Note, Signal, Signals
+from thinwire.signals import Note, Signals
 
 
 @final
@@ -58,12 +58,6 @@ class Noted(Memory):
     @override
     def held(self, dtype: torch.dtype) -> torch.dtype:
         return self.memory.held(dtype)
-
-    @override
-    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        signal = self.memory.compensate(name, gradient, scale, seed=seed)
-        signal.note = self.note(name)
-        return signal
 
     @override
     def compensate_each(

@@ -76,30 +76,29 @@ class OrthogonalMomentum(AppliedMomentum):
         """Return an empty memory with the same settings, and momentum 0 if none is given."""
         return replace(self, momentum=self.momentum or 0.0)
 
-    def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Return β·E + scale · O.
+    def compensate_each(
+        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
+    ) -> Signals:
+        """Return β·E + scale · O of each.
 
         Raises:
             RuntimeError: When no momentum is known.
         """
+        if self._momentum.continue_any(names):
+            return Signals([self._one(name, x, scale) for name, x in zip(names, gradients, strict=True)])
+        decays = [self._decay(name) for name in names]
+        columns = (*self._momentum.open_each(names, gradients), *self._update.open_each(names, gradients))
+        signals = _Updates((*columns, gradients, decays), (self.decay, scale, self._loss_scale * scale))
+        self._begun.update((name, partial(signals.__getitem__, i)) for i, name in enumerate(names))
+        return signals
+
+    def _one(self, name: str, gradient: Tensor, scale: float) -> Signal:
         factors = _Factors(self._decay(name), self.decay, scale, self._loss_scale * scale)
         earlier = self._begun[name]() if self.begun(name) and name in self._begun else None
         parts = self._momentum.open(name, gradient), self._update.open(name, gradient)
         signal = _Update(*parts, gradient, factors, earlier)
         self._begun[name] = lambda: signal
         return signal
-
-    @override
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
-        if self._momentum.continue_any(names):
-            return super().compensate_each(names, gradients, scale, seeds)
-        decays = [self._decay(name) for name in names]
-        columns = (*self._momentum.open_each(names, gradients), *self._update.open_each(names, gradients))
-        signals = _Updates((*columns, gradients, decays), (self.decay, scale, self._loss_scale * scale))
-        self._begun.update((name, partial(signals.__getitem__, i)) for i, name in enumerate(names))
-        return signals
 
     def receive(self, name: str, momentum: Tensor) -> None:
         """Add an optimizer's momentum (flat). If a step has begun, m and O are updated with it."""

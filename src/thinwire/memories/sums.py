@@ -10,7 +10,7 @@ from thinwire import kernels
 from thinwire.kernels import Sum
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
-from thinwire.signals import Plain, Signal, Signals, Summed, SummedEach
+from thinwire.signals import Plain, Signal, Signals, SummedEach
 
 _SECOND_DRAW = 1 << 32
 
@@ -30,13 +30,6 @@ class Sums:
         """Return in which dtype the sum of gradients of `dtype` is held."""
         return self._dtype or torch.promote_types(dtype, torch.float32)
 
-    def add(self, name: str, gradient: Tensor, scale: float, seed: int, decay: float = 1.0) -> Signal:
-        """Stage decay · x + scale · g and return it. To what is staged already, a further part of g is only added."""
-        if self.staged.continues(name):
-            return self._more(name, gradient, scale, seed)
-        before, out = self.staged.open(name, gradient)
-        return Summed(self._sum([name], ([before], [out]), [gradient], [scale], [seed], [decay]))
-
     def add_each(
         self,
         names: Sequence[str],
@@ -45,12 +38,15 @@ class Sums:
         seeds: Sequence[int],
         decays: Sequence[float],
     ) -> Signals:
-        """`add` several."""
+        """Stage decay · x + scale · g and return it. To what is staged already, a further part of g is only added."""
         if self.staged.continue_any(names):
-            some = enumerate(zip(names, gradients, scales, decays, strict=True))
-            return Signals([self.add(name, g, scale, seeds[i], decay) for i, (name, g, scale, decay) in some])
-        opened = self.staged.open_each(names, gradients)
-        return SummedEach(self._sum(names, opened, gradients, scales, seeds, decays))
+            return Signals([self._one(*each) for each in zip(names, gradients, scales, seeds, decays, strict=True)])
+        before, outs = self.staged.open_each(names, gradients)
+        fade = decays if decays != [1.0] * len(names) else None
+        if self._dtype is None:
+            return SummedEach(Sum(outs, before, gradients, scales, fade))
+        self._seeds.update(zip(names, seeds, strict=True))
+        return SummedEach(Sum(outs, before, gradients, scales, fade, seeds=list(seeds)))
 
     def subtract(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered from what is staged."""
@@ -70,23 +66,10 @@ class Sums:
         """Whether parameter `name`, or without a name any parameter, has a sum."""
         return self.staged.waits(name) if name else bool(self.staged.committed())
 
-    def _sum(
-        self,
-        names: Sequence[str],
-        opened: tuple[Sequence[Tensor], Sequence[Tensor]],
-        gradients: Sequence[Tensor],
-        scales: Sequence[float],
-        seeds: Sequence[int],
-        decays: Sequence[float],
-    ) -> Sum:
-        before, outs = opened
-        fade = decays if decays != [1.0] * len(names) else None
-        if self._dtype is None:
-            return Sum(outs, before, gradients, scales, fade)
-        self._seeds.update(zip(names, seeds, strict=True))
-        return Sum(outs, before, gradients, scales, fade, seeds=list(seeds))
-
-    def _more(self, name: str, gradient: Tensor, scale: float, seed: int) -> Signal:
+    def _one(self, name: str, gradient: Tensor, scale: float, seed: int, decay: float) -> Signal:
+        if not self.staged.continues(name):
+            signal: Signal = self.add_each([name], [gradient], [scale], [seed], [decay])[0]
+            return signal
         x = self.staged.staged(name)
         if self._dtype is None:
             x.add_(gradient, alpha=scale)
