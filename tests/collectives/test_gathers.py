@@ -46,7 +46,7 @@ def _gathered(directly: bool) -> list[tuple[int, Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4])
 def test_direct_gathers_get_the_same(ranks: Ranks, world_size: int) -> None:
     torchs, direct = (ranks.run(world_size, _gathered, directly) for directly in (False, True))
     for one, other in zip(torchs, direct, strict=True):

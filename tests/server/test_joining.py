@@ -238,6 +238,7 @@ def test_whoever_changes_what_passes_breaks_the_connection_and_nothing_else(
     assert list(server.status().updates.values()) == [12]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("in_flight", [0, 2])
 @pytest.mark.parametrize("up", [True, False])
 @pytest.mark.parametrize(

@@ -698,6 +698,7 @@ def _compiled_step() -> tuple[float, int]:
     return _far(found[0].common(), found[1].common()), found[1].handle.ticks
 
 
+@pytest.mark.slow
 def test_a_compiled_step_counts(ranks: Ranks) -> None:
     for far, ticks in ranks.run(2, _compiled_step):
         assert far < 1e-12
@@ -740,11 +741,11 @@ def _loaded(order: str) -> tuple[str, float]:
     ("order", "words"),
     [
         ("own handle", ""),
-        ("handle own", ""),
+        pytest.param("handle own", "", marks=pytest.mark.slow),
         ("handle back own", ""),
-        ("own handle back", ""),
-        ("handle back", ""),
-        ("alike", ""),
+        pytest.param("own handle back", "", marks=pytest.mark.slow),
+        pytest.param("handle back", "", marks=pytest.mark.slow),
+        pytest.param("alike", "", marks=pytest.mark.slow),
         ("made handle made", ""),
         ("alone back", ""),
         ("own", r"workers \[0, 1\] of 2.*load_state_dict.*before outer"),
@@ -883,6 +884,7 @@ def _statistics_after(leave_out: bool, nan_on: tuple[int, ...]) -> tuple[bool, b
     return bool(found.isfinite().all()), not drift.differing({"mean": found}, world)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("nan_on", [(1,), (0, 1)])
 @pytest.mark.parametrize("leave_out", [False, True])
 def test_running_statistics_recover_from_a_nan(ranks: Ranks, leave_out: bool, nan_on: tuple[int, ...]) -> None:
