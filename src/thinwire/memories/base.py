@@ -78,7 +78,14 @@ class Memory(ABC):
 
     @final
     def compensate(self, name: str, gradient: Tensor, scale: float, *, seed: int = 0) -> Signal:
-        """Do what `compensate_each` does for one parameter."""
+        """Return what `compensate_each` does, for one parameter.
+
+        Args:
+            name: The parameter's.
+            gradient: Flat.
+            scale: Multiplies it.
+            seed: For stochastic rounding.
+        """
         signal: Signal = self.compensate_each([name], [gradient], scale, [seed])[0]
         return signal
 
