@@ -35,10 +35,6 @@ class Verdict:
         """Note a check: `wrong` (bools, of which none may be set), and what returns the exception it stands for."""
         self._checks.append((wrong.view(-1).bool(), error))  # torch's any() of uint8 is uint8
 
-    def clear(self) -> None:
-        """Forget what was noted."""
-        self._checks.clear()
-
     def take_in(self, other: "Verdict") -> None:
         """Note what another one has noted."""
         self._checks += other._checks
@@ -54,9 +50,10 @@ class Verdict:
         return [error for wrong, error in self._checks for _ in range(wrong.numel())]
 
     def read(self) -> None:
-        """Wait, and raise the exception of the first check that failed."""
-        flags = self.flags
-        for wrong, error in zip([] if flags is None else flags.tolist(), self.errors, strict=True):
+        """Wait, forget the checks, and raise the exception of the first that failed."""
+        flags, errors = self.flags, self.errors
+        self._checks.clear()
+        for wrong, error in zip([] if flags is None else flags.tolist(), errors, strict=True):
             if wrong:
                 raise error()
 

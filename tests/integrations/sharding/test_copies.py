@@ -24,8 +24,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import thinwire as tw
 from thinwire import trace
 from thinwire.integrations.sharding import copies, gathering
+from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.coded import Coded
-from thinwire.integrations.sharding.copies import _Copy
+from thinwire.integrations.sharding.copies import Copies, _Copy
+from thinwire.integrations.sharding.lane import Lane, Started
 from thinwire.integrations.training.gradients import local
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
@@ -62,11 +64,11 @@ class Gathered(Scattered):
         """Each parameter's copy of this rank's rows, and what these are; both flat, in float32."""
         kept: Any = self.handle._gathers
         found = {}
-        for each in kept._copies:
-            for p, rows in each.of_parameters():
-                mine = local(p).flatten()
-                own = rows[dist.get_rank()].flatten()
-                found[kept._names[p]] = own[: mine.numel()].float(), mine.to(own.dtype).float()
+        held = dict(zip((name for each in kept._copies for name in each.names), kept._parameters, strict=True))
+        for name, rows in (part for each in kept._copies for part in each.parts().items()):
+            mine = local(held[name]).flatten()
+            own = rows[dist.get_rank()].flatten()
+            found[name] = own[: mine.numel()].float(), mine.to(own.dtype).float()
         return found
 
     def sends(self, call: Callable[..., object], *args: Any) -> int:
@@ -456,6 +458,74 @@ def test_what_no_optimizer_has_written_is_sent_exactly(ranks: Ranks, how: str) -
     for stepped, written in ranks.run(3, _written, how):
         assert stepped > 0
         assert written == 0
+
+
+def _in_forward(each: Gathered) -> Any:
+    return mock.patch.object(each.net.last, "forward", side_effect=KeyboardInterrupt)
+
+
+def _in_backward(each: Gathered) -> Any:
+    return mock.patch.object(Arrivals, "note", side_effect=KeyboardInterrupt)
+
+
+def _before_a_gather(each: Gathered) -> Any:
+    return mock.patch.object(Lane, "start", side_effect=KeyboardInterrupt)
+
+
+def _while_ranks_agree(each: Gathered) -> Any:
+    return mock.patch.object(copies, "all_gather", side_effect=RuntimeError("lost"))
+
+
+def _before_it_has_arrived(each: Gathered) -> Any:
+    return mock.patch.object(Started, "wait", side_effect=KeyboardInterrupt)
+
+
+def _in_a_step(each: Gathered) -> Any:
+    return mock.patch.object(Copies, "taken", side_effect=KeyboardInterrupt)
+
+
+PLACES = {
+    name: globals()[f"_{name.replace(' ', '_')}"]
+    for name in (
+        "in forward",
+        "in backward",
+        "before a gather",
+        "while ranks agree",
+        "before it has arrived",
+        "in a step",
+    )
+}
+
+
+def _interrupted(where: str) -> list[float]:
+    """Return how far a block's copies are from its parameters, where it computes alone after a broken step.
+
+    An optimizer has stepped since; at last, somebody else has written.
+    """
+    each, found = Gathered("16 bits").run(range(1)), []
+    net: Any = each.net
+    with PLACES[where](each), pytest.raises((KeyboardInterrupt, RuntimeError)):
+        each.step(1)
+    if not hasattr(net, "reset_iter_state") and where == "in backward":
+        return [0.0]  # nor does FSDP itself go on before torch 2.13
+    for write in (each.optimizer.step, lambda: each.optimizer.step(), lambda: _copied(each)):
+        getattr(net, "reset_iter_state", lambda: None)()
+        for module in each.submodules():
+            module.reshard()
+        for p in net.parameters():
+            p.grad = torch.ones_like(p)
+        with torch.no_grad():
+            write()
+            net.first(batch(2))
+        names = [name for name in each.copies if name.startswith("first")]
+        found.append(max(float((own - x).abs().max()) for own, x in (each.copies[name] for name in names)))
+    return found
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_broken_step_leaves_no_copy_that_counts_as_current(ranks: Ranks, where: str) -> None:
+    for off in ranks.run(2, _interrupted, where):
+        assert set(off) == {0.0}
 
 
 def _spoilt() -> tuple[bool, float]:

@@ -7,9 +7,10 @@ exactly.
 """
 
 import logging
-import weakref
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, final
 
 import torch
@@ -20,8 +21,8 @@ from typing_extensions import override
 from thinwire import trace
 from thinwire.collectives import Group, all_gather
 from thinwire.gathers import Differences
-from thinwire.integrations.sharding.fsdp import gathered_together
-from thinwire.integrations.sharding.lane import Gather, Lane, Step
+from thinwire.integrations.sharding.fsdp import records
+from thinwire.integrations.sharding.lane import Gather, Lane, Started, Step
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import observe, stop_observing
@@ -46,24 +47,19 @@ class Copies:
     def __init__(
         self, modules: Sequence[Any], how: Differences, groups: Sequence[Group], names: Mapping[nn.Parameter, str]
     ) -> None:
-        self._groups, self._names, self._lane = groups, names, Lane(groups[0])
+        self._modules, self._groups, self._lane = set(modules), groups, Lane(groups[0])
         self._verdict, self._agreements = Verdict(), 0
-        held = {tuple(gathered_together(module)): module for module in modules}  # once for a list of modules
-        copies = {
-            module: _Copy(p, how, self._verdict, self._lane, groups[0].rank(), self._agreement)
-            for p, module in held.items()
-        }
-        for module, copy in copies.items():
+        held = {tuple(records(module)): module for module in modules}  # once for a list of modules
+        held.pop((), None)
+        rank, first = groups[0].rank(), self._agreed
+        self._copies = [_Copy(each, names, how, self._verdict, self._lane, rank, first) for each in held]
+        self._records = [record for each in held for record in each]
+        self._gathered = self._known = self._digests(self._parameters)
+        self._written, self._sent = torch.ones_like(self._known), torch.zeros_like(self._known)
+        self._agreement: Started | None = None
+        for module, copy in zip(held.values(), self._copies, strict=True):
             module.set_custom_all_gather(copy)
-        self._of_modules = {module: copy for module, copy in copies.items() if copy.parameters}
-        self._copies = list(self._of_modules.values())
-        self._place = self._places()
-        self._gathered = self._known = self._digests(list(self._place))
-        self._written = self._gathered.new_ones(len(self._place), dtype=torch.bool)
-        self._outermost: weakref.ref[nn.Module] | None = None
-        self._agreed = False
         self._hooks = [module.register_forward_pre_hook(self._before_forward, prepend=True) for module in modules]
-        self._hooks += [module.register_forward_hook(self._after_forward, always_call=True) for module in modules]
         observe(self)
 
     @property
@@ -78,13 +74,13 @@ class Copies:
 
     def refresh(self) -> None:
         """Have the next gathers send parameters exactly, on all ranks."""
-        self._written.fill_(True)
+        self._written += 1
 
     def differing(self) -> list[str]:
         """Return the names of the parameters whose copies differ between ranks; a collective."""
         self._wait()
         device = self._written.device
-        found = {self._names[p]: x.to(device) for each in self._copies for p, x in each.of_parameters()}
+        found = {name: x.to(device) for each in self._copies for name, x in each.parts().items()}
         return differing(found, *self._groups)
 
     def compare(self) -> None:
@@ -98,7 +94,7 @@ class Copies:
             rows = mine.new_empty(others.size(), len(mine))
             all_gather(rows.view(-1), mine, others).wait()
             apart = (rows != mine).any(dim=0)
-            self._written |= apart
+            self._written += apart
             marks = iter(apart.tolist())
             for each in self._copies:
                 each.since = [n * (not next(marks)) for n in each.since]  # alike again, as far as is known
@@ -118,33 +114,30 @@ class Copies:
         for each in self._copies:
             each.retire()
 
-    def _places(self) -> dict[nn.Parameter, int]:
-        return {p: i for i, p in enumerate(p for each in self._copies for p in each.parameters)}
-
-    def _follow(self) -> None:
-        """Go on with what has replaced parameters, as `load_state_dict(assign=True)` does."""
-        names = dict[nn.Parameter, str]()
-        for module, copy in self._of_modules.items():
-            before, copy.parameters = copy.parameters, gathered_together(module)
-            names |= {new: self._names[old] for old, new in zip(before, copy.parameters, strict=True)}
-        self._names, self._place = names, self._places()
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those of now: `load_state_dict(assign=True)` replaces them."""
+        return [record.sharded_param for record in self._records]
 
     def _wait(self) -> None:
         self._lane.start(self._known).wait()
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what somebody else has written before this optimizer steps."""
-        at, now = self._of(optimizer)
-        self._written[at] |= now != self._known[at]
+        self._note(*self._of(optimizer))
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Note what the optimizer has written."""
         at, now = self._of(optimizer)
         self._known = self._known.index_copy(0, at, now)
 
+    def _note(self, at: Any, now: Tensor) -> None:
+        self._written[at] += now != self._known[at]
+
     def _of(self, optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
-        held = [p for group in optimizer.param_groups for p in group["params"] if p in self._place]
-        return constant(tuple(map(self._place.__getitem__, held)), torch.int64, self._known.device), self._digests(held)
+        place = {p: i for i, p in enumerate(self._parameters)}
+        held = [p for group in optimizer.param_groups for p in group["params"] if p in place]
+        return constant(tuple(map(place.__getitem__, held)), torch.int64, self._known.device), self._digests(held)
 
     @torch.no_grad()
     def _digests(self, parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -153,45 +146,51 @@ class Copies:
 
     @untraced  # nor does Dynamo trace FSDP's own hooks
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        if _in_backward():  # a checkpoint recomputes
-            return
-        outermost = self._outermost and self._outermost()
-        if outermost is None or outermost is module:
-            self._outermost, self._agreed = weakref.ref(module), False
+        if not _in_backward() and self._depth() <= 1:  # else a checkpoint recomputes, or it is part of another one's
+            self._agreement = None
 
-    @untraced  # nor does Dynamo trace FSDP's own hooks
-    def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
-        if self._outermost and self._outermost() is module:
-            self._outermost = None
+    def _depth(self) -> int:
+        """Return how many modules are in forward, by the stack: hooks do not learn of a pass that Ctrl-C ends."""
+        frame: FrameType | None = sys._getframe(1)
+        found = 0
+        while frame is not None:
+            found += frame.f_code is _FORWARD and frame.f_locals["self"] in self._modules
+            frame = frame.f_back
+        return found
 
     @torch.inference_mode(False)
-    def _agreement(self) -> Sequence[Step]:
-        """Return what has ranks agree on what every parameter's next gather sends, if it is time to.
+    def _agreed(self) -> Sequence[Step]:
+        """Have ranks agree on what every parameter's next gather sends, if it is time to; return what raises if not.
 
-        That is once in a forward pass and never in backward, but before each gather outside, as of `module.unshard()`.
+        It is time once in a forward pass, and before each gather outside, as of `module.unshard()`; never in backward.
         """
-        if _in_backward() or (self._outermost is not None and self._agreed):
+        if _in_backward():
             return ()
-        self._follow()
-        now = self._digests(list(self._place))
-        exact = self._written | (now != self._known)
-        self._agreed, self._known, self._written = True, now, torch.zeros_like(exact)
-        return (partial(self._agree, exact, now),)
+        if self._agreement is None or not self._depth():
+            self._agreement = None
+            now = self._digests(self._parameters)
+            self._note(slice(None), now)
+            self._known = now
+            self._agreement = self._lane.start(now, partial(self._agree, now, self._written.clone()))
+        return (self._agreement.check,)
 
-    def _agree(self, exact: Tensor, now: Tensor, group: Group) -> None:
-        spoilt = torch.cat([each.spoilt.to(now.device).expand(len(each.parameters)) for each in self._copies])
-        changed = now != self._gathered
-        mine = torch.where(exact | spoilt, EXACT, changed * DIFFERENCE).to(torch.uint8)
+    def _agree(self, now: Tensor, written: Tensor, group: Group) -> None:
+        spoilt = torch.cat([each.spoilt.to(now.device).expand(len(each.since)) for each in self._copies])
+        exact, changed = (written != self._sent) | spoilt, now != self._gathered
+        mine = torch.where(exact, EXACT, changed * DIFFERENCE).to(torch.uint8)
         everyone = mine.new_empty(group.size() * len(mine))
         all_gather(everyone, mine, group).wait()
         self._agreements += (nbytes := (group.size() - 1) * mine.nbytes)
         trace.count("gathered_bytes", nbytes)
-        modes = everyone.view(group.size(), -1).amax(dim=0).tolist()
+        modes = iter(everyone.view(group.size(), -1).amax(dim=0).tolist())
         for each in self._copies:
-            each.want([modes[self._place[p]] for p in each.parameters])
-        self._gathered = now
-        self._verdict.read()
-        self._verdict.clear()
+            each.want(modes)
+        self._gathered, self._sent = now, torch.full_like(written, -1)
+        self._verdict.read()  # if what has been decoded was malformed, all is sent exactly
+        self._sent = written
+
+
+_FORWARD = nn.Module._call_impl.__code__
 
 
 @final
@@ -205,37 +204,35 @@ class _Copy(Gather):
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        records: Sequence[Any],
+        names: Mapping[nn.Parameter, str],
         how: Differences,
         verdict: Verdict,
         lane: Lane,
         rank: int,
         first: Callable[[], Sequence[Step]],
     ) -> None:
-        super().__init__(lane)
-        self.parameters, self._how, self._verdict, self._rank, self._agreement = parameters, how, verdict, rank, first
+        super().__init__(lane, first)
+        parameters = [record.sharded_param for record in records]
+        self.names, self._how, self._verdict, self._rank = [names[p] for p in parameters], how, verdict, rank
         self._lengths = [-(-p.shape[0] // lane.size) * p.shape[1:].numel() for p in parameters]
         self._modes, self.since = [EXACT] * len(parameters), [0] * len(parameters)
         self.spoilt = torch.zeros(1, dtype=torch.bool)
         self.rows: Tensor | None = None
 
-    def want(self, modes: Sequence[int]) -> None:
-        """Note what the next gather is to send for each parameter, unless more is due already."""
-        self._modes = [max(pair) for pair in zip(self._modes, modes, strict=True)]
+    def want(self, modes: Iterator[int]) -> None:
+        """Take from what the next gathers are to send what concerns this one, unless more is due already."""
+        self._modes = [max(mode, next(modes)) for mode in self._modes]
 
-    def of_parameters(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Return each parameter with its part of the copy."""
-        if self.rows is not None:
-            yield from zip(self.parameters, self.rows.split(self._lengths, dim=1), strict=True)
+    def parts(self) -> dict[str, Tensor]:
+        """Return each parameter's part of the copy, by name; nothing if there is none yet."""
+        rows = self.rows
+        return {} if rows is None else dict(zip(self.names, rows.split(self._lengths, dim=1), strict=True))
 
     @override
     def retire(self) -> None:
         super().retire()
         self.rows = None
-
-    @override
-    def _first(self) -> Sequence[Step]:
-        return self._agreement()
 
     @override
     def _bring(self, rows: Tensor, x: Tensor, group: Group) -> None:

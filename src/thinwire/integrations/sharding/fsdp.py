@@ -108,8 +108,8 @@ def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str], sh
 
     `sharers`: the groups of ranks that hold them together.
     """
-    held: list[Any] = list(held_parameters(modules := list(modules)))
-    if len(sharers) > 1 or any(not each.is_shard(0) for p in held for each in p.placements):
+    found: set[Any] = held_parameters(modules := list(modules))
+    if len(sharers) > 1 or any(not each.is_shard(0) for p in found for each in p.placements):
         raise TypeError(
             "gathers= needs parameters that are sharded by rows over one dimension of the mesh: leave it out"
         )
@@ -121,7 +121,8 @@ def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str], sh
                 "leave out shard_placement_fn"
             )
         for group in groups:
-            dtypes = {names[p]: group.mp_policy.param_dtype or p.dtype for p in gathered_together(module)}
+            held = (each.sharded_param for each in group.fsdp_params)
+            dtypes = {names[p]: group.mp_policy.param_dtype or p.dtype for p in held}
             if len(set(dtypes.values())) > 1:
                 raise TypeError(
                     f"fully_shard gathers {dtypes} as bytes, which gathers= cannot read: give each dtype its own "
@@ -134,9 +135,12 @@ def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str], sh
                 )
 
 
-def gathered_together(module: Any) -> list[nn.Parameter]:
-    """Return the sharded parameters, frozen ones too, that FSDP gathers in one go for this module, in order."""
-    return [each.sharded_param for group in _groups([module]) for each in group.fsdp_params]
+def records(module: Any) -> list[Any]:
+    """Return what FSDP knows of each parameter, frozen ones too, that it gathers in one go for this module, in order.
+
+    A record's `sharded_param` is the parameter that is there now: `load_state_dict(assign=True)` replaces it.
+    """
+    return [each for group in _groups([module]) for each in group.fsdp_params]
 
 
 def refuse_sharded(model: object, verb: str) -> None:

@@ -24,6 +24,10 @@ class Started(dist.Work):
         super().__init__()
         self._future = future
 
+    def check(self, group: Group) -> None:
+        """As a step of the same lane, later: raise what it raised."""
+        self._future.value()
+
     def wait(self, timeout: object = None) -> bool:
         """Wait, and raise what it raised; on a GPU, have the current stream wait for it."""
         done = self._future.wait()
@@ -67,8 +71,9 @@ class Lane:
 class Gather(ABC):
     """What FSDP calls in place of its all-gather; see torch's `FSDPModule.set_custom_all_gather`."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane, self.sent_bytes, self._retired = lane, 0, False
+    def __init__(self, lane: Lane, first: Callable[[], Sequence[Step]] = tuple) -> None:
+        """`first` returns what comes before a gather in the lane."""
+        self.lane, self._first, self.sent_bytes, self._retired = lane, first, 0, False
 
     def retire(self) -> None:
         """Have FSDP gather parameters as they are from now on."""
@@ -90,10 +95,6 @@ class Gather(ABC):
         if not async_op and not input_tensor.is_cuda:
             started.wait()
         return started
-
-    def _first(self) -> Sequence[Step]:
-        """Return what comes before this gather."""
-        return ()
 
     @abstractmethod
     def _bring(self, rows: Tensor, x: Tensor, group: Group) -> None:
