@@ -4,6 +4,9 @@ import thinwire as tw
 tw.attach(ddp_model, tw.recipes.topk(density=0.01))
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from thinwire import (
     codecs,
     exchanges,
@@ -19,7 +22,6 @@ from thinwire import (
     schedules,
 )
 from thinwire import errors as errors
-from thinwire import server as server
 from thinwire.handle import Handle
 from thinwire.integrations import (
     Checkpoint,
@@ -34,8 +36,12 @@ from thinwire.integrations import (
 )
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
-from thinwire.server import connect, serve
+from thinwire.trainer import connect
 from thinwire.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from thinwire import server as server
+    from thinwire.server import serve
 
 __all__ = [
     "Budget",
@@ -65,3 +71,11 @@ __all__ = [
     "serve",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the server when it is asked for: trainers need nothing of it."""
+    if name not in ("serve", "server"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = import_module("thinwire.server")
+    return found if name == "server" else found.serve
