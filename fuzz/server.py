@@ -109,8 +109,8 @@ class Fuzzed:
     def frame(self) -> bytes:
         """A frame of any kind, with a body that may be an update's or a question's."""
         body = self.chance.choice((b"", self.body, *self.asked, self.chance.randbytes(self.chance.randrange(200))))
-        kind, number = self.chance.randrange(12), self.chance.choice((0, 1, 2, 2**64 - 1))
-        return HEADER.pack(MAGIC, PROTOCOL, kind, self.chance.randrange(9), number, 0, len(body)) + body
+        kind, number = self.chance.randrange(8), self.chance.choice((0, 1, 2, 2**64 - 1))
+        return HEADER.pack(MAGIC, PROTOCOL, kind, self.chance.randrange(17), number, 0, len(body)) + body
 
     def read(self) -> str:
         """Give the readers a damaged header, or a damaged body."""

@@ -31,11 +31,11 @@ def look(address: str, index: int = 0) -> dict[str, Any]:
     check_installed()
     tickets = said(None)
     key = ticket(tickets[index % len(tickets)], address, index, seconds=_TIMEOUT)
-    limits = {Kind.STATUS: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
+    limits = {Kind.WATCH: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
     with closing(Link(address, key.server, key.trainers, Bell(), timeout=_TIMEOUT, limits=limits)) as link:
         link.send(Kind.WATCH)
         while (frame := link.receive()) is None or frame.kind is Kind.PING:
             pass
-    if frame.kind is not Kind.STATUS:
+    if frame.kind is not Kind.WATCH:
         raise GoneError(frame.words)
     return dict(json.loads(bytes(frame.body)))

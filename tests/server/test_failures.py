@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,19 +23,24 @@ from served import (
     closed,
     connections,
     crash,
+    cut,
     dense,
     gradients,
     joined,
     soon,
     started,
+    thresholded,
+    waiting,
 )
 from torch import nn
 
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
+from thinwire.reducer import Reducer
+from thinwire.server import Server, Trainer
 from thinwire.server.hub import Session
 from thinwire.server.saving import Durable
-from thinwire.wire.frames import PIECE, WINDOW, FrameError, GoneError, Kind, messages, numbered
+from thinwire.wire.frames import PIECE, WINDOW, Flag, FrameError, GoneError, Kind, messages, numbered
 
 __all__ = ["closed"]
 KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
@@ -219,6 +225,30 @@ def test_a_full_disk_is_survived_and_leaves_no_half_file(tmp_path: Path, monkeyp
     assert {each.name for each in tmp_path.iterdir()} - KEYS <= {"checkpoint", "checkpoint.previous"}
 
 
+def test_closing_on_a_full_disk_is_an_error_and_lets_the_model_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = Vector(), tmp_path / "checkpoint"
+    server = started(model, checkpoint=path, every=1e6)
+    with monkeypatch.context() as full:
+        full.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(RuntimeError("unexpected pos")))
+        with pytest.raises(OSError, match="could not be written"):
+            server.close()
+    with started(model):  # it is free
+        server.save()  # as there is room again
+    assert path.exists()
+
+
+def test_a_serve_that_fails_late_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, before = Vector(), set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr("thinwire.server.server.announce", lambda *_: (_ for _ in ()).throw(RuntimeError("the store")))
+        with pytest.raises(RuntimeError, match="store"):
+            started(model)
+    assert set(threading.enumerate()) == before
+    assert started(model)
+
+
 def test_an_older_state_never_replaces_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
     trainer, save, slow = joined(server), Durable.save, threading.Event()
@@ -261,7 +291,7 @@ def test_an_update_that_cannot_be_encoded_leaves_no_gap() -> None:
 def test_a_server_that_keeps_hanging_up_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     server = started()
     trainer = joined(server, reconnect=1.0)
-    monkeypatch.setattr(Session, "_update", lambda session, _: session.end(Kind.END, "no"))
+    monkeypatch.setattr(Session, "_update", lambda session, _: session.end("no"))
     trainer.model.give(gradients(1)[0])  # type: ignore[operator]
     began = time.monotonic()
     with pytest.raises(ServerError, match="closes the connection whenever"):
@@ -343,11 +373,67 @@ def test_strangers_do_not_keep_trainers_out() -> None:
         each.close()
 
 
+def test_a_trainer_that_is_closed_again_leaves_later_ones_alone() -> None:
+    server, recipe, model = started(), thresholded(), Vector()
+    first = joined(server, recipe, model)
+    first.close()
+    second = joined(server, recipe, model)
+    model.give(gradients(1)[0])
+    second.step()
+    first.close()
+    assert waiting(recipe).any()
+    with pytest.raises(ValueError, match="in use by another"):
+        joined(server, recipe)
+
+
+def _leaving_with_seven(server: Server, recipe: Reducer, **options: Any) -> tuple[Trainer, Future[None]]:
+    """Return a trainer that has sent as many updates as it may, and waits to send three more before it leaves."""
+    trainer = joined(server, recipe, in_flight=9, **options)
+    for gradient in gradients(WINDOW + 3):
+        trainer.model.give(gradient)  # type: ignore[operator]
+        trainer.step()
+    (channel,), left = trainer._channels, Future[None]()
+    assert soon(lambda: channel._sent == WINDOW)
+
+    def leave() -> None:
+        try:
+            trainer.close()
+            left.set_result(None)
+        except ServerError as error:
+            left.set_exception(error)
+
+    threading.Thread(target=leave, daemon=True).start()
+    assert soon(channel._closed.is_set)
+    return trainer, left
+
+
+def test_a_connection_that_breaks_while_a_trainer_leaves_costs_no_update() -> None:
+    server = started(recipe=dense(), make_optimizer=Busy)
+    (busy,) = server._hub.central.optimizers
+    assert isinstance(busy, Busy)
+    _, left = _leaving_with_seven(server, dense(), reconnect=60.0)
+    cut(server)
+    busy.done.set()
+    left.result(60)
+    assert server.wait(30)
+    assert list(server.status().updates.values()) == [WINDOW + 3]
+
+
+def test_a_trainer_that_cannot_hand_over_its_last_updates_says_how_many() -> None:
+    server, recipe = started(trainers=2), thresholded()
+    trainer, left = _leaving_with_seven(server, recipe)
+    server.close()
+    with pytest.raises(ServerError, match=rf"has not confirmed the last {WINDOW + 3} updates.*pass reconnect="):
+        left.result(30)
+    trainer.close()  # it has been said
+    assert joined(started(), recipe, trainer.model)  # both are free
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_closing_does_not_wait_for_a_server_that_is_gone_or_fails(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     server = started()
     trainer = joined(server, reconnect=600.0)
-    monkeypatch.setattr(Session, "take", lambda session, _: session.end(Kind.REFUSED, "the server has failed"))
+    monkeypatch.setattr(Session, "take", lambda session, _: session.end("the server has failed", Flag.FINAL))
     if gone:
         server.close()
         time.sleep(0.5)

@@ -118,8 +118,8 @@ class Downlink:
 class Session:
     """What a peer has said, and what it is still to be told. The caller holds the server's lock."""
 
-    def __init__(self, hub: "Hub", peer: bytes, host: str) -> None:
-        self._hub, self.peer, self.host, self.trainer = hub, peer, host, ""
+    def __init__(self, hub: "Hub", peer: bytes, host: str, descriptor: int = -1) -> None:
+        self._hub, self.peer, self.host, self._descriptor, self.trainer = hub, peer, host, descriptor, ""
         self._inbox, self.outbox, self._sent, self._received = Inbox(_FIRST), deque[Bytes](), 0, 0
         self.said = 0
         """Messages that have left the outbox."""
@@ -154,7 +154,7 @@ class Session:
                 self._join(_asked(frame))
             case _:
                 if frame.kind is Kind.BYE:
-                    self.say(Kind.END)  # all has arrived
+                    self.say(Kind.BYE)  # all has arrived
                 self.queue.append(frame)
                 if len(self.queue) > frames.WINDOW + 1:
                     raise FrameError(f"{len(self.queue)} unanswered requests; expected at most {frames.WINDOW}")
@@ -173,10 +173,10 @@ class Session:
                 case Kind.BYE:
                     self.leave(goodbye=True)
                 case Kind.WATCH:
-                    self.say(Kind.STATUS, json.dumps(asdict(self._hub.status())).encode())
+                    self.say(Kind.WATCH, json.dumps(asdict(self._hub.status())).encode())
                 case _:
                     body = rows_for(self._hub.central, frame.body)
-                    self.say(Kind.ROWS, *body, number=frame.number, version=self._hub.central.version)
+                    self.say(Kind.FETCH, *body, number=frame.number, version=self._hub.central.version)
 
     def say(self, kind: Kind, *body: Bytes, number: int = 0, version: int = 0, flags: Flag = NONE) -> None:
         """Put a frame into the outbox."""
@@ -197,10 +197,11 @@ class Session:
             self._busy = False
             self._reply(number, (Flag.DROPPED if dropped else NONE) | self._brief)
 
-    def end(self, kind: Kind, why: str) -> None:
-        """Say why it ends, and hear no more."""
-        self.say(kind, why[:_WORDS].encode())
+    def end(self, why: str, flags: Flag = NONE) -> None:
+        """Say why it ends, hear no more, and close the connection."""
+        self.say(Kind.END, why[:_WORDS].encode(), flags=flags)
         self.leave(goodbye=False)
+        self._hub.listener.end(self._descriptor)
 
     def hung_up(self) -> None:
         """Count the trainer out whose connection is closed, unless it has said BYE after what is still to be done."""
@@ -226,7 +227,7 @@ class Session:
         if found := difference(layout.agreed, asked["agreed"]):
             raise RefusedError(*found)
         if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # it has not been noticed to be dead
-            earlier.end(Kind.END, "this trainer has joined anew")
+            earlier.end("this trainer has joined anew")
         self.trainer = asked["trainer"]
         hub.sessions[self.trainer] = self
         hub.received += self._received
@@ -235,7 +236,8 @@ class Session:
         if layout.fetched:
             self._inbox.limits[Kind.FETCH] = sum(8 + most_ids(each) for each in layout.fetched)
         life, body = frames.LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
-        self.say(Kind.WELCOME, self._acknowledged(), life, *body, version=central.version)
+        applied = central.applied.get(self.trainer, 0)
+        self.say(Kind.JOIN, self._durable(), life, *body, number=applied, version=central.version)
 
     def _update(self, frame: Frame) -> None:
         hub = self._hub
@@ -253,11 +255,10 @@ class Session:
     def _reply(self, number: int, flags: Flag) -> None:
         body = [] if flags & Flag.BRIEF else pack(self._downlink.sections(number))
         version = self._hub.central.version
-        self.say(Kind.PARAMETERS, self._acknowledged(), *body, number=number, version=version, flags=flags)
+        self.say(Kind.UPDATE, self._durable(), *body, number=number, version=version, flags=flags)
 
-    def _acknowledged(self) -> bytes:
-        applied = self._hub.central.applied.get(self.trainer, 0)
-        return frames.ACKNOWLEDGED.pack(applied, self._hub.saving.latest(self.trainer))
+    def _durable(self) -> bytes:
+        return frames.DURABLE.pack(self._hub.saving.latest(self.trainer))
 
 
 @final
@@ -272,7 +273,7 @@ class Hub:
     ) -> None:
         self.central, self.rule, self.saving, self.lock = central, rule, saving, lock
         self.sessions, self.sent, self.received = dict[str, Session](), 0, 0
-        self._listener, self._peers, self._gone = listener, dict[bytes, Session](), list[Session]()
+        self.listener, self._peers, self._gone = listener, dict[bytes, Session](), list[Session]()
         self._due, self._open, self._met = 0.0, True, set[str]()
 
     def status(self) -> ServerStatus:
@@ -292,7 +293,7 @@ class Hub:
         try:
             while self._open:
                 blocked = any(each.outbox for each in self._peers.values())
-                self._listener.wait(_SOON if blocked else TICK)
+                self.listener.wait(_SOON if blocked else TICK)
                 heard = self._take_all()
                 with self.lock:
                     self._tick(heard)
@@ -301,27 +302,27 @@ class Hub:
             with self.lock:
                 self.central.failure = f"the server has failed: {type(error).__name__}: {error}"
         finally:
-            self._listener.close()
+            self.listener.close()
 
     def tell(self) -> None:
         """Tell all trainers what is on disk now."""
         self._due = 0.0
-        self._listener.bell.ring()
+        self.listener.bell.ring()
 
     def close(self) -> None:
         """Return from `run`, with all connections closed."""
         self._open = False
-        self._listener.bell.ring()
+        self.listener.bell.ring()
 
     def _take_all(self) -> bool:
         """Hear what has come, for so long. Return whether it was all."""
         until = time.monotonic() + TICK
         while self._open and time.monotonic() < until:
-            if (come := self._listener.receive()) is None:
+            if (come := self.listener.receive()) is None:
                 return True
-            peer, message, host = come
+            peer, message, host, descriptor = come
             with self.lock:
-                session = self._peers.get(peer) or Session(self, peer, host)
+                session = self._peers.get(peer) or Session(self, peer, host, descriptor)
                 self._peers[peer] = session
                 self._try(session, partial(session.take, message))
                 self.release()
@@ -356,7 +357,7 @@ class Hub:
             pass  # which all are told
         if self.central.failure:
             for each in list(self.sessions.values()):
-                each.end(Kind.REFUSED, self.central.failure)
+                each.end(self.central.failure, Flag.FINAL)
         for each in self._peers.values():
             self._send(each)
 
@@ -366,29 +367,27 @@ class Hub:
             call()
         except RefusedError as error:
             logger.warning("a trainer at %s was refused: %s", session.host, error.logged)
-            session.end(Kind.REFUSED, str(error))
+            session.end(str(error), Flag.FINAL)
         except (FrameError, GoneError, PayloadError) as error:
             if session.host not in self._met:
                 self._met.add(session.host)
                 host = session.host
                 logger.warning("closed a connection from %s: %s. Further ones from there are not logged", host, error)
-            session.end(Kind.END, str(error))
+            session.end(str(error))
 
     def _send(self, session: Session) -> None:
         """Send what there is room for; if that is all, go on with what has come."""
         try:
-            while session.outbox and self._listener.send(
-                session.peer, frames.numbered(session.outbox[0], session.said)
-            ):
+            while session.outbox and self.listener.send(session.peer, frames.numbered(session.outbox[0], session.said)):
                 session.outbox.popleft()
                 session.said += 1
                 if session.queue and not session.outbox:
                     self._try(session, session.go_on)
-                    self._listener.bell.ring()
+                    self.listener.bell.ring()
         except GoneError:
             session.outbox = deque(maxlen=0)  # nobody hears it
             self._gone.append(session)
-            self._listener.bell.ring()
+            self.listener.bell.ring()
 
 
 def _asked(frame: Frame) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Rule:
         self.central, self._wanted, self._staleness, self.live = central, trainers, staleness, dict[str, int]()
         self._hosts, self._since = dict[str, str](), dict[str, float]()
         self._patience, self._told, now = timeout, -math.inf, time.monotonic()
-        self._goodbyes, self._begun = 0, bool(central.applied)
+        self._goodbyes, self._begun = set[str](), bool(central.applied)
         self._lost = now if central.applied else -math.inf
         """When a trainer last left without a BYE, or the server itself came back."""
         self._held, self._applied = dict[str, Update](), dict[str, Answer]()
@@ -56,7 +56,7 @@ class Rule:
         """Count a trainer in, at the pace of the slowest."""
         self._hosts[trainer] = host
         self.live[trainer] = min(self.live.values(), default=0)
-        self._begun |= len(self.live) + self._goodbyes >= self._wanted
+        self._begun |= len(self._goodbyes | self.live.keys()) >= self._wanted
         self._returning.discard(trainer)
         self.central.present = {*self.live, *self._returning}
 
@@ -67,7 +67,7 @@ class Rule:
         """
         for each in (self.live, self._since, self._applied, *(() if self.complete else (self._held,))):
             each.pop(trainer, None)
-        self._goodbyes += goodbye
+        self._goodbyes |= {trainer} if goodbye else set()
         self._lost = self._lost if goodbye else time.monotonic()
         self.central.present = {*self.live, *self._returning}
 
@@ -112,7 +112,7 @@ class Rule:
     def _late(self) -> str:
         """Return in words who is waited for."""
         if not self._begun:
-            more = self._wanted - len(self.live) - self._goodbyes
+            more = self._wanted - len(self._goodbyes | self.live.keys())
             return f"{more} more to join: serve has trainers={self._wanted}"
         if not self.complete:
             return f"{len(self._returning)} to return, which were connected when this server was saved"

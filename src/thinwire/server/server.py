@@ -5,7 +5,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Self, final
@@ -35,12 +36,12 @@ logger = logging.getLogger("thinwire")
 class Server:
     """A running parameter server, which `serve` makes: use it as a context manager, or call `close`."""
 
-    def __init__(self, hub: Hub, address: str, *, ticket: str, every: float, closed: Callable[[], None]) -> None:
+    def __init__(self, hub: Hub, address: str, *, ticket: str, every: float, ending: ExitStack) -> None:
         self.address = address
         """Where it listens, as host:port."""
         self.ticket = ticket
         """What lets a trainer join: `connect(..., ticket=)`. Whoever has it can join, so keep it secret."""
-        self._hub, self._every, self._on_close, self._closing = hub, every, closed, threading.Event()
+        self._hub, self._every, self._ending, self._closing = hub, every, ending, threading.Event()
         self._threads = [threading.Thread(target=job, daemon=True) for job in (self._hub.run, self._keep_saving)]
         for each in self._threads:
             each.start()
@@ -84,18 +85,21 @@ class Server:
         self._hub.tell()
 
     def close(self) -> None:
-        """Stop, after the step in progress: close all connections, and save if there is a checkpoint."""
+        """Stop, after the step in progress: close all connections, and save if there is a checkpoint.
+
+        Raises:
+            OSError: If it cannot be written. Everything else is done; make room and call `save`.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
-        self._hub.saving.soon.set()
-        self._hub.close()
-        for each in self._threads:
-            each.join()
-        if self._hub.saving.durable is not None and not self._hub.central.failure:
-            self.save()
-        self._hub.central.places.release()
-        self._on_close()
+        with self._ending:  # whatever is raised
+            self._hub.saving.soon.set()
+            self._hub.close()
+            for each in self._threads:
+                each.join()
+            if self._hub.saving.durable is not None and not self._hub.central.failure:
+                self.save()
 
     def __enter__(self) -> Self:
         return self
@@ -198,15 +202,18 @@ def serve(
     found = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
     door = address or "127.0.0.1:0"
     listener = Listener(door, found.server, found.trainers, timeout=timeout, longest=layout.messages)
-    hub = Hub(listener, central, rule, saving, lock)
-    forget = leave(listener.address, found.ticket.text)
-    central.places.claim()
-    server = Server(hub, listener.address, ticket=found.ticket.text, every=every, closed=forget)
-    if not ip_address(split(listener.address)[0]).is_loopback:
-        store_ticket(here, server.ticket)
-    if address is None:
-        announce(here, server.address)
-    return server
+    ticket = found.ticket.text
+    with ExitStack() as ending:
+        ending.callback(listener.close)
+        ending.callback(leave(listener.address, ticket))
+        if not ip_address(split(listener.address)[0]).is_loopback:
+            store_ticket(here, ticket)
+        if address is None:
+            announce(here, listener.address)
+        ending.callback(central.places.release)
+        central.places.claim()
+        hub = Hub(listener, central, rule, saving, lock)
+        return Server(hub, listener.address, ticket=ticket, every=every, ending=ending.pop_all())
 
 
 def _check_momentum(recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer]) -> None:

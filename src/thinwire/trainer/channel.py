@@ -20,7 +20,7 @@ from thinwire.reducer import Bucket, Reducer
 from thinwire.reducer.wrappers import release
 from thinwire.trainer.copy import Base, Copy, Rows
 from thinwire.wire.entries import Entry, asking, most, table
-from thinwire.wire.frames import ACKNOWLEDGED, LIFE, NONE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind
+from thinwire.wire.frames import DURABLE, LIFE, NONE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind
 from thinwire.wire.keys import ticket
 from thinwire.wire.layout import Layout, pack
 from thinwire.wire.sockets import TICK, Bell, Link
@@ -113,10 +113,11 @@ class Channel:
         self._repeated = 0  # up to which number updates are sent again
         self.saved = self.dropped = 0
         """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
-        self._full = self._goodbye = False
+        self._full = self._goodbye = self._bid = self._left = False  # `_bid`: BYE, which the server answered if `_left`
         self._sound, self._deadline = True, 0.0  # whether a loss now is one of its own, and until when it is borne
         self._closed = threading.Event()
         self._error: Exception | None = None
+        self._told: Exception | None = None  # the error that a caller knows of
         self._link: Link | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -182,17 +183,32 @@ class Channel:
             self._changed.notify_all()
 
     def close(self, *, goodbye: bool) -> None:
-        """Close the connection, with or without a BYE, when all that was logged has been sent."""
+        """Close the connection: with a `goodbye`, when the server has all that was logged.
+
+        Raises ServerError if it may not have, unless the reason has been told.
+        """
         self.stop()
         self._goodbye = goodbye
         self._closed.set()
         self._bell.ring()
         self._thread.join()
+        if goodbye and self._unconfirmed and self._told is not self._error:
+            self._told = self._error
+            raise ServerError(
+                f"the server at {self._settings.address} has not confirmed the last {self._unconfirmed} updates, which "
+                "may be lost: call settle before close, and pass reconnect= to wait for a server that is gone"
+            ) from self._error
 
     def check(self) -> None:
         """Raise the error that ended the channel, if any."""
         if self._error is not None:
+            self._told = self._error
             raise self._error
+
+    @property
+    def _unconfirmed(self) -> int:
+        """How many updates the server may not have taken in."""
+        return 0 if self._left else max(0, next(reversed(self._log), 0) - self._answered)
 
     def _wait_for(self, until: Callable[[], bool]) -> None:
         """Wait, with the lock held. Raises what has ended the channel, if it was not so by then."""
@@ -207,13 +223,7 @@ class Channel:
                 try:
                     self._converse()
                 except GoneError as error:
-                    if self._closed.is_set():
-                        return
                     self._lost(error)
-            if self._goodbye and self._link is not None:
-                self._link.send(Kind.BYE)  # END shows that all has arrived
-                while (frame := self._link.receive()) is None or frame.kind not in (Kind.END, Kind.REFUSED):
-                    pass
         except Exception as error:
             self._fail(error)
         finally:
@@ -223,7 +233,7 @@ class Channel:
     def _converse(self) -> None:
         """Join, if that is to be done; send all that is due, and take in an answer. Raises GoneError."""
         if (link := self._link) is None:
-            link, welcome = called(self._settings, self.layout, self._bell, self._closed)
+            link, welcome = called(self._settings, self.layout, self._bell, self._over)
             self._link = link
             self._welcomed(welcome)
         while not self._over() and (send := self._due(link)) is not None:
@@ -232,9 +242,10 @@ class Channel:
             self._take(frame)
 
     def _over(self) -> bool:
-        """Whether this was closed, and all updates have been sent before a BYE."""
+        """Whether this was closed, and after a BYE the server has all updates, or is gone and lacks none."""
         with self._changed:
-            return self._closed.is_set() and not (self._goodbye and self._sent + 1 in self._log)
+            waits = self._goodbye and not self._left and (self._link is not None or self._unconfirmed)
+            return self._closed.is_set() and not waits
 
     def _due(self, link: Link) -> Callable[[], None] | None:
         """Return what sends what is due now, if anything is, and note that it is under way."""
@@ -245,6 +256,9 @@ class Channel:
             unanswered = self._sent - self._answered + sum(number <= self._asked for number in self._open)
             update, asked, sent = self._log.get(self._sent + 1), self._asked, self._sent
             question = next((n for n, (after, _) in self._open.items() if n > asked and after <= sent), None)
+            if self._closed.is_set() and update is None:
+                bye, self._bid = None if self._bid else partial(link.send, Kind.BYE), True
+                return bye
             if update is None and question is None:
                 self._sound |= not unanswered
             elif question is not None and unanswered < WINDOW:
@@ -261,12 +275,11 @@ class Channel:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            if not self._closed.is_set():
-                said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
-                if isinstance(error, (FrameError, PayloadError)):
-                    said = f"the server's answer cannot be read ({error}): do both run the same version of thinwire?"
-                known = isinstance(error, (ServerError, FingerprintError)) or not self._floors
-                self._error = error if known else ServerError(said)
+            said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
+            if isinstance(error, (FrameError, PayloadError)):
+                said = f"the server's answer cannot be read ({error}): do both run the same version of thinwire?"
+            known = isinstance(error, (ServerError, FingerprintError)) or not self._floors
+            self._error = error if known else ServerError(said)
             self._changed.notify_all()
 
     def _lost(self, error: GoneError) -> None:
@@ -278,40 +291,41 @@ class Channel:
         if self._sound and patience:
             logger.warning("no connection to the server at %s (%s); trying again for %g s", where, error, patience)
             self._sound, self._deadline = False, time.monotonic() + patience
-        elif time.monotonic() >= self._deadline or self._closed.wait(TICK):
-            raise ServerError(
-                f"the server at {where} is gone, or closes the connection whenever this trainer joins ({error}): see "
-                "its log, start it again from its checkpoint, and pass reconnect=, in seconds, to have trainers wait"
-                if self._floors
-                else f"cannot join a server at {where} ({error}): start it first, with this version of thinwire, or "
-                "pass reconnect=, in seconds, to wait for it"
-            ) from error
+        elif time.monotonic() < self._deadline:
+            time.sleep(TICK)
+        else:
+            what = f"cannot join a server at {where}"
+            fix = "start it first, with this version of thinwire, or pass reconnect=, in seconds, to wait for it"
+            if self._floors:
+                what = f"the server at {where} is gone, or closes the connection whenever this trainer joins"
+                fix = "see its log, start it again from its checkpoint, and pass reconnect=, in seconds, to wait for it"
+            raise ServerError(f"{what}: {error}" if error.fix else f"{what} ({error}): {fix}") from error
 
     def _welcomed(self, frame: Frame) -> None:
-        applied, durable = ACKNOWLEDGED.unpack_from(frame.body)
+        applied, (durable,) = frame.number, DURABLE.unpack_from(frame.body)
         if applied < self.saved:
             raise ServerError(
                 f"the server at {self._settings.address} has applied {applied} updates of this trainer, fewer than "
                 f"the {self.saved} it had saved: start it from its checkpoint, or restart this trainer"
             )
-        life, restored = LIFE.unpack_from(frame.body, ACKNOWLEDGED.size)
-        self.copy.take(frame.body[ACKNOWLEDGED.size + LIFE.size :], Base(frame.version, len(self._floors) + 1))
+        life, restored = LIFE.unpack_from(frame.body, DURABLE.size)
+        self.copy.take(frame.body[DURABLE.size + LIFE.size :], Base(frame.version, len(self._floors) + 1))
         floor = frame.version if life == self._life else restored  # to which the server went back
         self.rows.rejoined(floor)
         with self._changed:
             self._life, self._repeated = life, next(reversed(self._log), 0)
             self._sent = self._answered = applied
-            self._asked = 0
+            self._asked, self._bid = 0, False
             self._floors.append(floor)
             self._forget(durable)
 
     def _take(self, frame: Frame) -> None:
         match frame.kind:
-            case Kind.PARAMETERS:
-                _, durable = ACKNOWLEDGED.unpack_from(frame.body)
+            case Kind.UPDATE:
+                (durable,) = DURABLE.unpack_from(frame.body)
                 if not frame.flags & Flag.BRIEF:
                     base = Base(frame.version, len(self._floors))
-                    self.copy.take(frame.body[ACKNOWLEDGED.size :], base, frame.number)
+                    self.copy.take(frame.body[DURABLE.size :], base, frame.number)
                 with self._changed:
                     self._answered, self._sound = frame.number, True
                     self.dropped += bool(frame.flags & Flag.DROPPED)
@@ -319,7 +333,7 @@ class Channel:
             case Kind.PING:
                 with self._changed:
                     self._forget(frame.number)
-            case Kind.ROWS:
+            case Kind.FETCH:
                 if (asked := self._open.get(frame.number)) is None:
                     raise FrameError(f"rows for request {frame.number}, which is not open")
                 self.rows.take(asked[1], frame.body, frame.version)
@@ -327,10 +341,12 @@ class Channel:
                     self._sound = True
                     del self._open[frame.number]
                     self._changed.notify_all()
-            case Kind.REFUSED:
+            case Kind.END if frame.flags & Flag.FINAL:
                 raise ServerError(f"{self._settings.address}: {frame.words}")
             case Kind.END:
                 raise GoneError(frame.words)
+            case Kind.BYE if self._bid:
+                self._left = True
             case _:
                 raise FrameError(f"the server sent {frame.kind.name} out of turn")
 
@@ -342,14 +358,14 @@ class Channel:
         self._changed.notify_all()
 
 
-def called(settings: Settings, layout: Layout, bell: Bell, closed: threading.Event) -> tuple[Link, Frame]:
-    """Return a connection that has joined, and WELCOME. Raises GoneError, ServerError, or FingerprintError if refused.
+def called(settings: Settings, layout: Layout, bell: Bell, over: Callable[[], bool]) -> tuple[Link, Frame]:
+    """Return a connection that has joined, and the answer. Raises GoneError, ServerError, or FingerprintError: refused.
 
     GoneError may end by itself: before the handshake anybody on the way can say that a ticket is not known.
     """
-    answer = ACKNOWLEDGED.size + LIFE.size + layout.longest_answer
-    limits = {Kind.PING: 0, Kind.WELCOME: answer, Kind.PARAMETERS: answer, Kind.REFUSED: 1 << 16, Kind.END: 1 << 16}
-    limits[Kind.ROWS] = sum(8 + most(each) for each in layout.fetched)
+    answer = DURABLE.size + LIFE.size + layout.longest_answer
+    limits = {Kind.PING: 0, Kind.JOIN: answer, Kind.UPDATE: answer, Kind.BYE: 0, Kind.END: 1 << 16}
+    limits[Kind.FETCH] = sum(8 + most(each) for each in layout.fetched)
     key = ticket(settings.ticket, settings.address, settings.index, seconds=settings.timeout)
     with ExitStack() as if_it_fails:
         link = Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
@@ -357,16 +373,15 @@ def called(settings: Settings, layout: Layout, bell: Bell, closed: threading.Eve
         link.send(Kind.JOIN, json.dumps({"trainer": settings.trainer, "agreed": dict(layout.agreed)}).encode())
         try:
             while (frame := link.receive()) is None or frame.kind is Kind.PING:
-                if closed.is_set():
+                if over():
                     raise GoneError("this trainer was closed")
         except FrameError as error:
             raise ServerError(
                 f"cannot understand {settings.address} ({error}): does it run the same version of thinwire?"
             ) from error
-        if frame.kind is Kind.REFUSED:
-            raise FingerprintError(f"{settings.address}: {frame.words}")
         if frame.kind is Kind.END:
-            raise GoneError(frame.words)
+            final = frame.flags & Flag.FINAL
+            raise FingerprintError(f"{settings.address}: {frame.words}") if final else GoneError(frame.words)
         if_it_fails.pop_all()
     return link, frame
 

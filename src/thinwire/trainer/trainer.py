@@ -78,11 +78,11 @@ class Trainer:
         drain: int | None,
         seed: int,
         in_flight: int,
-        closed: Callable[[], None],
+        ending: ExitStack,
     ) -> None:
         self.model, self._recipe, self._channels, self._in_flight = model, recipe, channels, in_flight
         self._drain_every, self._chance = drain, random.Random(seed)
-        self._on_close, self._lock = closed, threading.Lock()
+        self._ending, self._lock = ending, threading.Lock()
         self._number = self._skipped = self._in_a_row = self._drained = 0
         self._waited = 0.0
         self._begun = WeakKeyDictionary[nn.Module, list[Base]]()
@@ -244,17 +244,19 @@ class Trainer:
         """Leave, once servers have taken in all updates. The residual is lost; call `drain` first to send it.
 
         With more than four updates in flight that may be only when the slowest trainer is as far. A server that is gone
-        is not waited for, one that falls silent only for `timeout`. Without `goodbye`, nobody is waited for, and
-        servers treat this trainer as killed.
+        is waited for as `reconnect` says, and only if it has not taken in all; one that falls silent is gone after
+        `timeout`. Without `goodbye`, nobody is waited for, and servers treat this trainer as killed.
+
+        Raises:
+            ServerError: If a server that is gone may lack updates. Everything else is done.
         """
-        with self._open():  # so that the model has what has come
-            pass
-        for channel in self._channels:  # first: who sends may wait for room in a log, with our lock
-            channel.stop()
-        with self._lock:
+        with self._ending, ExitStack() as closing:  # all of it, whatever is raised
+            for channel in self._channels:  # first: who sends may wait for room in a log, with our lock
+                channel.stop()
+            closing.enter_context(self._lock)
+            closing.enter_context(self._open())  # so that the model has what has come
             for channel in self._channels:
-                channel.close(goodbye=goodbye)
-        self._on_close()
+                closing.callback(channel.close, goodbye=goodbye)
 
     def __enter__(self) -> Self:
         return self
@@ -384,15 +386,12 @@ def connect(
             channels.append(Channel(settings, layout, model))
             if_one_fails.callback(channels[-1].close, goodbye=False)
         if_one_fails.pop_all()
+    ending = ExitStack()
     for channel in channels:
         channel.copy.places.claim()
-    _AT_WORK.update({id(memory): memory for memory in memories})
-
-    def closed() -> None:
-        for channel in channels:
-            channel.copy.places.release()
-        for memory in memories:
-            memory.restore({})  # the residual is lost, and no later trainer sends it
-            _AT_WORK.pop(id(memory), None)
-
-    return Trainer(model, recipe, channels, drain=drain, seed=seed, in_flight=in_flight, closed=closed)
+        ending.callback(channel.copy.places.release)
+    for memory in memories:
+        _AT_WORK[id(memory)] = memory
+        ending.callback(_AT_WORK.pop, id(memory), None)
+        ending.callback(memory.restore, {})  # the residual is lost, and no later trainer sends it
+    return Trainer(model, recipe, channels, drain=drain, seed=seed, in_flight=in_flight, ending=ending)

@@ -12,7 +12,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
 Bytes = bytes | memoryview
-PROTOCOL = 8
+PROTOCOL = 9
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQ")
 PIECE = 1 << 16
@@ -27,25 +27,20 @@ AROUND = 42
 
 
 class Kind(IntEnum):
-    """What a frame is.
+    """What a frame is; an answer has the kind of what it answers.
 
     Either side pings, so that it shows if its last message was lost. A ping from the server has the number of the
-    trainer's latest update that is on disk. A FETCH gets ROWS of the same number, and a WATCH gets STATUS. REFUSED is
-    final; after END a trainer may join again. Both say why; an END without words answers BYE.
+    trainer's latest update that is on disk. BYE is answered when all has arrived. END says why the server hears no
+    more.
     """
 
     PING = 0
     JOIN = 1
-    WELCOME = 2
-    REFUSED = 3
-    UPDATE = 4
-    PARAMETERS = 5
-    BYE = 6
-    WATCH = 7
-    STATUS = 8
-    FETCH = 9
-    ROWS = 10
-    END = 11
+    UPDATE = 2
+    FETCH = 3
+    WATCH = 4
+    BYE = 5
+    END = 6
 
 
 class Flag(IntFlag):
@@ -59,13 +54,15 @@ class Flag(IntFlag):
     """Of an answer: the update was not finite and has not been applied."""
     BRIEF = 8
     """Of an update: others follow at once, so the answer may leave parameters out. Of an answer: it has none."""
+    FINAL = 16
+    """Of an END: the trainer cannot join again."""
 
 
 NONE = Flag(0)
-ACKNOWLEDGED = struct.Struct("<QQ")
-"""At the start of an answer: the trainer's latest update that was applied, and the latest that is on disk."""
+DURABLE = struct.Struct("<Q")
+"""At the start of an answer to UPDATE or JOIN: the trainer's latest update that is on disk."""
 LIFE = struct.Struct("<QQ")
-"""After that in a WELCOME: a number that this start of the server drew, and the version that it went on from."""
+"""After that to JOIN: a number that this start of the server drew, and the version that it went on from."""
 LOSS = struct.Struct("<d")
 """At the start of an update, before its sections: the loss that the trainer tells, NaN if it tells none."""
 
@@ -75,7 +72,11 @@ class FrameError(ValueError):
 
 
 class GoneError(ConnectionError):
-    """The other side is gone, or something that it said."""
+    """The other side is gone, or something that it said. `fix`: what to do, if it is not to start the server."""
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(f"{why}: {fix}" if fix else why)
+        self.fix = fix
 
 
 class Frame(NamedTuple):

@@ -5,10 +5,12 @@ silent. It asks who may join before anything of theirs comes in (RFC 27). A sock
 """
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -120,7 +122,7 @@ class Listener:
     """
 
     def __init__(self, address: str, own: bytes, theirs: bytes, *, timeout: float, longest: int) -> None:
-        host, port = resolved(address)
+        (host, port), self._ending = resolved(address), deque[tuple[float, socket.socket]]()
         self._context = zmq.Context[Any]()
         self._socket = _socket(self._context, zmq.ROUTER, host, timeout)
         door, failures = self._context.socket(zmq.REP), self._socket.get_monitor_socket(zmq.EVENT_ACCEPT_FAILED)
@@ -150,14 +152,15 @@ class Listener:
         """Wait until something has come or the bell rings, at most so long."""
         self._poller.poll(int(1000 * seconds))
         self.bell.hush()
+        self._hang_up(time.monotonic() - _LINGER)
 
-    def receive(self) -> tuple[bytes, memoryview, str] | None:
-        """Return who sent a message, it, and from where; None if none has come."""
+    def receive(self) -> tuple[bytes, memoryview, str, int] | None:
+        """Return who sent a message, it, from where, and its connection's descriptor; None if none has come."""
         try:
             peer, message, *_ = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
         except (zmq.Again, ValueError):  # ValueError: an empty one
             return None
-        return peer.bytes, message.buffer, str(message.get("Peer-Address"))
+        return peer.bytes, message.buffer, str(message.get("Peer-Address")), int(message.get(zmq.SRCFD))
 
     def send(self, peer: bytes, message: bytes | memoryview) -> bool:
         """Send a message, and return whether there was room for it. Raises GoneError if that peer is gone."""
@@ -169,10 +172,21 @@ class Listener:
             raise GoneError("the connection was closed") from error
         return True
 
+    def end(self, descriptor: int) -> None:
+        """Close a connection, when the last words are said; libzmq leaves that to the other side."""
+        with suppress(OSError):  # it is closed. A copy, as libzmq may close it first, and its number be another's
+            self._ending.append((time.monotonic(), socket.socket(fileno=os.dup(descriptor))))
+
+    def _hang_up(self, until: float) -> None:
+        while self._ending and self._ending[0][0] < until:
+            with self._ending.popleft()[1] as connection, suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close all connections, when the last words are said."""
         self._socket.close(int(1000 * _LINGER))
         self._context.term()
+        self._hang_up(math.inf)
         self._doorkeeper.join()
         _ends.discard(getattr(self, "_end", ("", 0)))
 
@@ -213,7 +227,8 @@ class Link:
     def __init__(
         self, address: str, server: bytes, mine: bytes, bell: Bell, *, timeout: float, limits: dict[Kind, int]
     ) -> None:
-        self._end, self._inbox, self._bell, self._gone = resolved(address), Inbox(limits), bell, ""
+        self._end, self._inbox, self._bell = resolved(address), Inbox(limits), bell
+        self._gone: GoneError | None = None
         self._said, self._spoke, self._pause = 0, time.monotonic(), timeout / 3
         self.counted = [0, 0]
         """Bytes sent and received."""
@@ -223,6 +238,7 @@ class Link:
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, mine)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public_of(mine))
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # its owner joins again
         self._socket.setsockopt(zmq.RCVHWM, 0)
         events = zmq.EVENT_ALL & ~zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # to tell of that, libzmq loses errno and aborts
         self._monitor = self._socket.get_monitor_socket(events)
@@ -243,8 +259,8 @@ class Link:
         """Send one message, when there is room for it. Raises GoneError."""
         message = numbered(message, self._said)
         while True:
-            if self._gone:
-                raise GoneError(self._gone)
+            if self._gone is not None:
+                raise self._gone
             try:
                 self._socket.send(message, zmq.DONTWAIT)
             except zmq.Again:
@@ -261,8 +277,8 @@ class Link:
             try:
                 message = self._socket.recv(zmq.DONTWAIT, copy=False)
             except zmq.Again:
-                if self._gone:  # and all has been read
-                    raise GoneError(self._gone) from None
+                if self._gone is not None:  # and all has been read
+                    raise self._gone from None
                 if self._bell.hush():
                     return None
                 if time.monotonic() - self._spoke > self._pause and self._socket.poll(0, zmq.POLLOUT):
@@ -276,8 +292,9 @@ class Link:
 
     def _look(self) -> None:
         """See what has become of the connection."""
-        while not self._gone and self._monitor.poll(0):
-            self._gone = _WORDS.get(zmq.Event(monitor.recv_monitor_message(self._monitor)["event"]).name or "", "")
+        while self._gone is None and self._monitor.poll(0):
+            event = zmq.Event(monitor.recv_monitor_message(self._monitor)["event"]).name or ""
+            self._gone = GoneError(*_WORDS[event]) if event in _WORDS else None
 
     def close(self) -> None:
         """Close the connection; what has not left is lost."""
@@ -290,12 +307,16 @@ class Link:
         self._context.term()
 
 
+_FIX = (
+    "the ticket is of another server, or of an earlier start: pass this one's server.ticket as ticket=; with "
+    "checkpoint= or key=, a server keeps its ticket when it starts again"
+)
 _WORDS = {
-    "CLOSED": "nobody listens there",
-    "DISCONNECTED": "the connection was closed",
+    "CLOSED": ("nobody listens there",),
+    "DISCONNECTED": ("the connection was closed",),
     # anybody on the way can say so
-    "HANDSHAKE_FAILED_AUTH": "it does not know this trainer's ticket: pass its server.ticket as ticket=",
-    "HANDSHAKE_FAILED_NO_DETAIL": "it is not a thinwire server, or has another key",
+    "HANDSHAKE_FAILED_AUTH": ("it does not know this trainer's ticket", _FIX),
+    "HANDSHAKE_FAILED_NO_DETAIL": ("it is not a thinwire server, or has another key", _FIX),
 }
 
 
