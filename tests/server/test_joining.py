@@ -21,6 +21,7 @@ from served import (
     Raw,
     Vector,
     closed,  # noqa: F401 - a fixture
+    connections,
     dense,
     gradients,
     joined,
@@ -53,7 +54,7 @@ from thinwire.wire.frames import (
     numbered,
     parse,
 )
-from thinwire.wire.keys import VARIABLE, key_of
+from thinwire.wire.keys import VARIABLE, key_of, ticket
 
 
 @pytest.fixture
@@ -79,12 +80,50 @@ def test_on_one_host_this_users_trainers_find_a_ticket_that_others_cannot_read(h
     assert not list(home.iterdir())
 
 
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("listens", "called"),
+    [
+        ("0.0.0.0", "localhost"),
+        ("0.0.0.0", "127.0.0.2"),  # as any address of this host
+        ("0.0.0.0", "0.0.0.0"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("localhost", "127.0.0.1"),
+        ("[::]", "127.0.0.2"),
+        ("[::]", "[::1]"),
+        ("[::1]", "[::]"),
+    ],
+)
+def test_a_ticket_is_found_by_every_address_of_the_server(listens: str, called: str) -> None:
+    server = started(address=f"{listens}:0")
+    assert joined(server, address=f"{called}:{server.address.rpartition(':')[2]}", ticket=None).step()
+
+
+@pytest.mark.usefixtures("home")
+def test_a_ticket_is_not_for_another_host() -> None:
+    port = started(address="0.0.0.0:0").address.rpartition(":")[2]
+    with pytest.raises(GoneError, match="no ticket"):
+        ticket("", f"192.0.2.1:{port}", 0, seconds=0.1)
+
+
+@pytest.mark.parametrize("listens", ["127.0.0.1", "0.0.0.0"])
+def test_a_new_ticket_takes_those_of_dead_servers_at_its_port_away(home: Path, listens: str) -> None:
+    with started() as dead:
+        port = dead.address.rpartition(":")[2]
+    alive = [] if listens == "0.0.0.0" else [started(address=f"127.0.0.3:{port}").address]
+    others = [f"127.0.0.2:{int(port) + 1}", f"192.0.2.1:{port}"]  # of another port, and of another host
+    for name in (f"127.0.0.2:{port}", f"[::1]:{port}", f"[::]:{port}", f"0.0.0.0:{port}", *others):
+        (home / name).touch(mode=0o600)
+    server = started(address=f"{listens}:{port}")
+    assert {each.name for each in home.iterdir()} == {server.address, *alive, *others}
+
+
 def test_a_key_is_made_beside_the_checkpoint_and_kept(home: Path, tmp_path: Path) -> None:
     for _ in range(2):
         server = started(checkpoint=tmp_path / "server.pt", address="0.0.0.0:0")
         address = server.address.replace("0.0.0.0", "127.0.0.1")
-        for ticket in (server.ticket, tmp_path / "server.pt.key.ticket", None):
-            assert joined(server, address=address, ticket=ticket).step()
+        for given in (server.ticket, tmp_path / "server.pt.key.ticket", None):
+            assert joined(server, address=address, ticket=given).step()
         server.close()
         files = [tmp_path / name for name in ("server.pt.key", "server.pt.key.ticket")]
         assert all(each.stat().st_mode & 0o777 == 0o600 for each in files)
@@ -158,6 +197,24 @@ def test_an_error_that_nobody_vouches_for_is_tried_again(tmp_path: Path, caplog:
         connect(Vector(), thresholded(), address=address, ticket=made.ticket.text[:64] + made.text[:64], reconnect=0.5)
 
 
+@pytest.mark.parametrize("same", ["", "server"])
+def test_the_error_for_a_wrong_ticket_says_why_and_what_to_do(same: str) -> None:
+    server, other = started(), key_of(None).ticket.text
+    with pytest.raises(ServerError, match=r"of another server, or of an earlier start.*server\.ticket.*key=") as wrong:
+        joined(server, ticket=server.ticket[:64] + other[64:] if same else other)
+    assert "start it first" not in str(wrong.value)
+
+
+def test_a_ticket_is_told_from_a_file_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, name = started(), "t" * 128
+    (tmp_path / name).touch(mode=0o600)
+    (tmp_path / name).write_text(server.ticket)
+    monkeypatch.chdir(tmp_path)
+    assert joined(server, ticket=name).step()
+    with pytest.raises(ValueError, match="the ticket holds no key or ticket"):
+        joined(server, ticket=server.ticket[:-1])
+
+
 def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:
     server = started()
     trainer = joined(server)
@@ -170,7 +227,7 @@ def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:
     assert server.ticket[:32] not in str(refused.value)
     joined(server, ticket=f" {server.ticket}\n")
     with pytest.raises(ServerError, match="no ticket for this server") as lost:
-        joined(server, ticket=server.ticket[:-1], timeout=1.0)
+        joined(server, ticket=f"{server.ticket[:-1]}g", timeout=1.0)
     assert server.ticket[:32] not in f"{lost.value!r} {lost.value.__cause__!r} {lost.value.__context__!r}"
 
 
@@ -297,7 +354,8 @@ def test_without_pyzmq_the_library_works() -> None:
     program = """
 import sys
 sys.modules["zmq"] = None
-import thinwire, torch
+import thinwire.trainer, torch
+print([name for name in sys.modules if name.startswith("thinwire.server")])
 for call in (thinwire.serve, thinwire.connect):
     options = {"make_optimizer": torch.optim.SGD} if call is thinwire.serve else {}
     try:
@@ -306,6 +364,7 @@ for call in (thinwire.serve, thinwire.connect):
         print(error)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("[]\n")  # a trainer loads nothing of the server's
     assert said.count("pip install 'thinwire[server]'") == 2
 
 
@@ -441,7 +500,7 @@ def test_a_strangers_bytes_close_its_connection_only(guarded: Server, data: byte
         _framed(Kind.UPDATE, number=7),
         _framed(Kind.PING, b"x"),
         _framed(Kind.JOIN, b"{}"),
-        _framed(Kind.WELCOME),
+        _framed(Kind.WATCH),
         _framed(99),
         _framed(Kind.PING, magic=b"abcd"),
         bytes(HEADER.size),
@@ -454,6 +513,7 @@ def test_a_malformed_frame_changes_nothing(guarded: Server, data: bytes) -> None
     raw.send_raw(data)
     with pytest.raises(GoneError):
         raw.receive()
+    assert soon(lambda: connections(guarded.address) == 1)  # it is closed, though its owner is not gone
 
 
 def test_a_message_longer_than_a_piece_breaks_the_connection(guarded: Server) -> None:
@@ -510,9 +570,9 @@ def test_headers_are_read_or_refused() -> None:
     for wrong in (
         _framed(Kind.UPDATE, length=11),
         _framed(Kind.PING, length=1),
-        _framed(Kind.WELCOME),
+        _framed(Kind.WATCH),
         HEADER.pack(MAGIC, PROTOCOL + 1, Kind.PING, 0, 0, 0, 0),
-        HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 16, 0, 0, 0),
+        HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 32, 0, 0, 0),
     ):
         with pytest.raises(FrameError):
             parse(wrong[:32], limits)

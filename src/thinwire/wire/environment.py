@@ -1,7 +1,9 @@
 """Where servers are: as host:port, or through the store that torchrun's environment names."""
 
 import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -25,6 +27,15 @@ def split(address: str) -> tuple[str, int]:
 def joint(host: str, port: int) -> str:
     """Return host:port, as `split` takes it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def can_listen(host: str, port: int = 0) -> bool:
+    """Return whether a socket could listen there: not at another machine's address, nor where one listens already."""
+    with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return True
+    return False
 
 
 def place(index: int | None, servers: int, address: str | None) -> int:

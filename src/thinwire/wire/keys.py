@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from ipaddress import ip_address
 from pathlib import Path
+from string import hexdigits
 from typing import Annotated, Any, Self, final
 
 from thinwire.checked import BODY
@@ -26,6 +27,8 @@ Given = Annotated[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | No
 """Tickets, or files that hold them: one for all servers, or one for each. No error may show one."""
 VARIABLE = "THINWIRE_TICKET"
 _DIGITS = 128
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses at which a server listens at all of its machine's, and where those lead who call there."""
 
 
 @final
@@ -79,12 +82,21 @@ def key_of(path: Path | None) -> Key:
 
 
 def leave(address: str, text: str) -> Callable[[], None]:
-    """Leave a ticket for this user's processes on this host, if that can be; return what takes it away."""
+    """Leave a ticket for this user's processes on this host, if that can be; return what takes it away.
+
+    Those of servers that were killed are dropped, as far as these listened at the same port.
+    """
     host, port = environment.split(address)
     try:
-        path = _left({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+        path = _left(host, port)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(path, text)
+        for other in path.parent.glob(f"?*:{port}"):
+            theirs = environment.split(other.name)[0]
+            four = ":" not in host + theirs
+            clash = "::" in (host, theirs) or (four and "0.0.0.0" in (host, theirs))  # with the new one, if it is alive
+            if other != path and environment.can_listen(theirs, 0 if clash else port):
+                other.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         logger.warning("trainers will not find the ticket by themselves (%s): give them server.ticket", error)
         return lambda: None
@@ -112,14 +124,15 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
 
     Raises ValueError for what is no ticket, GoneError if there is none, and ServerError if the store has none in time.
     """
-    if isinstance(given, str) and len(given) == _DIGITS:
+    if isinstance(given, str) and given and not set(given) - set(hexdigits):
         return Key.read(given, "the ticket")
     if given:
         return Key.read(_private(Path(given)), "that file")
     host, port = resolved(address)
-    path = _left(host, port)
-    if path.exists() or ip_address(host).is_loopback or (stored := environment.stored_ticket(index, seconds)) is None:
-        return Key.read(_private(path), "what was left")
+    hosts = [host, *_ANY, _ANY.get(host, host)] if environment.can_listen(host) else [host]
+    found = [path for each in hosts if (path := _left(each, port)).exists()]
+    if found or ip_address(host).is_loopback or (stored := environment.stored_ticket(index, seconds)) is None:
+        return Key.read(_private(found[0] if found else _left(host, port)), "what was left")
     return Key.read(stored, "what was stored")
 
 
@@ -136,8 +149,11 @@ def _private(path: Path) -> str:
             raise ValueError(f"{path} can be read by other users: chmod 600, or delete it")
         return path.read_text()
     except OSError as error:
-        why = error.strerror  # without the name, which may be a ticket with a digit missing
-        raise GoneError(f"no ticket for this server: pass ticket=, or set {VARIABLE}; the file: {why}") from None
+        why = f"no ticket for this server: {error.strerror}"  # without the name, which may be a damaged ticket
+        raise GoneError(
+            why,
+            f"start it first, or pass reconnect= to wait for it; or pass its server.ticket as ticket= or {VARIABLE}",
+        ) from None
 
 
 def _write(path: Path, text: str) -> None:
