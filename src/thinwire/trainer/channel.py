@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, final
@@ -108,12 +107,15 @@ class Channel:
         self._log, self._logged = dict[int, Sent](), 0  # updates that are not on disk, by number, and their bytes
         self._open = dict[int, tuple[int, Sequence[Tensor]]]()  # questions: after which update, and for which rows
         self._questions = 0
-        self._floors, self._life, self._counted = list[int](), 0, (0, 0)
+        self._floors, self._life = list[int](), 0
+        self.counted = [0, 0]
+        """Bytes sent and received, headers included."""
         self._sent = self._answered = self._asked = 0  # the latest update and question, over this connection
         self._repeated = 0  # up to which number updates are sent again
         self.saved = self.dropped = 0
         """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
-        self._full = self._goodbye = self._bid = self._left = False  # `_bid`: BYE, which the server answered if `_left`
+        self._full = self._joined = self._bid = False  # `_joined`, and has bid goodbye: over this connection
+        self._goodbye = self._left = False  # what `close` was told, and whether the server has answered BYE
         self._sound, self._deadline = True, 0.0  # whether a loss now is one of its own, and until when it is borne
         self._closed = threading.Event()
         self._error: Exception | None = None
@@ -132,12 +134,6 @@ class Channel:
     def staged_bytes(self) -> int:
         """Bytes of the updates that may have to be sent once more, and of the vectors that are encoded."""
         return self._logged + self.uplink.staged
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received, headers included."""
-        (sent, received), link = self._counted, self._link
-        return (sent, received) if link is None else (sent + link.counted[0], received + link.counted[1])
 
     def send(self, number: int, base: Base, flags: Flag, body: Sequence[Bytes]) -> None:
         """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
@@ -185,15 +181,16 @@ class Channel:
     def close(self, *, goodbye: bool) -> None:
         """Close the connection: with a `goodbye`, when the server has all that was logged.
 
-        Raises ServerError if it may not have, unless the reason has been told.
+        Raises ServerError if it may not have, unless the reason has been told. Later calls do nothing.
         """
+        if self._closed.is_set():
+            return
         self.stop()
         self._goodbye = goodbye
         self._closed.set()
         self._bell.ring()
         self._thread.join()
         if goodbye and self._unconfirmed and self._told is not self._error:
-            self._told = self._error
             raise ServerError(
                 f"the server at {self._settings.address} has not confirmed the last {self._unconfirmed} updates, which "
                 "may be lost: call settle before close, and pass reconnect= to wait for a server that is gone"
@@ -233,9 +230,10 @@ class Channel:
     def _converse(self) -> None:
         """Join, if that is to be done; send all that is due, and take in an answer. Raises GoneError."""
         if (link := self._link) is None:
-            link, welcome = called(self._settings, self.layout, self._bell, self._over)
-            self._link = link
-            self._welcomed(welcome)
+            link = self._link = called(self._settings, self.layout, self._bell)
+            link.counted = self.counted
+            asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed)}
+            link.send(Kind.JOIN, json.dumps(asked).encode())
         while not self._over() and (send := self._due(link)) is not None:
             send()
         if not self._over() and (frame := link.receive()) is not None:
@@ -244,12 +242,15 @@ class Channel:
     def _over(self) -> bool:
         """Whether this was closed, and after a BYE the server has all updates, or is gone and lacks none."""
         with self._changed:
-            waits = self._goodbye and not self._left and (self._link is not None or self._unconfirmed)
-            return self._closed.is_set() and not waits
+            return self._closed.is_set() and not (
+                self._goodbye and not self._left and (self._joined or self._unconfirmed)
+            )
 
     def _due(self, link: Link) -> Callable[[], None] | None:
         """Return what sends what is due now, if anything is, and note that it is under way."""
         with self._changed:
+            if not self._joined:
+                return None
             if self._full:
                 self._full = False
                 return partial(link.send, Kind.PING, flags=Flag.SAVE)
@@ -275,16 +276,17 @@ class Channel:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
+            said = ""
             if isinstance(error, (FrameError, PayloadError)):
                 said = f"the server's answer cannot be read ({error}): do both run the same version of thinwire?"
-            known = isinstance(error, (ServerError, FingerprintError)) or not self._floors
-            self._error = error if known else ServerError(said)
+            elif self._floors and not isinstance(error, (ServerError, FingerprintError)):
+                said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
+            self._error = ServerError(said) if said else error
             self._changed.notify_all()
 
     def _lost(self, error: GoneError) -> None:
         """Have the trainer join again, within the patience that each loss has of its own. Raises ServerError."""
-        link, self._counted, self._link = self._link, self.traffic, None
+        link, self._link, self._joined = self._link, None, False
         if link is not None:
             link.close()
         where, patience = self._settings.address, self._settings.patience
@@ -315,13 +317,15 @@ class Channel:
         with self._changed:
             self._life, self._repeated = life, next(reversed(self._log), 0)
             self._sent = self._answered = applied
-            self._asked, self._bid = 0, False
+            self._asked, self._bid, self._joined = 0, False, True
             self._floors.append(floor)
             self._forget(durable)
 
     def _take(self, frame: Frame) -> None:
         match frame.kind:
-            case Kind.UPDATE:
+            case Kind.JOIN if not self._joined:
+                self._welcomed(frame)
+            case Kind.UPDATE if self._joined:
                 (durable,) = DURABLE.unpack_from(frame.body)
                 if not frame.flags & Flag.BRIEF:
                     base = Base(frame.version, len(self._floors))
@@ -342,7 +346,7 @@ class Channel:
                     del self._open[frame.number]
                     self._changed.notify_all()
             case Kind.END if frame.flags & Flag.FINAL:
-                raise ServerError(f"{self._settings.address}: {frame.words}")
+                raise (ServerError if self._joined else FingerprintError)(f"{self._settings.address}: {frame.words}")
             case Kind.END:
                 raise GoneError(frame.words)
             case Kind.BYE if self._bid:
@@ -358,32 +362,13 @@ class Channel:
         self._changed.notify_all()
 
 
-def called(settings: Settings, layout: Layout, bell: Bell, over: Callable[[], bool]) -> tuple[Link, Frame]:
-    """Return a connection that has joined, and the answer. Raises GoneError, ServerError, or FingerprintError: refused.
-
-    GoneError may end by itself: before the handshake anybody on the way can say that a ticket is not known.
-    """
+def called(settings: Settings, layout: Layout, bell: Bell) -> Link:
+    """Return a new connection. Raises ServerError, GoneError, or ValueError for what is no ticket."""
     answer = DURABLE.size + LIFE.size + layout.longest_answer
     limits = {Kind.PING: 0, Kind.JOIN: answer, Kind.UPDATE: answer, Kind.BYE: 0, Kind.END: 1 << 16}
     limits[Kind.FETCH] = sum(8 + most(each) for each in layout.fetched)
     key = ticket(settings.ticket, settings.address, settings.index, seconds=settings.timeout)
-    with ExitStack() as if_it_fails:
-        link = Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
-        if_it_fails.callback(link.close)
-        link.send(Kind.JOIN, json.dumps({"trainer": settings.trainer, "agreed": dict(layout.agreed)}).encode())
-        try:
-            while (frame := link.receive()) is None or frame.kind is Kind.PING:
-                if over():
-                    raise GoneError("this trainer was closed")
-        except FrameError as error:
-            raise ServerError(
-                f"cannot understand {settings.address} ({error}): does it run the same version of thinwire?"
-            ) from error
-        if frame.kind is Kind.END:
-            final = frame.flags & Flag.FINAL
-            raise FingerprintError(f"{settings.address}: {frame.words}") if final else GoneError(frame.words)
-        if_it_fails.pop_all()
-    return link, frame
+    return Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
 
 
 def drainable(recipe: Reducer) -> bool:

@@ -215,7 +215,7 @@ class Trainer:
 
     def traffic(self) -> Traffic:
         """Return what has been sent and received so far."""
-        sent, received = (sum(each) for each in zip(*(channel.traffic for channel in self._channels), strict=True))
+        sent, received = (sum(each) for each in zip(*(channel.counted for channel in self._channels), strict=True))
         return Traffic(
             updates=self._number,
             saved=min(channel.saved for channel in self._channels),
