@@ -159,6 +159,14 @@ def test_only_its_own_module_imports_a_framework(framework: str) -> None:
     assert not _users(f"thinwire.frameworks.{framework}")
 
 
+def test_nothing_is_imported_with_thinwire_that_takes_longer_than_thinwire() -> None:
+    """DTensor alone brings sympy: who has a DTensor has imported it."""
+    slow = re.compile(r"torch\.(_dynamo|distributed\.(checkpoint|fsdp|tensor))")
+    for path in (path for path in FILES if path.is_relative_to(ROOT) and _package(path) != "frameworks"):
+        first = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not list(filter(slow.match, (name for node in first for name in _imported(node, path)))), path
+
+
 def test_only_files_of_its_name_import_triton() -> None:
     """They are imported when the first tensor on a GPU comes; elsewhere Triton need not be there."""
     assert {path.name for path in _users("triton") if path.is_relative_to(ROOT)} == {"triton.py"}

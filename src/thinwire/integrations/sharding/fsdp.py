@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collectives import Group
+from thinwire.integrations.training.gradients import is_dtensor
 
 
 def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -162,11 +163,6 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
-def is_dtensor(p: object) -> bool:
-    """Whether this is a DTensor, as `fully_shard` makes of parameters."""
-    return hasattr(p, "device_mesh")
 
 
 def mesh_groups(given: Mapping[str, object]) -> list[Group]:

@@ -16,7 +16,7 @@ from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.membership.redistribution import check_alike
 from thinwire.integrations.membership.together import union
-from thinwire.integrations.sharding.fsdp import is_dtensor
+from thinwire.integrations.training.gradients import is_dtensor
 from thinwire.memories import Noted
 from thinwire.memories.base import State
 from thinwire.reducer.owners import rows_of

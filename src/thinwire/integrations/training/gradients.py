@@ -84,7 +84,7 @@ class Gradients:
         sent = self._sent.get(name)
         if sent is None or name not in sent.written:
             return False
-        plain = not hasattr(held, "to_local")
+        plain = not is_dtensor(held)
         if plain and held.untyped_storage().data_ptr() == sent.flat.untyped_storage().data_ptr():
             return sent.intact
         return 0 <= held._version - sent.written[name] <= plain
@@ -101,10 +101,15 @@ class _Sent:
     intact: bool = False
 
 
+def is_dtensor(x: object) -> bool:
+    """Whether this is a DTensor, as `fully_shard` makes of parameters. To import the class would take a second."""
+    return hasattr(x, "to_local")
+
+
 def local(x: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, detached and in the same memory. Any other tensor stays as it is."""
     held: Any = x.detach()
-    shard: Tensor = held.to_local() if hasattr(held, "to_local") else x
+    shard: Tensor = held.to_local() if is_dtensor(held) else x
     return shard
 
 

@@ -3,17 +3,16 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, futures, nn
-from torch.distributed.tensor import DTensor
 
 from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.buckets import GradientBucket, buckets
-from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.gradients import is_dtensor, local
 from thinwire.integrations.workers.meeting import Meeting
 from thinwire.schedules import Schedule
 
@@ -36,7 +35,7 @@ class Fragment:
         names = attachment.names
         self._views = {names[p]: v for b in self._buckets for p, v in zip(b.parameters, b.views, strict=True)}
         self._flying: list[torch.futures.Future[Tensor]] = []
-        sharded = next((p for p in self._own.values() if isinstance(p, DTensor)), None)
+        sharded: Any = next(filter(is_dtensor, self._own.values()), None)
         self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
         self.arrived = self._landed = False
         self.meeting: Meeting | None = None

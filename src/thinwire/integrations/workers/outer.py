@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Count, Part, Seconds, checked
@@ -32,7 +31,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.training.drift import start_alike
-from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.gradients import is_dtensor, local
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
 from thinwire.integrations.workers.outer_state import plain
@@ -115,7 +114,7 @@ def outer(
         _check_gathers(steps)
     group = group_or_all(group)
     whole = model.module if isinstance(model, DistributedDataParallel) else model
-    alone = whole is model and not any(isinstance(p, DTensor) for p in model.parameters())
+    alone = whole is model and not any(map(is_dtensor, model.parameters()))
     if store is not None and not alone:
         raise ValueError(
             "store= cannot be combined with a model wrapped in DDP, FSDP2 or thinwire.shard: with a store each worker "
