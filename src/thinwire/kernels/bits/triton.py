@@ -131,19 +131,9 @@ def _low_part(start, at, there, low_bits, low_nbytes, BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits", "space"])
 def _read_bits(
-    rows,
-    found,
-    keys,
-    row_stride,
-    tiles,
-    count,
-    low_bits,
-    low_nbytes,
-    unary_bits,
-    space,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    rows, found, keys, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, space,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write the keys of a tile. One that cannot be is −1; if the row has stray bits, or not `count`, all are."""
     row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
     tile, before, total, stray = tl.program_id(0) % tiles, count * 0, count * 0, count * 0

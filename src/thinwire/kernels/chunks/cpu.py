@@ -126,20 +126,12 @@ def _folded(a: Tensor) -> Array:
     """Return what even rows of a DCT weigh sums with, and beside it what odd rows weigh differences with."""
     half = a[:, : -(-a.shape[0] // 2)].T
     evens, odds = (_padded(half[:, first::2], vectors.TOGETHER) for first in (0, 1))
-    both = torch.from_numpy(evens).new_zeros(half.shape[0], 2 * evens.shape[1])
-    both[:, : evens.shape[1]] = torch.from_numpy(evens)
-    both[:, evens.shape[1] : evens.shape[1] + odds.shape[1]] = torch.from_numpy(odds)
-    return _padded(both, vectors.TOGETHER)
+    return np.concatenate([evens, np.pad(odds, ((0, 0), (0, evens.shape[1] - odds.shape[1])))], axis=1)
 
 
 def _padded(matrix: Tensor, multiple: int) -> Array:
     """Return a matrix with columns of zeros, up to a multiple. It begins at a cache line: no vector lies in two."""
-    rows, columns = matrix.shape[0], -(-matrix.shape[1] // multiple) * multiple
-    room = matrix.new_zeros(rows * columns + vectors.BYTES)
-    start = -room.data_ptr() % vectors.BYTES // room.element_size()
-    padded = room[start : start + rows * columns].view(rows, columns)
-    padded[:, : matrix.shape[1]] = matrix
-    return padded.numpy()
+    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % multiple)).contiguous().numpy()
 
 
 # The inverse transform of a few coefficients of every chunk: every product and sum is rounded on its own.

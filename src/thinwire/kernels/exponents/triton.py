@@ -59,20 +59,9 @@ def _encode(x, codes, starts, words, n, CODED: tl.constexpr):
 
 @triton.jit
 def _decode(
-    out,
-    rest,
-    sizes,
-    starts,
-    stream,
-    table,
-    good,
-    n,
-    nbytes,
-    blocks,
-    CODED: tl.constexpr,
-    LONGEST: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    out, rest, sizes, starts, stream, table, good, n, nbytes, blocks,
+    CODED: tl.constexpr, LONGEST: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     real = lane < blocks
     begin = tl.load(starts + lane, mask=real, other=0) * 8

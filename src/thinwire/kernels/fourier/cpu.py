@@ -10,6 +10,7 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from torch import Tensor
@@ -20,29 +21,21 @@ from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.simd import Code, declared
 
-_LINE = 64
 _VECTOR = 32
 
 
 def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
     out, lanes = empty(numel, pairs.dtype, pairs.device), _VECTOR // pairs.element_size()
     cos, sin = (part.numpy() for part in turns(width, pairs.dtype))
-    dtype = cos.dtype.type
-    arrays = (out.numpy(), pairs.numpy(), cos, sin, np.array(radices(width)), dtype(1 / sqrt(width)))
+    arrays = (out.numpy(), pairs.numpy(), cos, sin, np.array(radices(width)), cos.dtype.type(1 / sqrt(width)))
 
     def run(lo: int, hi: int) -> None:
-        x, y = (_aligned(2 * lanes * width, dtype) for _ in range(2))
+        # Torch's memory begins at a cache line, so that no vector lies in two.
+        x, y = (torch.empty(2 * lanes * width, dtype=pairs.dtype).numpy() for _ in range(2))
         _inverse_loop(*arrays, x, y, lo, hi)
 
     map_ranges(run, numel, align=2 * lanes * width)
     return out
-
-
-def _aligned(count: int, dtype: Any) -> np.ndarray[Any, Any]:
-    """Return an uninitialised array that begins at a cache line, so that no vector lies in two."""
-    room = np.empty(count + _LINE, dtype)
-    start = -room.ctypes.data % _LINE // room.itemsize
-    return room[start : start + count]
 
 
 _Number = tuple[Any, Any]

@@ -33,10 +33,8 @@ def hashed_slots_of_each(
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
     launch(_hash_each, tiles.total, held, indices, priorities, *columns[1:], tiles.of, BLOCK=_BLOCK)
     out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots))
-    tiles = tiles_of_each(tuple(slots), device, _BLOCK)
-    launch(
-        _elements_of_each, tiles.total, out, values, held, columns[0], columns[2], columns[6], tiles.of, BLOCK=_BLOCK
-    )
+    tiles, args = tiles_of_each(tuple(slots), device, _BLOCK), (out, values, held, columns[0], columns[2], columns[6])
+    launch(_elements_of_each, tiles.total, *args, tiles.of, BLOCK=_BLOCK)
     return out, values
 
 
@@ -150,14 +148,8 @@ def _elements_of_each(out, values, held, address, slots, start, tiles, BLOCK: tl
 def _part(columns, part, parts):
     """Return a part's offset, length, slots, bits of a code, first place, and first byte."""
     at = columns + part
-    return (
-        tl.load(at),
-        tl.load(at + parts),
-        tl.load(at + 2 * parts),
-        tl.load(at + 3 * parts),
-        tl.load(at + 4 * parts),
-        tl.load(at + 5 * parts),
-    )
+    offset, length, slots = tl.load(at), tl.load(at + parts), tl.load(at + 2 * parts)
+    return offset, length, slots, tl.load(at + 3 * parts), tl.load(at + 4 * parts), tl.load(at + 5 * parts)
 
 
 @triton.jit(do_not_specialize=["parts"])
@@ -193,20 +185,9 @@ def _pack(out, codes, columns, parts, tiles, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["row_stride", "stride", "seed_stride", "seed_step", "total", "parts", "count"])
 def _decode(
-    out,
-    rows,
-    seeds,
-    columns,
-    row_stride,
-    stride,
-    seed_stride,
-    seed_step,
-    total,
-    parts,
-    tiles,
-    count,
+    out, rows, seeds, columns, row_stride, stride, seed_stride, seed_step, total, parts, tiles, count,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     row, tile = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count
     part = tl.load(tiles + 3 * tile)
     offset, length, slots, bits, first, start = _part(columns, part, parts)

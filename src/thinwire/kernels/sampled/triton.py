@@ -88,19 +88,9 @@ def _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS: tl.cons
 
 @triton.jit
 def _find(
-    counts,
-    kept,
-    like,
-    at,
-    size,
-    histograms,
-    nans,
-    rank,
-    tiles,
-    LEVELS: tl.constexpr,
-    TILE: tl.constexpr,
-    ROOM: tl.constexpr,
-):
+    counts, kept, like, at, size, histograms, nans, rank, tiles,
+    LEVELS: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     vector, start = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
     hit, index, _x = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
@@ -111,34 +101,15 @@ def _find(
 
 @triton.jit
 def _gather(
-    indices,
-    values,
-    counts,
-    kept,
-    ends,
-    room,
-    begin,
-    over,
-    like,
-    at,
-    size,
-    histograms,
-    nans,
-    rank,
-    tiles,
-    LEVELS: tl.constexpr,
-    TILE: tl.constexpr,
-    ROOM: tl.constexpr,
-):
+    indices, values, counts, kept, ends, room, begin, over, like, at, size, histograms, nans, rank, tiles,
+    LEVELS: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
     """Write the picks of a vector's tiles one after another; if they are too many, say so in `over`."""
     tile = tl.program_id(0)
     vector, start, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     last = first + tl.cdiv(tl.load(size + vector), TILE) - 1
-    before, capacity, here = (
-        tl.load(ends + first) - tl.load(counts + first),
-        tl.load(room + vector),
-        tl.load(counts + tile),
-    )
+    before, here = tl.load(ends + first) - tl.load(counts + first), tl.load(counts + tile)
+    capacity = tl.load(room + vector)
     if tl.load(ends + last) - before > capacity:
         tl.store(over + vector, capacity)
         return

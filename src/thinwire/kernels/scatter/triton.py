@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import cut_at
 from thinwire.kernels.triton import addresses, launch, pointer, table, tiles_of, tiles_of_each, wide
 
 _TILE = 16384
@@ -130,12 +131,7 @@ def _on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
 @lru_cache(maxsize=256)
 def _tiles(regions: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where the tiles of adjoining regions start and stop."""
-    joined: list[tuple[int, int]] = []
-    for offset, length in sorted(regions):
-        if joined and joined[-1][1] == offset:
-            joined[-1] = (joined[-1][0], offset + length)
-        else:
-            joined.append((offset, offset + length))
+    joined = cut_at(regions).joined.spans
     tiles = [(lo, min(lo + _TILE, stop)) for start, stop in joined for lo in range(start, stop, _TILE)]
     return tuple(lo for lo, _ in tiles), tuple(hi for _, hi in tiles)
 
@@ -195,7 +191,7 @@ def _write(
     start, stop = tl.load(starts + tile), tl.load(stops + tile)
     at = tl.arange(0, TILE)
     tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
-    if _falls(disorder):
+    if _found(disorder, True):
         return
     for stretch in range(count):
         tl.debug_barrier()  # one after the other, and after the zeros
@@ -208,26 +204,17 @@ def _write(
 
 
 @triton.jit
-def _in_order(disorder):
-    """Whether runs were looked at, and ascend."""
+def _found(disorder, FALLS: tl.constexpr):
+    """Whether runs were looked at, and whether they ascend or, with FALLS, do not."""
     result = False
     if disorder is not None:
-        result = tl.load(disorder) == 0
-    return result
-
-
-@triton.jit
-def _falls(disorder):
-    """Whether runs were looked at, and do not ascend."""
-    result = False
-    if disorder is not None:
-        result = tl.load(disorder) != 0
+        result = (tl.load(disorder) != 0) == FALLS
     return result
 
 
 @triton.jit(do_not_specialize=["count"])
 def _add_share(out, indices, values, edges, disorder, n, share, count, sign, CHUNK: tl.constexpr):
-    if _in_order(disorder):
+    if _found(disorder, False):
         return
     lo = tl.program_id(0).to(tl.int64) * share
     hi = tl.minimum(lo + share, n)

@@ -15,10 +15,9 @@ from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Array, addresses, sizes
 from thinwire.kernels.ranges import map_groups, map_pieces, map_ranges
 from thinwire.kernels.select import loops
-from thinwire.kernels.select.reference import Picks
+from thinwire.kernels.select.reference import INTEGERS, Picks
 from thinwire.kernels.sums import Sum
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SIGNS = {np.dtype(kind): kind(np.iinfo(kind).max) for kind in (np.int16, np.int32, np.int64)}
 STREAM_BYTES = 1 << 23
 """Results of this size or more are written past the cache, which would not hold them anyway."""
@@ -125,7 +124,7 @@ def _streams(*outs: Tensor) -> bool:
 
 def _number(bits: Any, like: Tensor) -> Tensor:
     """Return the number with these bits, 0-dim, of `like`'s dtype."""
-    return torch.tensor(int(bits), dtype=_INTEGERS[like.element_size()]).view(like.dtype)
+    return torch.tensor(int(bits), dtype=INTEGERS[like.element_size()]).view(like.dtype)
 
 
 class _Found(NamedTuple):
@@ -170,7 +169,7 @@ def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: i
 
 def as_integers(x: Tensor) -> tuple[Array, Any]:
     """Return the bits of `x` as integers, and the mask that removes their sign."""
-    bits = x.view(_INTEGERS[x.element_size()]).numpy()
+    bits = x.view(INTEGERS[x.element_size()]).numpy()
     return bits, _SIGNS[bits.dtype]
 
 

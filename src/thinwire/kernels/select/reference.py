@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire.kernels.accumulate.reference import accumulate
 from thinwire.kernels.sums import Sum
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Picks(NamedTuple):
@@ -68,7 +68,7 @@ def peak(x: Tensor) -> Tensor:
 
 def magnitude_bits(x: Tensor) -> Tensor:
     """Return magnitudes as integers of the same order, NaN above infinity."""
-    integer = _INTEGERS[x.element_size()]
+    integer = INTEGERS[x.element_size()]
     return x.view(integer) & torch.iinfo(integer).max  # on a GPU, abs() may leave NaN its sign
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate.triton import arguments, total
 from thinwire.kernels.select import reference
-from thinwire.kernels.select.reference import Picks, gather
+from thinwire.kernels.select.reference import INTEGERS, Picks, gather
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import (
     PROGRAMS,
@@ -46,7 +46,6 @@ COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP, _BLOCK = 32, 1024
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
@@ -147,7 +146,7 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
     picks = torch.full((capacity,), -1, dtype=torch.int32, device=x.device)
     if not n:
         return Picks(picks, x.new_zeros(capacity), x.new_zeros(()))
-    counts, peaks = picks.new_empty(tiles), picks.new_empty(tiles, dtype=_INTEGERS[x.element_size()])
+    counts, peaks = picks.new_empty(tiles), picks.new_empty(tiles, dtype=INTEGERS[x.element_size()])
     kept = picks.new_empty(tiles, _ROOM)
     state = (threshold.to(x), n, counts, peaks, kept)
     launch(_find, tiles, x, *rest, *state, HOW=how, TILE=TILE, ROOM=_ROOM, num_warps=8)
@@ -251,24 +250,9 @@ def _hits(bits, valid, threshold):
 
 @triton.jit(do_not_specialize=["high", "low"])
 def _find(
-    x,
-    velocity_out,
-    residual,
-    velocity,
-    gradient,
-    scale,
-    momentum,
-    high,
-    low,
-    threshold,
-    n,
-    counts,
-    peaks,
-    kept,
-    HOW: tl.constexpr,
-    TILE: tl.constexpr,
-    ROOM: tl.constexpr,
-):
+    x, velocity_out, residual, velocity, gradient, scale, momentum, high, low, threshold, n, counts, peaks, kept,
+    HOW: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     start = tile.to(tl.int64) * TILE
     at = tl.arange(0, TILE)
@@ -285,19 +269,9 @@ def _find(
 
 @triton.jit(do_not_specialize=["tiles", "capacity"])
 def _gather(
-    picks,
-    x,
-    threshold,
-    n,
-    counts,
-    ends,
-    kept,
-    tiles,
-    capacity,
-    TILE: tl.constexpr,
-    ROOM: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+    picks, x, threshold, n, counts, ends, kept, tiles, capacity,
+    TILE: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     if tl.load(ends + tiles - 1) > capacity:
         return
     first = tl.program_id(0) * GROUP
@@ -378,20 +352,9 @@ def _count_each(histograms, like, at, size, wanted, tiles, counts, LEVELS: tl.co
 
 @triton.jit
 def _place_each(
-    histograms,
-    like,
-    at,
-    size,
-    wanted,
-    tiles,
-    counts,
-    ends,
-    starts,
-    indices,
-    values,
-    LEVELS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    histograms, like, at, size, wanted, tiles, counts, ends, starts, indices, values,
+    LEVELS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     vector, start, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     k = tl.load(wanted + vector)

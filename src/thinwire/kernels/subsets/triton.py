@@ -33,18 +33,9 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
 
 @triton.jit(do_not_specialize=["n", "count", "nbytes", "kept", "space"])
 def _number(
-    out,
-    positions,
-    table,
-    n,
-    count,
-    nbytes,
-    kept,
-    space,
-    BITS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    out, positions, table, n, count, nbytes, kept, space,
+    BITS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write bytes, each from the numbers that overlap it. Digits have 63 bits: a sum that carries is negative."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     bit = at % nbytes * 8
@@ -73,21 +64,9 @@ def _number(
 
 @triton.jit(do_not_specialize=["n", "count", "nbytes", "subsets", "subsets_high", "kept", "space", "steps"])
 def _subset(
-    rows,
-    positions,
-    table,
-    n,
-    count,
-    nbytes,
-    subsets,
-    subsets_high,
-    kept,
-    space,
-    steps,
-    BITS: tl.constexpr,
-    DIGITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    rows, positions, table, n, count, nbytes, subsets, subsets_high, kept, space, steps,
+    BITS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Read numbers, and find the positions of each from the last one on: −1 if it has none, or stray bits behind it.
 
     A digit that borrows is negative.
