@@ -6,6 +6,7 @@ which magnitudes, as integers, reach the threshold. `peaks` (64 bytes of integer
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from llvmlite import ir
@@ -143,104 +144,96 @@ def declared(
     return result(*args), generate
 
 
-@intrinsic
-def look(typing, bits, peaks, start, threshold):
+def emitted(result: Any = types.void, whole: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make an intrinsic of what emits its code, as `declared` has it. Numbers are taken as `whole`, if given."""
+
+    def made(emit: Callable[..., Any]) -> Any:
+        @intrinsic
+        @wraps(emit)  # Numba reads the names of the arguments
+        def instruction(typing, *args):
+            kinds = [whole if whole and isinstance(kind, types.Number) else kind for kind in args]
+            return declared(emit, tuple(kinds), result, **options)
+
+        return instruction
+
+    return made
+
+
+@emitted(types.uint64)
+def look(code: Code, bits: Any, peaks: Any, start: Any, threshold: Any) -> Any:
     """Return the hits of the block of `bits`."""
-
-    def emit(code: Code, bits: Any, peaks: Any, start: Any, threshold: Any) -> Any:
-        return code.hits(code.block(bits, start), threshold, peaks)
-
-    return declared(emit, (bits, peaks, start, threshold), types.uint64)
+    return code.hits(code.block(bits, start), threshold, peaks)
 
 
-@intrinsic
-def reaching(typing, numbers, start, threshold):
+@emitted(types.uint64, types.int64)
+def reaching(code: Code, numbers: Any, start: Any, threshold: Any) -> Any:
     """Return the hits of a block of floats. The threshold is an int64."""
-
-    def emit(code: Code, numbers: Any, start: Any, threshold: Any) -> Any:
-        bar = threshold if code.bits == 64 else code.builder.trunc(threshold, ir.IntType(code.bits))
-        return code.hits(code.block(numbers, start), bar)
-
-    return declared(emit, (numbers, types.int64, types.int64), types.uint64)
+    bar = threshold if code.bits == 64 else code.builder.trunc(threshold, ir.IntType(code.bits))
+    return code.hits(code.block(numbers, start), bar)
 
 
-@intrinsic
-def ones(typing, hits):
+@emitted(types.int64, types.uint64)
+def ones(code: Code, hits: Any) -> Any:
     """Return how many bits are set."""
-    return declared(lambda code, hits: code.builder.ctpop(hits), (types.uint64,), types.int64)
+    return code.builder.ctpop(hits)
 
 
-@intrinsic
-def lowest(typing, hits):
+@emitted(types.uint64, types.uint64)
+def lowest(code: Code, hits: Any) -> Any:
     """Return the number of the lowest bit that is set, or 64 if none is."""
-
-    def emit(code: Code, hits: Any) -> Any:
-        return code.builder.cttz(hits, ir.Constant(ir.IntType(1), 0))
-
-    return declared(emit, (types.uint64,), types.uint64)
+    return code.builder.cttz(hits, ir.Constant(ir.IntType(1), 0))
 
 
-@intrinsic
-def leading(typing, numbers, count, k):
+@emitted(types.uint64, types.int64, lanes=FEW)
+def leading(code: Code, numbers: Any, count: Any, k: Any) -> Any:
     """Return which k of the first `count` of 16 numbers have the largest magnitudes, as hits. Earlier ones win ties."""
-
-    def emit(code: Code, numbers: Any, *given: Any) -> Any:
-        builder, none = code.builder, ir.Constant(code.integer, [-1] * FEW)
-        count, k = (code.spread(n if code.bits == 64 else builder.trunc(n, ir.IntType(code.bits))) for n in given)
-        found = code.magnitudes(code.load(numbers, ir.Constant(given[0].type, 0)))
-        inside = builder.icmp_signed("<", ir.Constant(code.integer, list(range(FEW))), count)
-        found, ahead = builder.select(inside, found, none), ir.Constant(code.integer, [0] * FEW)
-        for turn in range(1, FEW):
-            order = [(lane + turn) % FEW for lane in range(FEW)]
-            earlier = ir.Constant(code.integer, [int(place < lane) for lane, place in enumerate(order)])
-            more = builder.icmp_signed(">", code.shuffled(found, found, order), builder.sub(found, earlier))
-            ahead = builder.sub(ahead, builder.sext(more, code.integer))
-        best = builder.bitcast(builder.icmp_signed("<", ahead, k), ir.IntType(FEW))
-        return builder.zext(best, _HITS)
-
-    return declared(emit, (numbers, types.int64, types.int64), types.uint64, lanes=FEW)
+    builder, none, first = code.builder, ir.Constant(code.integer, [-1] * FEW), ir.Constant(count.type, 0)
+    count, k = (code.spread(n if code.bits == 64 else builder.trunc(n, ir.IntType(code.bits))) for n in (count, k))
+    found = code.magnitudes(code.load(numbers, first))
+    inside = builder.icmp_signed("<", ir.Constant(code.integer, list(range(FEW))), count)
+    found, ahead = builder.select(inside, found, none), ir.Constant(code.integer, [0] * FEW)
+    for turn in range(1, FEW):
+        order = [(lane + turn) % FEW for lane in range(FEW)]
+        earlier = ir.Constant(code.integer, [int(place < lane) for lane, place in enumerate(order)])
+        more = builder.icmp_signed(">", code.shuffled(found, found, order), builder.sub(found, earlier))
+        ahead = builder.sub(ahead, builder.sext(more, code.integer))
+    best = builder.bitcast(builder.icmp_signed("<", ahead, k), ir.IntType(FEW))
+    return builder.zext(best, _HITS)
 
 
-@intrinsic
-def at_most(typing, numbers, at, bar):
+@emitted(types.int64, types.int64, lanes=SOME)
+def at_most(code: Code, numbers: Any, at: Any, bar: Any) -> Any:
     """Return how many of the 16 int64 from an index on are at most `bar`."""
-
-    def emit(code: Code, numbers: Any, at: Any, bar: Any) -> Any:
-        lanes = code.builder.icmp_signed("<=", code.load(numbers, at), code.spread(bar))
-        return code.builder.ctpop(code.builder.zext(code.builder.bitcast(lanes, ir.IntType(SOME)), ir.IntType(64)))
-
-    return declared(emit, (numbers, types.int64, types.int64), types.int64, lanes=SOME)
+    lanes = code.builder.icmp_signed("<=", code.load(numbers, at), code.spread(bar))
+    return code.builder.ctpop(code.builder.zext(code.builder.bitcast(lanes, ir.IntType(SOME)), ir.IntType(64)))
 
 
-@intrinsic
-def prefetch(typing, array, at):
+@emitted()
+def prefetch(code: Code, array: Any, at: Any) -> None:
     """Fetch the element at an index into the cache. The index may be beyond the end."""
-
-    def emit(code: Code, data: Any, at: Any) -> None:
-        address = code.builder.bitcast(code.builder.gep(data, [at]), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [address.type, _NUMBER, _NUMBER, _NUMBER])
-        call = cgutils.get_or_insert_function(code.builder.module, kind, "llvm.prefetch.p0")
-        code.builder.call(call, [address, *(ir.Constant(_NUMBER, option) for option in _READ_SOON)])
-
-    return declared(emit, (array, at))
+    address = code.builder.bitcast(code.builder.gep(array, [at]), ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [address.type, _NUMBER, _NUMBER, _NUMBER])
+    call = cgutils.get_or_insert_function(code.builder.module, kind, "llvm.prefetch.p0")
+    code.builder.call(call, [address, *(ir.Constant(_NUMBER, option) for option in _READ_SOON)])
 
 
 def _add(*, stream: bool) -> Any:
-    def emit(
+    @emitted(types.uint64, flags=CONTRACT)
+    def add(
         code: Code, out: Any, moving: Any, peaks: Any, residual: Any, velocity: Any, gradient: Any,
-        start: Any, threshold: Any, *factors: Any,
+        start: Any, threshold: Any, scale: Any, decay: Any, m: Any, ahead: Any,
     ) -> Any:  # fmt: skip
-        scale, decay, momentum, ahead = (None if factor is None else code.spread(factor) for factor in factors)
+        scale, decay, m, ahead = (None if x is None else code.spread(x) for x in (scale, decay, m, ahead))
         before, new = code.block(residual, start), code.block(gradient, start)
 
         def sums(xs: list[Any], factor: Any, ys: list[Any]) -> list[Any]:
             products = [code.times(factor, y) for y in ys]
             return [code.plus(x, product) for x, product in zip(xs, products, strict=True)]
 
-        if momentum is None:
+        if m is None:
             totals = sums(before if decay is None else [code.times(decay, x) for x in before], scale, new)
         else:
-            speed = sums([code.times(momentum, u) for u in code.block(velocity, start)], scale, new)
+            speed = sums([code.times(m, u) for u in code.block(velocity, start)], scale, new)
             if ahead is None:
                 totals = [code.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
             else:
@@ -249,23 +242,15 @@ def _add(*, stream: bool) -> Any:
         code.write(totals, out, start, stream=stream)
         return code.hits(totals, threshold, peaks)
 
-    @intrinsic
-    def code(typing, out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, momentum, ahead):
-        arrays, factors = (out, moving, peaks, residual, velocity, gradient), (scale, decay, momentum, ahead)
-        return declared(emit, (*arrays, start, threshold, *factors), types.uint64, flags=CONTRACT)
-
-    return code
+    return add
 
 
 def _copy(*, stream: bool) -> Any:
-    def emit(code: Code, source: Any, out: Any, start: Any, place: Any) -> None:
+    @emitted()
+    def copy(code: Code, source: Any, out: Any, start: Any, place: Any) -> None:
         code.write(code.block(source, start), out, place, stream=stream)
 
-    @intrinsic
-    def code(typing, source, out, start, place):
-        return declared(emit, (source, out, start, place))
-
-    return code
+    return copy
 
 
 add, add_streaming = (_add(stream=stream) for stream in (False, True))

@@ -7,8 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from thinwire.kernels.chunks.chunking import matrix
-from thinwire.kernels.compiled import intrinsic
-from thinwire.kernels.simd import CONTRACT, Code, declared
+from thinwire.kernels.simd import CONTRACT, Code, emitted
 
 SIDE = 16
 _LANE = 4  # numbers of 128 bits, as float32: what unpacking stays within
@@ -83,16 +82,12 @@ def _odd_rows(size: int) -> list[list[float]]:
     return found
 
 
-@intrinsic
-def transform(typing, z, x, first, pitch):
+@emitted(flags=CONTRACT, lanes=SIDE)
+def transform(code: Code, z: Any, x: Any, first: Any, pitch: Any) -> None:
     """Write the DCT of rows and columns of 16 × 16 numbers to z; row i is x[first + i · pitch :]. They may overlap."""
-
-    def emit(code: Code, z: Any, x: Any, first: Any, pitch: Any) -> None:
-        square = _Square(code)
-        rows = [code.load(x, code.index(first, (i, pitch))) for i in range(SIDE)]
-        for _ in range(2):
-            rows = square.transposed(square.transformed(rows))
-        for i, row in enumerate(rows):
-            code.store(z, ir.Constant(first.type, i * SIDE), row)
-
-    return declared(emit, (z, x, first, pitch), flags=CONTRACT, lanes=SIDE)
+    square = _Square(code)
+    rows = [code.load(x, code.index(first, (i, pitch))) for i in range(SIDE)]
+    for _ in range(2):
+        rows = square.transposed(square.transformed(rows))
+    for i, row in enumerate(rows):
+        code.store(z, ir.Constant(first.type, i * SIDE), row)

@@ -7,8 +7,8 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from thinwire.kernels import simd
-from thinwire.kernels.compiled import compiled, intrinsic
-from thinwire.kernels.simd import CONTRACT, Code, declared
+from thinwire.kernels.compiled import compiled
+from thinwire.kernels.simd import CONTRACT, Code, emitted
 
 BYTES = 64
 TOGETHER = 8
@@ -16,7 +16,8 @@ TOGETHER = 8
 
 
 def _sums(flags: tuple[str, ...], *, listed: bool = False, less: bool = False) -> Any:
-    def emit(
+    @emitted(flags=flags)
+    def sums(
         code: Code, y: Any, to: Any, pitch: Any, weights: Any, first: Any, apart: Any, step: Any, x: Any, at: Any,
         far: Any, order: Any, count: Any,
     ) -> None:  # fmt: skip
@@ -32,11 +33,7 @@ def _sums(flags: tuple[str, ...], *, listed: bool = False, less: bool = False) -
             place, found = code.index(to, (row, pitch)), code.builder.load(total)
             code.store(y, place, code.builder.fsub(code.load(y, place), found) if less else found)
 
-    @intrinsic
-    def code(typing, y, to, pitch, weights, first, apart, step, x, at, far, order, count):
-        return declared(emit, (y, to, pitch, weights, first, apart, step, x, at, far, order, count), flags=flags)
-
-    return code
+    return sums
 
 
 weigh = _sums(CONTRACT)
@@ -49,59 +46,39 @@ weigh_listed, subtract_listed = _sums((), listed=True), _sums((), listed=True, l
 """The same over the first `count` t of `order`: write the sums, or subtract them. All is rounded one by one."""
 
 
-@intrinsic
-def copy(typing, y, to, x, at):
+@emitted()
+def copy(code: Code, y: Any, to: Any, x: Any, at: Any) -> None:
     """Copy a vector."""
-
-    def emit(code: Code, y: Any, to: Any, x: Any, at: Any) -> None:
-        code.store(y, to, code.load(x, at))
-
-    return declared(emit, (y, to, x, at))
+    code.store(y, to, code.load(x, at))
 
 
-@intrinsic
-def add_up(typing, y, at, x, g, scale, decay):
+@emitted(flags=CONTRACT)
+def add_up(code: Code, y: Any, at: Any, x: Any, g: Any, scale: Any, decay: Any) -> None:
     """Write decay · x[at:] + scale · g[at:] to y[at:]; a decay of None is 1."""
-
-    def emit(code: Code, y: Any, at: Any, x: Any, g: Any, scale: Any, decay: Any) -> None:
-        kept = code.load(x, at)
-        if decay is not None:
-            kept = code.times(code.spread(decay), kept)
-        code.store(y, at, code.more(kept, scale, code.load(g, at)))
-
-    return declared(emit, (y, at, x, g, scale, decay), flags=CONTRACT)
+    kept = code.load(x, at)
+    if decay is not None:
+        kept = code.times(code.spread(decay), kept)
+    code.store(y, at, code.more(kept, scale, code.load(g, at)))
 
 
-@intrinsic
-def fold(typing, y, plus, minus, x, first, last):
+@emitted()
+def fold(code: Code, y: Any, plus: Any, minus: Any, x: Any, first: Any, last: Any) -> None:
     """Write x[first:] + x[last:] to y[plus:], and x[first:] - x[last:] to y[minus:]."""
-
-    def emit(code: Code, y: Any, plus: Any, minus: Any, x: Any, first: Any, last: Any) -> None:
-        one, other = code.load(x, first), code.load(x, last)
-        code.store(y, plus, code.builder.fadd(one, other))
-        code.store(y, minus, code.builder.fsub(one, other))
-
-    return declared(emit, (y, plus, minus, x, first, last))
+    one, other = code.load(x, first), code.load(x, last)
+    code.store(y, plus, code.builder.fadd(one, other))
+    code.store(y, minus, code.builder.fsub(one, other))
 
 
-@intrinsic
-def times(typing, y, to, weight, x, at):
+@emitted()
+def times(code: Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
     """Write weight · x[at:] to y[to:]."""
-
-    def emit(code: Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
-        code.store(y, to, code.times(code.spread(weight), code.load(x, at)))
-
-    return declared(emit, (y, to, weight, x, at))
+    code.store(y, to, code.times(code.spread(weight), code.load(x, at)))
 
 
-@intrinsic
-def add(typing, y, to, weight, x, at):
+@emitted()
+def add(code: Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
     """Add weight · x[at:] to y[to:]."""
-
-    def emit(code: Code, y: Any, to: Any, weight: Any, x: Any, at: Any) -> None:
-        code.store(y, to, code.more(code.load(y, to), weight, code.load(x, at)))
-
-    return declared(emit, (y, to, weight, x, at))
+    code.store(y, to, code.more(code.load(y, to), weight, code.load(x, at)))
 
 
 @compiled

@@ -5,7 +5,6 @@ all these transforms takes two vectors, 2k and 2k + 1: real parts, then imaginar
 difference is rounded on its own, in the order written here, so the bits are the same on every processor.
 """
 
-from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
@@ -15,11 +14,11 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from thinwire.kernels.compiled import exactly, intrinsic
+from thinwire.kernels.compiled import exactly
 from thinwire.kernels.fourier.reference import radices, turns
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
-from thinwire.kernels.simd import Code, declared
+from thinwire.kernels.simd import Code, emitted
 
 _VECTOR = 32
 
@@ -84,13 +83,20 @@ class _Code(Code):
         return [self.index(ir.Constant(at.type, part * self.count), (2 * self.count, at)) for part in (0, 1)]
 
 
-def _two_of(code: _Code, x: Any, at: Any, far: Any, y: Any, to: Any, near: Any, cos: Any, sin: Any, turn: Any) -> None:
+_intrinsic = emitted(whole=types.intp, code=_Code)
+
+
+@_intrinsic
+def _two(code: _Code, x: Any, at: Any, far: Any, y: Any, to: Any, near: Any, cos: Any, sin: Any, turn: Any) -> None:
+    """Of a and b at `at` + m · `far`, write a + b and (a - b)·w to `to` + j · `near`; w is number `turn`."""
     a, b = (code.number(x, code.index(at, (m, far))) for m in range(2))
     code.put(y, to, code.add(a, b))
     code.put(y, code.index(to, (1, near)), code.turned(code.subtract(a, b), code.weight(cos, sin, turn)))
 
 
-def _four_of(code: _Code, x: Any, at: Any, far: Any, y: Any, to: Any, near: Any, cos: Any, sin: Any, turn: Any) -> None:
+@_intrinsic
+def _four(code: _Code, x: Any, at: Any, far: Any, y: Any, to: Any, near: Any, cos: Any, sin: Any, turn: Any) -> None:
+    """Of a to d: (a + c) + (b + d), (a - c + i(b - d))·w, (a + c - (b + d))·w², (a - c - i(b - d))·w³."""
     a, b, c, d = (code.number(x, code.index(at, (m, far))) for m in range(4))
     even, odd, sum_, turned = code.add(a, c), code.subtract(a, c), code.add(b, d), code.quarter_turn(b, d)
     turns = [code.weight(cos, sin, code.index(ir.Constant(turn.type, 0), (j, turn))) for j in range(4)]
@@ -99,44 +105,17 @@ def _four_of(code: _Code, x: Any, at: Any, far: Any, y: Any, to: Any, near: Any,
         code.put(y, code.index(to, (j, near)), code.turned(found, turns[j]))
 
 
-def _set(code: _Code, y: Any, to: Any, x: Any, at: Any, cos: Any, sin: Any, turn: Any) -> None:
+@_intrinsic
+def _set_turned(code: _Code, y: Any, to: Any, x: Any, at: Any, cos: Any, sin: Any, turn: Any) -> None:
+    """Write x[at]·w to y[to]."""
     code.put(y, to, code.turned(code.number(x, at), code.weight(cos, sin, turn)))
 
 
-def _add(code: _Code, y: Any, to: Any, x: Any, at: Any, cos: Any, sin: Any, turn: Any) -> None:
+@_intrinsic
+def _add_turned(code: _Code, y: Any, to: Any, x: Any, at: Any, cos: Any, sin: Any, turn: Any) -> None:
+    """Add x[at]·w to y[to]."""
     product = code.turned(code.number(x, at), code.weight(cos, sin, turn))
     code.put(y, to, code.add(code.number(y, to), product))
-
-
-def _declared(emit: Callable[..., None], *args: Any) -> tuple[Any, Any]:
-    """Return signature and code of an intrinsic that takes arrays and indices."""
-    return declared(emit, tuple(arg if isinstance(arg, types.Array) else types.intp for arg in args), code=_Code)
-
-
-def _butterfly(emit: Callable[..., None]) -> Any:
-    @intrinsic
-    def code(typing, x, at, far, y, to, near, cos, sin, turn):
-        return _declared(emit, x, at, far, y, to, near, cos, sin, turn)
-
-    return code
-
-
-def _turned(emit: Callable[..., None]) -> Any:
-    @intrinsic
-    def code(typing, y, to, x, at, cos, sin, turn):
-        return _declared(emit, y, to, x, at, cos, sin, turn)
-
-    return code
-
-
-_two, _four = (_butterfly(emit) for emit in (_two_of, _four_of))
-"""(x, at, far, y, to, near, cos, sin, turn): combine a, b, … from `at` + m · `far` into numbers at `to` + j · `near`.
-
-Let w be number `turn` of the table. `two` writes a + b and (a - b)·w; `four` writes (a + c) + (b + d),
-(a - c + i(b - d))·w, (a + c - (b + d))·w², (a - c - i(b - d))·w³.
-"""
-_set_turned, _add_turned = (_turned(emit) for emit in (_set, _add))
-"""(y, to, x, at, cos, sin, turn): write x[at]·w to y[to], or add it."""
 
 
 @exactly
