@@ -36,6 +36,7 @@ from thinwire.exchanges import (
 from thinwire.exchanges.tree import Merge
 from thinwire.formats import Sign
 from thinwire.payloads import Keyed, Sparse
+from thinwire_lab.studies.exchange_bytes import sent_bytes
 
 worlds = pytest.mark.parametrize("world_size", [1, 2, 3, 5, pytest.param(4, marks=pytest.mark.slow)])
 
@@ -189,8 +190,8 @@ def test_formulas_by_hand() -> None:
     assert AllReduce().seconds(400, 4, link) == 2 * 3 * (0.5 + 1.0)
     assert AllGather().seconds(400, 4, link) == 3 * (0.5 + 4.0)
     payload = Sparse(indices=torch.zeros(8, dtype=torch.int32), values=torch.zeros(8), numel=99, agreed=True)
-    assert AllReduce().sent_bytes(payload, 4) == 1.5 * 32
-    assert AllGather().sent_bytes(payload, 4) == 3 * (16 + 32 + 8 + 8)
+    assert sent_bytes(AllReduce(), payload, 4) == 1.5 * 32
+    assert sent_bytes(AllGather(), payload, 4) == 3 * (16 + 32 + 8 + 8)
 
 
 def _tree(numel: int, merge: Merge, exact_values: bool) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -341,7 +342,7 @@ def _switches_to_dense(density: float) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(dist.get_rank())
     payload = TopK(density=density).encode(torch.randn(3000, generator=generator))
     exchange = RecursiveDoubling()
-    return exchange.start(payload, group).wait().sent_bytes, exchange.sent_bytes(payload, group.size())
+    return exchange.start(payload, group).wait().sent_bytes, sent_bytes(exchange, payload, group.size())
 
 
 @pytest.mark.parametrize(("density", "dense"), [(0.01, False), (0.4, False), (0.8, True)])

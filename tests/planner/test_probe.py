@@ -190,7 +190,12 @@ def _disturbed() -> tuple[float, float]:
         at = now[0]
         return SimpleNamespace(at=at, since=lambda earlier: at - earlier.at)
 
-    with patch.object(backward, "stamp", stamped):
+    def timed(run: Callable[[], object], _: object) -> float:
+        before = now[0]
+        run()
+        return now[0] - before
+
+    with patch.object(backward, "stamp", stamped), patch.object(backward, "timed", timed):
         parameters = dict(model.named_parameters())
         found = backward.probe_backward(step, parameters, [], group, update=taking(2.0))
     assert set(found.ready.values()) == {found.computed}

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.collectives.groups import Group
+from thinwire.stats import ring_bytes
 
 
 @final
@@ -39,9 +40,9 @@ class Peers:
         dist.all_reduce(x, group=self._group)
         self.count_ring(x.nbytes)
 
-    def count_ring(self, nbytes: float) -> None:
+    def count_ring(self, nbytes: int) -> None:
         """Count what this rank sends in a ring all-reduce of `nbytes` bytes."""
-        self.sent_bytes += 2 * (self.world_size - 1) / self.world_size * nbytes
+        self.sent_bytes += ring_bytes(nbytes, self.world_size)
 
     def cross(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]) -> dict[int, Tensor]:
         """Send messages (by rank) and receive others, whose lengths in bytes are known (by rank), all at once."""

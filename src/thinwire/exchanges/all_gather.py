@@ -37,7 +37,7 @@ class AllGather(Exchange):
             gathered = all_gather(there.view(-1), mine, group)
         else:
             gathered = pool.gather(mine)
-        sent, waits = self.sent_bytes(payload, group.size()), noted_in() is None or on_host(mine)
+        sent, waits = (group.size() - 1) * payload.nbytes, noted_in() is None or on_host(mine)
 
         def finish(done: "Future[Any]") -> Exchanged:
             rows = done.value()  # raises what the collective raised
@@ -48,10 +48,6 @@ class AllGather(Exchange):
             return Exchanged(buffers=buffers, delivered=payload, sent_bytes=sent)
 
         return gathered.then(finish)
-
-    def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """The whole buffer travels K − 1 times."""
-        return (world_size - 1) * payload.nbytes
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return K − 1 messages of n."""

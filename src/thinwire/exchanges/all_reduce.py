@@ -11,6 +11,7 @@ from torch.futures import Future
 from thinwire.collectives import Group, all_reduce, pooled, room
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
+from thinwire.stats import ring_bytes
 
 
 @final
@@ -37,16 +38,12 @@ class AllReduce(Exchange):
             return pool.gather(payload.values).then(lambda done: _added(done, payload, sent))
         total = payload.with_values(_copied(payload.values)) if keep else payload
         work = all_reduce(total.values, group)
-        sent = self.sent_bytes(payload, group.size())
+        sent = ring_bytes(payload.values.nbytes, group.size())
         return work.get_future().then(lambda done: _finish(done, total, payload, sent))
 
     def arriving(self, values: int, world_size: int) -> float:
         """None: they are added in place."""
         return 0
-
-    def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Only values travel, 2(K − 1)/K times."""
-        return 2 * (world_size - 1) / world_size * payload.values.nbytes
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return 2(K − 1) messages of n/K."""

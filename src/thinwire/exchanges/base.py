@@ -145,20 +145,6 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Predict what a rank sends.
-
-        If this depends on how far the ranks' picks overlap, ranks are assumed to pick independently.
-
-        Args:
-            payload: One rank's.
-            world_size: The number of ranks.
-
-        Returns:
-            Bytes, averaged over ranks and without the transport's overhead.
-        """
-
-    @abstractmethod
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return the messages for payloads of `nbytes` between `world_size` ranks; each waits for the one before.
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
-from thinwire.exchanges.merging import Rounds, complete_bytes, expected_union, merged, message_bytes, table, together
+from thinwire.exchanges.merging import Rounds, complete_bytes, merged, table, together
 from thinwire.payloads import Dense, Keyed, Payload, wire
 from thinwire.payloads.keyed import spread
 
@@ -45,15 +45,6 @@ class RecursiveDoubling(Rounds):
         elif partner < peers.world_size:
             _swap(peers, partner, current, receive=False)
         return Exchanged(summed=current, delivered=payload, sent_bytes=peers.sent_bytes)
-
-    def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Each round sends what 1, 2, 4, … ranks picked together, and an 8-byte length before each message."""
-        own = table(payload, "RecursiveDoubling")
-        core = 1 << (world_size.bit_length() - 1)
-        together = [world_size / core * (1 << bit) for bit in range(core.bit_length() - 1)]
-        inside = core * sum(8 + _expected_bytes(own, ranks) for ranks in together)
-        beyond = (world_size - core) * (16 + _expected_bytes(own, 1) + _expected_bytes(own, world_size))
-        return (inside + beyond) / world_size
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return two messages per round, because lengths travel in a message of their own."""
@@ -94,9 +85,3 @@ def _read(like: Keyed, message: Tensor) -> Keyed:
         return like.received(message)
     values = Dense.from_buffer(message).values
     return like.rekeyed(like.every_key(), values.view(-1, like.rows.shape[1]))
-
-
-def _expected_bytes(own: Keyed, ranks: float) -> float:
-    """Predict the length of a message with all the rows that `ranks` ranks picked."""
-    count = expected_union(own.keys.numel(), own.most_rows, ranks)
-    return min(message_bytes(own, count), complete_bytes(own))

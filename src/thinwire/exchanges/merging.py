@@ -74,18 +74,6 @@ def merged(tables: list[Keyed]) -> Keyed:
     return tables[0].rekeyed(*union(tables))
 
 
-def expected_union(keys: float, space: int, ranks: float) -> float:
-    """Return how many keys `ranks` independent picks of `keys` out of `space` cover: s(1 − (1 − k/s)ᴾ)."""
-    return space * (1 - (1 - keys / space) ** ranks) if space else 0.0
-
-
-def message_bytes(like: Keyed, count: float) -> float:
-    """Predict the length of a message of `count` rows of `like`."""
-    empty = like.rekeyed(like.keys[:0], like.rows[:0]).nbytes
-    row = like.rows.shape[1] * like.rows.element_size()
-    return empty + count * row + like.named_nbytes(round(count))
-
-
 def complete_bytes(like: Keyed) -> int:
     """Return the length of a message of all rows of `like`."""
     return wire.HEADER_BYTES + wire.padded(like.most_rows * like.rows.shape[1] * like.rows.element_size())

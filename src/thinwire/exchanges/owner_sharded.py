@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
-from thinwire.exchanges.merging import Rounds, expected_union, merged, message_bytes, table, together
+from thinwire.exchanges.merging import Rounds, merged, table, together
 from thinwire.payloads import Keyed, Payload
 
 
@@ -31,13 +31,6 @@ class OwnerSharded(Rounds):
         mine = merged(_in_rank_order(peers, shards[peers.rank], _swap_all(peers, shards)))
         sums = _in_rank_order(peers, mine, _swap_all(peers, [mine] * peers.world_size))
         return Exchanged(summed=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
-
-    def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """A rank sends all but 1/K of its rows, then 1/K of all rows to each rank; 8 bytes before each message."""
-        own = table(payload, "OwnerSharded")
-        together = expected_union(own.keys.numel(), own.most_rows, world_size)
-        shard, total = (message_bytes(own, count / world_size) for count in (own.keys.numel(), together))
-        return (world_size - 1) * (16 + shard + total)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return, for each of the K − 1 other ranks, a length and 1/K of this rank's rows, a length and 1/K of all."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple, final
+from typing import Literal, final
 
 import torch
 from typing_extensions import override
@@ -15,11 +15,6 @@ from thinwire.exchanges.base import Exchanged, Hops
 from thinwire.exchanges.merging import Rounds, merged, table
 from thinwire.payloads import Keyed, Payload
 from thinwire.payloads.keyed import spread
-
-
-class _Merged(NamedTuple):
-    kept: Keyed
-    dropped: Keyed
 
 
 def _less_dropped(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
@@ -75,13 +70,6 @@ class GlobalTopKTree(Rounds):
         """One table in each round."""
         return values * (2 + math.log2(world_size))
 
-    def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """The mean per rank: K − 1 messages go up the tree in all, and as many down."""
-        if world_size == 1:
-            return 0.0
-        exact = 2 * payload.values.nbytes if self.exact_values else 0
-        return (world_size - 1) / world_size * (2 * table(payload, "GlobalTopKTree").nbytes + exact)
-
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return a message up and one down for each of ⌈log₂ K⌉ levels, without the all-reduce for exact values."""
         levels = range(math.ceil(math.log2(world_size)))
@@ -117,11 +105,12 @@ def _down(peers: Peers, outcome: Keyed, like: Keyed) -> Keyed:
     return outcome
 
 
-def _largest(rows: Keyed, counts: list[int]) -> _Merged:
+def _largest(rows: Keyed, counts: list[int]) -> tuple[Keyed, Keyed]:
     """Split off the largest rows, `counts` of each region, from the rest. Rows that are not finite rank highest."""
     best = torch.zeros(rows.keys.numel(), dtype=torch.bool, device=rows.keys.device)
     norms = torch.linalg.vector_norm(rows.rows, dim=1)
     regions = rows.region_counts()
     for norm, chosen, count in zip(norms.split(regions), best.split(regions), counts, strict=True):
         chosen[norm.topk(min(count, norm.numel()), sorted=False).indices] = True
-    return _Merged(*(rows.rekeyed(rows.keys[part], rows.rows[part]) for part in (best, ~best)))
+    kept, dropped = (rows.rekeyed(rows.keys[part], rows.rows[part]) for part in (best, ~best))
+    return kept, dropped

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.checked import Such, checked
 from thinwire.collectives import Group, Peers, all_or
 from thinwire.exchanges.base import Encoder, Exchanged, Hops, Transport
-from thinwire.exchanges.merging import Rounds, expected_union, table, together
+from thinwire.exchanges.merging import Rounds, table, together
 from thinwire.payloads import Keyed, Payload, fitted
 from thinwire.payloads.keyed import spread
 
@@ -51,19 +51,13 @@ class UnionAllReduce(Rounds):
             total = total.rekeyed(total.keys, self._sum(peers, total, seeds))
         return Exchanged(summed=total, delivered=payload, sent_bytes=peers.sent_bytes)
 
-    def sent_bytes(self, payload: Payload, world_size: int) -> float:
-        """Bitmap and packed rows travel 2(K − 1)/K times each."""
-        own = table(payload, "UnionAllReduce")
-        row = own.rows.shape[1] * own.rows.element_size()
-        rows = expected_union(own.keys.numel(), own.most_rows, world_size)
-        return 2 * (world_size - 1) / world_size * (-(-own.key_space // 8) + self._share() * rows * row)
-
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return 2(K − 1) messages for the bitmap, and as many for the union's rows, as long as `packed` makes them."""
-        packed = self._share() * together(nbytes, world_size, whole)
+        packed = self.share() * together(nbytes, world_size, whole)
         return [Hops(stride=1, count=4 * (world_size - 1), nbytes=packed / world_size / 2)]
 
-    def _share(self) -> float:
+    def share(self) -> float:
+        """Return how many bytes of rows travel for one that they have."""
         if self.packed is None:
             return 1.0
         sample = torch.zeros(1 << 16)

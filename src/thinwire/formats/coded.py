@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Self, final
 
 import torch
@@ -40,10 +39,9 @@ class Coded:
         count, dtype = sum(self.runs), self.format.code_dtype
         if self.codes.dtype != dtype or self.codes.numel() != count:
             raise PayloadError(f"{self.codes.numel()} {self.codes.dtype} codes; expected {count} of {dtype}")
-        if self.scales.dtype != torch.float32 or self.scales.numel() != sum(self._scale_counts):
-            raise PayloadError(
-                f"{self.scales.numel()} {self.scales.dtype} scales; expected {sum(self._scale_counts)} of float32"
-            )
+        groups = sum(self.format.groups(self.runs).counts)
+        if self.scales.dtype != torch.float32 or self.scales.numel() != groups:
+            raise PayloadError(f"{self.scales.numel()} {self.scales.dtype} scales; expected {groups} of float32")
 
     @classmethod
     def of(cls, x: Tensor, format: Format, *, seed: int = 0) -> Self:
@@ -86,7 +84,10 @@ class Coded:
         if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
             raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
         if used := bits % 8:
-            refuse_if(known(buffer[-1]) >= 1 << used, partial(_not_padded, buffer, used))
+            refuse_if(
+                known(buffer[-1]) >= 1 << used,
+                lambda: PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {used} bits"),
+            )
         codes = kernels.unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
@@ -132,16 +133,3 @@ class Coded:
             runs=tuple(run for part in parts for run in part.runs),
             format=parts[0].format,
         )
-
-    def split(self) -> list[Self]:
-        """Return one part for each run."""
-        parts = zip(self.codes.split(self.runs), self.scales.split(self._scale_counts), strict=True)
-        return [type(self)(codes=codes, scales=scales, format=self.format) for codes, scales in parts]
-
-    @property
-    def _scale_counts(self) -> list[int]:
-        return list(self.format.groups(self.runs).counts)
-
-
-def _not_padded(buffer: Tensor, used: int) -> PayloadError:
-    return PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {used} bits")

@@ -46,11 +46,6 @@ class Grid:
         shift = MANTISSA - mantissa
         return cls(shift=shift, base=pattern(eps) >> shift)
 
-    @property
-    def smallest(self) -> float:
-        """The smallest positive number."""
-        return number(self.base << self.shift)
-
     def index(self, value: float) -> int:
         """Return the position of the number that `value` is cut to: 1 for the smallest, 0 or less below it."""
         return (pattern(value) >> self.shift) - self.base + 1
@@ -68,13 +63,11 @@ def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
         ValueError: If no such format exists: with so few bits of mantissa eps would lie below float32's normal numbers.
     """
     shift = MANTISSA - mantissa
-    return _normal((pattern(max) >> shift) - 2 ** (bits - 1) + 2, shift, f"{bits} bits and mantissa {mantissa}")
-
-
-def _normal(base: int, shift: int, what: str) -> float:
-    if base < 1 << (MANTISSA - shift):
+    base = (pattern(max) >> shift) - 2 ** (bits - 1) + 2
+    if base < 1 << mantissa:
         raise ValueError(
-            f"no balanced format exists for {what}: eps would lie below {_LEAST:.3g}; use more mantissa or fewer bits"
+            f"no balanced format exists for {bits} bits and mantissa {mantissa}: eps would lie below {_LEAST:.3g}; use "
+            "more mantissa or fewer bits"
         )
     return number(base << shift)
 

@@ -69,8 +69,7 @@ class Magnitudes(Format):
 
     def _fitted(self, magnitudes: Tensor, chosen: Tensor, average: Tensor) -> Tensor:
         """Return Σ |x| · level / Σ level² of each group: where the derivative of its squared error is zero."""
-        group = torch.arange(average.numel(), device=average.device)
-        group = group.repeat_interleave(self.width(magnitudes.numel()))[: magnitudes.numel()]
+        group = self._of_each(torch.arange(average.numel(), device=average.device), magnitudes)
         above, below = (torch.zeros(average.numel(), dtype=torch.float64, device=average.device) for _ in range(2))
         above.index_add_(0, group, magnitudes.double() * chosen)
         below.index_add_(0, group, chosen.double().square())

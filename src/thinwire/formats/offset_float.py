@@ -49,7 +49,15 @@ class OffsetFloat(Format):
     group_size: GroupSize = None
 
     def __post_init__(self) -> None:
-        self._check_range()
+        needed = 1 + self.positives + self.negatives
+        if self.positives < 1 or self.negatives < 1:
+            raise ValueError(f"eps {self.eps} lies beyond max {self.max} or min {-self._lowest}; use a smaller eps")
+        if needed > 2**self.bits:
+            raise ValueError(
+                f"the range from eps {self.eps} to max {self.max} and min {-self._lowest} with mantissa "
+                f"{self.mantissa} has {needed} numbers; expected at most 2^{self.bits} = {2**self.bits}: use more "
+                "bits, less mantissa or a greater eps"
+            )
 
     @classmethod
     @checked
@@ -161,14 +169,3 @@ class OffsetFloat(Format):
     @property
     def _lowest(self) -> float:
         return self.max if self.min is None else -self.min
-
-    def _check_range(self) -> None:
-        needed = 1 + self.positives + self.negatives
-        if self.positives < 1 or self.negatives < 1:
-            raise ValueError(f"eps {self.eps} lies beyond max {self.max} or min {-self._lowest}; use a smaller eps")
-        if needed > 2**self.bits:
-            raise ValueError(
-                f"the range from eps {self.eps} to max {self.max} and min {-self._lowest} with mantissa "
-                f"{self.mantissa} has {needed} numbers; expected at most 2^{self.bits} = {2**self.bits}: use more "
-                "bits, less mantissa or a greater eps"
-            )

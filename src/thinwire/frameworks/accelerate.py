@@ -18,12 +18,7 @@ __all__ = ["attach"]
 
 @checked
 def attach(
-    accelerator: Accelerator,
-    model: nn.Module,
-    how: How,
-    *,
-    optimizer: Optimizers = None,
-    missing_ok: bool = False,
+    accelerator: Accelerator, model: nn.Module, how: How, *, optimizer: Optimizers = None, missing_ok: bool = False
 ) -> Attachment:
     """Compress the gradients of a model that `accelerator.prepare` returned; a collective.
 

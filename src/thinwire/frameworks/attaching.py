@@ -22,10 +22,7 @@ How = Reducer | Plan | Budget | Literal["auto"]
 
 
 def attached(
-    model: nn.Module,
-    how: How,
-    optimizers: Sequence[torch.optim.Optimizer],
-    scaler: LossScaler | None,
+    model: nn.Module, how: How, optimizers: Sequence[torch.optim.Optimizer], scaler: LossScaler | None
 ) -> Attachment:
     """Attach a copy of the recipe: a framework may wrap the model for every run, and each wrapper needs its own."""
     return attach(wrapped(model), deepcopy(how), optimizer=optimizers, scaler=scaler)

@@ -31,12 +31,7 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
         missing_ok: Whether to go on, with empty memories, from a checkpoint that was saved without thinwire.
     """
 
-    def __init__(
-        self,
-        how: How,
-        *,
-        missing_ok: bool = False,
-    ) -> None:
+    def __init__(self, how: How, *, missing_ok: bool = False) -> None:
         self._how, self._missing_ok = how, missing_ok
         self._handle: Attachment | None = None
         self._saved: dict[str, Any] | None = None

@@ -17,12 +17,7 @@ __all__ = ["ThinwireCallback", "attach"]
 
 
 @checked
-def attach(
-    trainer: Trainer,
-    how: How,
-    *,
-    missing_ok: bool = False,
-) -> "ThinwireCallback":
+def attach(trainer: Trainer, how: How, *, missing_ok: bool = False) -> "ThinwireCallback":
     """Add a callback to the Trainer that attaches when training begins: call it before `trainer.train()`.
 
     Every rank's state goes into the folder `thinwire` of each checkpoint. `train(resume_from_checkpoint=...)` reads it,

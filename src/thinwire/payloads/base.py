@@ -114,9 +114,9 @@ class Payload(ABC):
         """Return vectors side by side, part i at offsets[i], in a space of `numel` elements."""
 
     @classmethod
-    @abstractmethod
     def concat(cls, payloads: Sequence[Self]) -> Self:
-        """Return the sum of payloads over the same space."""
+        """Return the sum of payloads that are laid out alike."""
+        return payloads[0].from_buffers(torch.stack([each.to_buffer() for each in payloads]))
 
     def tensors(self) -> Sequence[Tensor]:
         """Return the tensors that it holds, those of its codes and coefficients included."""

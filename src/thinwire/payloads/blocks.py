@@ -198,18 +198,6 @@ class Blocks(Keyed):
             held=tuple(part.keys.numel() for part in parts),
         )
 
-    @classmethod
-    @override
-    def concat(cls, payloads: Sequence[Self]) -> Self:
-        return replace(
-            payloads[0],
-            keys=torch.cat([p.keys for p in payloads]),
-            values=torch.cat([p.values for p in payloads]),
-            runs=tuple(run for p in payloads for run in p.runs),
-            coded=None,
-            held=(),
-        )
-
     @cached_property
     def _edges(self) -> tuple[int, ...]:
         """The number of each region's first block, then how many blocks there are in all."""

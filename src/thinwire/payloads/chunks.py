@@ -132,12 +132,6 @@ class Chunks(Payload):
             coded=numbers.joined([part.coded for part in parts]),
         )
 
-    @classmethod
-    @override
-    def concat(cls, payloads: Sequence[Self]) -> Self:
-        positions, values = (torch.cat(x) for x in zip(*((p.positions, p.values) for p in payloads), strict=True))
-        return replace(payloads[0], positions=positions, values=values, coded=None)
-
     @cached_property
     def _cut(self) -> "_Cut":
         return _cut(self.chunkings)

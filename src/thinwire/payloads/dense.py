@@ -115,12 +115,6 @@ class Dense(Payload):
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
         return cls(values=values, numel=numel, regions=regions, coded=numbers.joined([part.coded for part in parts]))
 
-    @classmethod
-    @override
-    def concat(cls, payloads: Sequence[Self]) -> Self:
-        stacked = torch.stack([p.values for p in payloads])
-        return payloads[0].with_values(kernels.row_sums(stacked))
-
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())
 

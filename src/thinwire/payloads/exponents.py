@@ -68,7 +68,7 @@ def unpack(out: Tensor, buffer: Tensor) -> None:
     lengths = torch.stack([nibbles & 15, nibbles >> 4], dim=1).view(-1).tolist()
     stream = body[at:].contiguous()
     good = kernels.exponents_decode(high, rest, sizes.view(torch.int16), stream, sent(table_of(lengths), out.device))
-    refuse_if(~good, _not_coded)
+    refuse_if(~good, lambda: PayloadError("a block of codes does not end where it should: it was corrupted in transit"))
     if out.dtype == torch.float32:
         out.view(torch.int16)[1::2] = high
 
@@ -129,7 +129,3 @@ def _section(body: Tensor, start: int, nbytes: int) -> tuple[Tensor, int]:
         raise PayloadError(f"a buffer ends after {body.numel()} bytes; expected at least {end}")
     wire.check_padding(body[start:end], nbytes)
     return body[start : start + nbytes], end
-
-
-def _not_coded() -> PayloadError:
-    return PayloadError("a block of codes does not end where it should: it was corrupted in transit")

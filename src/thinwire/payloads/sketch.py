@@ -75,12 +75,6 @@ class Sketch(Regional):
             regions=tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True)),
         )
 
-    @classmethod
-    @override
-    def concat(cls, payloads: Sequence[Self]) -> Self:
-        stacked = torch.stack([p.values for p in payloads])
-        return payloads[0].with_values(kernels.row_sums(stacked))
-
     @override
     def vectors(self) -> list[Tensor]:
         parts = zip(self.regions, self.tables, self.values.split(self.counts()), strict=True)

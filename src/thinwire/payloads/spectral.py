@@ -97,11 +97,6 @@ class Spectral(Regional):
         regions = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
         return cls(coefficients=spectrum, block=parts[0].block, numel=numel, regions=regions)
 
-    @classmethod
-    @override
-    def concat(cls, payloads: Sequence[Self]) -> Self:
-        return replace(payloads[0], coefficients=Blocks.concat([p.coefficients for p in payloads]))
-
     @override
     def vectors(self) -> list[Tensor]:
         spectrum = self.coefficients.dense()

@@ -65,7 +65,8 @@ class Timeline:
 
     def __post_init__(self) -> None:
         names = [gradient.name for gradient in self.gradients]
-        _need(len(set(names)) == len(names), "gradients", names, "every name once")
+        if len(set(names)) < len(names):
+            raise ValueError(f"gradients is {names!r:.200}; expected every name once")
 
     @property
     def gradients(self) -> list[Gradient]:
@@ -195,7 +196,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         then = self.made.get("world_size", self.world_size)
-        _need(type(then) is int and then >= 1, "world_size when it was made", then, "1 or more")
+        if type(then) is not int or then < 1:
+            raise ValueError(f"world_size when it was made is {then!r:.200}; expected 1 or more")
         if missing := [transport for transport in TRANSPORTS if transport not in self.links]:
             raise ValueError(f"links lack {missing[0]}; expected {', '.join(TRANSPORTS)}")
 
@@ -247,11 +249,6 @@ class Profile:
             ValueError: If the file has something else.
         """
         return cls.from_json(Path(path).read_text())
-
-
-def _need(holds: bool, what: str, got: object, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"{what} is {got!r:.200}; expected {expected}")
 
 
 def _read(raw: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
+from thinwire_lab.studies.exchange_bytes import sent_bytes
 
 LEAD = 0.1  # seconds for all ranks to settle before they start together
 
@@ -90,7 +91,7 @@ def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) 
     for repeat in range(repeats + 1):
         event, total = _exchange(chosen.exchange, mine, meter, seed=repeat)
         if repeat:
-            emit({"kind": "round", "repeat": repeat, "formula": chosen.exchange.sent_bytes(mine, world)} | event)
+            emit({"kind": "round", "repeat": repeat, "formula": sent_bytes(chosen.exchange, mine, world)} | event)
     right = None
     if chosen.exact and dist.get_rank() == 0:
         right = torch.equal(total.to(torch.float64), _float64_sum(codec, numel, world))

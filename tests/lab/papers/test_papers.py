@@ -23,6 +23,7 @@ from thinwire.formats import OffsetFloat
 from thinwire.kernels.sketch.reference import _sketch_hash
 from thinwire.memories import ErrorFeedback, Noted
 from thinwire.payloads import Sparse, Spectral, spectral
+from thinwire_lab.studies.exchange_bytes import sent_bytes
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[None]:
@@ -262,8 +263,8 @@ def test_table_one_and_figure_nine() -> None:
 
 def test_the_tree_counts_its_messages() -> None:
     payload = Sparse(indices=torch.arange(8, dtype=torch.int32), values=torch.ones(8), numel=99)
-    assert GlobalTopKTree().sent_bytes(payload, 4) == 2 * 3 / 4 * (16 + 32 + 8 + 8)
-    assert GlobalTopKTree(exact_values=True).sent_bytes(payload, 4) == 2 * 3 / 4 * (16 + 32 + 8 + 8 + 32)
+    assert sent_bytes(GlobalTopKTree(), payload, 4) == 2 * 3 / 4 * (16 + 32 + 8 + 8)
+    assert sent_bytes(GlobalTopKTree(exact_values=True), payload, 4) == 2 * 3 / 4 * (16 + 32 + 8 + 8 + 32)
 
 
 def test_warm_up_of_four_epochs() -> None:

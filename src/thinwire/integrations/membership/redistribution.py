@@ -79,11 +79,7 @@ def waits(field: str) -> bool:
 
 def without_residuals(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state for a rank that joins: residuals stay where they are."""
-    kept = [
-        {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
-        for memory in saved["memories"]
-    ]
-    return {**saved, "memories": [{name: each for name, each in memory.items() if each} for memory in kept]}
+    return {**saved, "memories": [_scaled(memory, 1) for memory in saved["memories"]]}
 
 
 def taken_over(saved: Mapping[int, object], rank: int, world_size: int) -> list[int]:
@@ -158,6 +154,7 @@ def _sum(parts: Sequence[Tensor], what: str) -> Tensor:
 
 
 def _scaled(memory: State, factor: float) -> State:
+    """Return what is no residual, the notes times a factor."""
     notes = {name: {f: x for f, x in fields.items() if not waits(f)} for name, fields in memory.items()}
     return {
         name: {f: x if factor == 1 or f not in Noted.free else x * factor for f, x in fields.items()}

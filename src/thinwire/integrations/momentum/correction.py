@@ -44,10 +44,7 @@ class Correction(Handover):
     """
 
     def __init__(
-        self,
-        memories: Sequence[Memory],
-        optimizers: Sequence[torch.optim.Optimizer],
-        names: Mapping[nn.Parameter, str],
+        self, memories: Sequence[Memory], optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]
     ) -> None:
         self._every, self._memories = memories, corrections(memories)
         _check_memories(self._memories, memories, optimizers)

@@ -12,13 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
 from thinwire.collectives import Group
-from thinwire.integrations.attachments.assembly import (
-    Optimizers,
-    assembled,
-    check_free,
-    check_takeover,
-    listed,
-)
+from thinwire.integrations.attachments.assembly import Optimizers, assembled, check_free, check_takeover, listed
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
 from thinwire.integrations.membership.state import words

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import Group, all_reduce
-from thinwire.planner.probe.measure import Stamp, gathered, longest, stamp
+from thinwire.planner.probe.measure import Stamp, gathered, longest, stamp, timed
 
 _WARMUP, _REPEATS, _UPDATES = 2, 7, 3
 
@@ -19,11 +19,6 @@ class Backward(NamedTuple):
     ready: dict[str, float]
     computed: float
     rest: float
-
-
-class _Marks(NamedTuple):
-    ready: dict[str, float]
-    computed: float
 
 
 def probe_backward(
@@ -45,7 +40,7 @@ def probe_backward(
     with _untouched(list(parameters.values()), buffers):
         marks = [_once(step, parameters, group) for _ in range(_WARMUP + repeats)][_WARMUP:]
         rest = 0.0 if update is None else _updating(update, parameters.values(), group, device)
-    rows = [[*(mark.ready.get(name, mark.computed) for name in parameters), mark.computed] for mark in marks]
+    rows = [[*(ready.get(name, computed) for name in parameters), computed] for ready, computed in marks]
     every = gathered([seconds for row in rows for seconds in row], group, device).view(group.size(), repeats, -1)
     slowest = every.max(dim=0).values
     *ready, computed = slowest[slowest[:, -1].argmin()].tolist()
@@ -61,20 +56,13 @@ def _updating(
             p.grad = None
         else:
             all_reduce(p.grad.div_(group.size()), group).wait()
-    return longest(min(_seconds(update, device) for _ in range(_UPDATES)), group, device)
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    before = stamp(device)
-    run()
-    return stamp(device).since(before)
+    return longest(min(timed(update, device) for _ in range(_UPDATES)), group, device)
 
 
 def _once(
-    step: Callable[[], Tensor],
-    parameters: Mapping[str, nn.Parameter],
-    group: Group,
-) -> "_Marks":
+    step: Callable[[], Tensor], parameters: Mapping[str, nn.Parameter], group: Group
+) -> tuple[dict[str, float], float]:
+    """Return the seconds from the start of a step to each gradient, and to the end of backward."""
     device = next(iter(parameters.values())).device
     longest(0.0, group, device)
     order, times = list[str](), list[Stamp]()
@@ -97,7 +85,7 @@ def _once(
         for handle in handles:
             handle.remove()
     *ready, computed = (time.since(times[0]) for time in times[1:])
-    return _Marks(dict(zip(order, ready, strict=True)), computed)
+    return dict(zip(order, ready, strict=True)), computed
 
 
 def _loss(returned: object) -> Tensor:

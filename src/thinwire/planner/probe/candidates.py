@@ -13,7 +13,7 @@ from thinwire.exchanges import AllGather, Transport
 from thinwire.exchanges.base import Link
 from thinwire.payloads import Payload
 from thinwire.planner.candidates import Candidate
-from thinwire.planner.probe.measure import gathered, longest, synchronize
+from thinwire.planner.probe.measure import gathered, longest, timed
 from thinwire.planner.profile import Cost, Curve
 from thinwire.reducer import Bucket, Compressed, Round, Segment
 
@@ -136,11 +136,7 @@ def _step(
     at = Round(step=step, group=group, scale=1 / group.size())
     torch.empty(_CACHE, dtype=torch.uint8, device=device).fill_(step)  # as backward leaves it
     with trace.listen(trace.Recorder()) as recorder:
-        synchronize(device)
-        start = time.perf_counter()
-        reducer.reduce(Bucket(flat=flat, segments=places), at).wait()
-        synchronize(device)
-        total = time.perf_counter() - start
+        total = timed(lambda: reducer.reduce(Bucket(flat=flat, segments=places), at).wait(), device)
     for memory in reducer.memories():
         memory.commit()
     return recorder.seconds("encode"), recorder.seconds("decode"), total
@@ -158,11 +154,7 @@ def _each(reducer: Compressed, size: int, device: torch.device) -> float:
 def _decoding(payload: Payload, count: int, device: torch.device) -> float:
     rows = payload.to_buffer().expand(count, -1).contiguous()
     out = torch.empty(payload.numel, device=device)
-    synchronize(device)
-    start = time.perf_counter()
-    payload.from_buffers(rows).write(out)
-    synchronize(device)
-    return time.perf_counter() - start
+    return timed(lambda: payload.from_buffers(rows).write(out), device)
 
 
 def _random(size: int, device: torch.device) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -29,6 +29,15 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def timed(run: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds in which a device does what `run` asks of it."""
+    synchronize(device)
+    start = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def gathered(figures: Sequence[float], group: Group, device: torch.device | None = None) -> Tensor:

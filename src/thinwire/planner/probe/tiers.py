@@ -8,7 +8,7 @@ import torch
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges import Link
 from thinwire.planner.probe.links import USUAL, Sent, fit, ladder, told
-from thinwire.planner.probe.measure import hosts, longest, stamp
+from thinwire.planner.probe.measure import hosts, longest, timed
 
 _SIZES = (1 << 8, 1 << 18)  # bytes, at which tiers are compared
 _SECONDS = 0.5  # for the pairs at one distance
@@ -67,6 +67,4 @@ def _pairs(stride: int, group: Group, device: torch.device) -> tuple[Link, bool]
 
 def crossed(peers: Peers, peer: int, message: torch.Tensor) -> float:
     """Return the seconds in which this rank and another swap a message."""
-    before = stamp(message.device)
-    peers.cross({peer: message}, {peer: message.numel()})
-    return stamp(message.device).since(before)
+    return timed(lambda: peers.cross({peer: message}, {peer: message.numel()}), message.device)
