@@ -94,10 +94,6 @@ class Codec(ABC):
         names = (f.name for f in fields(self))  # type: ignore[arg-type]  # every concrete codec is a dataclass
         return [name for name in names if isinstance(getattr(self, name), schedules.Schedule)]
 
-    def contraction(self, numel: int) -> float | None:
-        """Return δ with E‖x − decode(encode(x))‖² ≤ (1 − δ)·‖x‖² for `numel` elements, or None if none is known."""
-        return None
-
 
 class BucketCodec(Codec):
     """A codec that takes all vectors of a bucket in a few calls."""

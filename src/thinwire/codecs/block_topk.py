@@ -40,8 +40,3 @@ class BlockTopK(Codec):
         blocks = x.index_select(0, indices.clamp(max=x.numel() - 1)).masked_fill_(indices >= x.numel(), 0)
         values, coded = narrowed(blocks, self.values, signal.dtype, seed, signal.share)
         return Blocks(keys=keys, values=values, numel=signal.numel, width=self.block, coded=coded)
-
-    def contraction(self, numel: int) -> float | None:
-        """δ = k/b, with k the blocks sent. Blocks of equal norm attain it."""
-        blocks = -(-numel // self.block)
-        return None if self.values else kept(self.density, blocks) / max(1, blocks)

@@ -58,8 +58,3 @@ class ChunkTopK(BucketCodec):
         return Chunks(
             positions=positions, values=values, numel=numel, chunkings=chunkings, regions=cut.regions, coded=coded
         )
-
-    def contraction(self, numel: int) -> float | None:
-        """δ = k/n, the least of all sizes n that a chunk may have. Coefficients of equal magnitude attain it."""
-        largest = max(self.chunk**2, 4 * self.chunk)
-        return None if self.values else min(kept(self.density, n) / n for n in range(1, largest + 1))

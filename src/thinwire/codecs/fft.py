@@ -81,13 +81,6 @@ class FFT(BucketCodec):
     def _floats(self, x: Tensor) -> Tensor:
         return (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
 
-    def contraction(self, numel: int) -> float | None:
-        """δ = k/2c, because every coefficient of a block but the first and the last stands for two."""
-        if self.values or self.half or not numel:
-            return None
-        count = spectrum_size(numel, self.block)
-        return kept(self.density, count) / (2 * count)
-
 
 class _Row(NamedTuple):
     """A vector, the width of its blocks, and how many of its coefficients are wanted."""

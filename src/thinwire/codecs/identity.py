@@ -27,7 +27,3 @@ class Identity(BucketCodec):
         parts = [narrowed(x, None, dtype, seed, share)[0] for x, seed in zip(signals.tensors(), seeds, strict=True)]
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         return Dense(values=values, numel=numel, regions=cut.regions)
-
-    @override
-    def contraction(self, numel: int) -> float | None:
-        return 1.0

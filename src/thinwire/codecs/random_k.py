@@ -63,11 +63,6 @@ class RandomK(BucketCodec):
             coded=coded,
         )
 
-    def contraction(self, numel: int) -> float | None:
-        """δ = 1/⌈d/k⌉, because the least likely element is drawn once in ⌈d/k⌉ seeds."""
-        plain = not self.values and not self.unbiased and numel > 0
-        return 1 / -(-numel // kept(self.density, numel)) if plain else None
-
 
 def _draw(
     lengths: tuple[int, ...], counts: tuple[int, ...], seeds: Sequence[int], device: torch.device

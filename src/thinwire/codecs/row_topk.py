@@ -40,12 +40,6 @@ class RowTopK(Codec):
         values, coded = narrowed(x.index_select(0, indices), self.values, signal.dtype, seed, signal.share)
         return Sparse(indices=indices, values=values, numel=signal.numel, coded=coded)
 
-    def contraction(self, numel: int) -> float | None:
-        """δ = k / width, or the last row's share if that is less. Rows of equal magnitudes attain it."""
-        rest = numel % self.width
-        widths = [w for w, some in ((self.width, numel >= self.width), (rest, rest > 0)) if some]
-        return None if self.values else min((kept(self.density, w) / w for w in widths), default=1.0)
-
 
 def largest_in_rows(x: Tensor, width: int, density: Density) -> Tensor:
     """Return where each row's largest magnitudes are (int32, ascending): NaN first, then the lowest of equals."""

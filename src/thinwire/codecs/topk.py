@@ -35,7 +35,3 @@ class TopK(BucketCodec):
         counts = [kept(self.density, length) for length in signals.lengths]
         found = kernels.largest_of_each(wide_each(signals.tensors()), counts)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
-
-    def contraction(self, numel: int) -> float | None:
-        """δ = k/d. A vector of equal magnitudes attains it (Stich et al. 2018)."""
-        return None if self.values else kept(self.density, numel) / max(1, numel)

@@ -34,11 +34,6 @@ class Format(ABC):
     bits: int
     group_size: GroupSize
 
-    @property
-    @abstractmethod
-    def unbiased(self) -> bool:
-        """Whether decode(encode(x)) is x on average over seeds."""
-
     @abstractmethod
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Encode several vectors, each as `encode` does.

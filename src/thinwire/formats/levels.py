@@ -37,11 +37,6 @@ class Levels(Format):
     group_size: GroupSize = 512
     rounding: Literal["stochastic", "nearest"] = "stochastic"
 
-    @property
-    def unbiased(self) -> bool:
-        """True with stochastic rounding."""
-        return self.rounding == "stochastic"
-
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""
         x, groups = flat32(x), self.groups(runs)

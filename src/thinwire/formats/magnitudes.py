@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -41,8 +41,6 @@ class Magnitudes(Format):
         if count < 2 or count & (count - 1) or count > 2**14 or any(a >= b for a, b in pairwise(self.levels)):
             raise ValueError(f"levels is {self.levels}; expected 2, 4, 8, … numbers in ascending order")
         object.__setattr__(self, "bits", count.bit_length())
-
-    unbiased: ClassVar[bool] = False
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""

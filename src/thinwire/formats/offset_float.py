@@ -134,11 +134,6 @@ class OffsetFloat(Format):
         """How many negative numbers have codes."""
         return self.grid.index(self._lowest)
 
-    @property
-    def unbiased(self) -> bool:
-        """True with stochastic rounding and a scale at which nothing saturates."""
-        return self.rounding == "stochastic" and self.scaled and self.negatives >= self.positives
-
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
         x, groups = flat32(x), self.groups(runs)

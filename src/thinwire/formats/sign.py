@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ class Sign(Format):
 
     group_size: GroupSize = None
     bits: int = field(default=1, init=False)
-
-    unbiased: ClassVar[bool] = False
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""

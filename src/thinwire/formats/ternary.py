@@ -28,11 +28,6 @@ class Ternary(Format):
     group_size: GroupSize = None
     bits: int = field(default=2, init=False)
 
-    @property
-    def unbiased(self) -> bool:
-        """True unless `clip` is set."""
-        return self.clip is None
-
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes 0 (zero), 1 (plus) or 2 (minus), and the scales, with 0 for a group of zeros."""
         x, groups = flat32(x), self.groups(runs)
