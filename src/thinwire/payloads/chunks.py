@@ -63,12 +63,8 @@ class Chunks(Payload):
     @property
     @override
     def nbytes(self) -> int:
-        return (
-            wire.HEADER_BYTES
-            + _LAYOUT.size
-            + numbers.nbytes(self.values, self.coded)
-            + wire.padded(self._cut.named_nbytes)
-        )
+        named = wire.padded(self._cut.named_nbytes)
+        return wire.HEADER_BYTES + _LAYOUT.size + numbers.nbytes(self.values, self.coded) + named
 
     @override
     def counts(self) -> list[int]:

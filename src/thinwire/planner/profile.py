@@ -109,12 +109,8 @@ class Curve:
 
     def __post_init__(self) -> None:
         sizes, values = zip(*self.points, strict=True) if self.points else ((), ())
-        if (
-            not sizes
-            or list(sizes) != sorted(set(sizes))
-            or list(values) != sorted(values)
-            or not 0 <= values[0] <= values[-1] < math.inf
-        ):
+        ascend = list(sizes) == sorted(set(sizes)) and list(values) == sorted(values)
+        if not (sizes and ascend and 0 <= values[0] <= values[-1] < math.inf):
             raise ValueError(
                 f"points are {self.points}; expected ascending sizes with non-negative, non-decreasing values"
             )

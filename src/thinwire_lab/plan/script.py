@@ -14,9 +14,10 @@ from thinwire.exchanges import Link
 from thinwire.integrations.replicas.profiling import profile, profiled
 from thinwire.integrations.sharding.fsdp import sharded_modules
 from thinwire.planner import Budget, Profile
-from thinwire.planner.probe import Backward, probe_backward, probe_gathers, probe_links
+from thinwire.planner.probe import Backward, probe_backward, probe_links
 from thinwire.planner.probe.measure import hosts, longest, stamp
 from thinwire_lab.cluster.workers import wrapped
+from thinwire_lab.plan.gathers import probe_gathers
 from thinwire_lab.plan.settings import complaints
 from thinwire_lab.plan.subject import Subject
 

@@ -210,15 +210,9 @@ class _Loading:
         """Return the number of the shard in this header, or None if this rank wants nothing of it."""
         place, mine = header.get("shard"), self._layout.shard
         if (place is None) != (mine is None):
-            raise ValueError(
-                "the checkpoint was saved from "
-                + (
-                    "whole parameters, but these are sharded"
-                    if place is None
-                    else "shards, but these parameters are whole"
-                )
-                + ": load it into the kind of handle that saved it"
-            )
+            ways = "whole parameters, but these are sharded", "shards, but these parameters are whole"
+            said = ways[0] if place is None else ways[1]
+            raise ValueError(f"the checkpoint was saved from {said}: load it into the kind of handle that saved it")
         if self._uncut(header):
             return 0 if place == mine else None
         return Piece.at(header["shard"]).shard

@@ -175,12 +175,6 @@ def _reach(row, sign, bar):
 
 
 @exactly
-def place_of(pieces, at):
-    """Return a piece's run's first element and group, the groups' width, and the piece's ends: see `Groups.pieces`."""
-    return pieces[at, 1], pieces[at, 2], pieces[at, 3], pieces[at, 4], pieces[at, 5]
-
-
-@exactly
 def part_of_group(group, g, lo, hi):
     """Return where the part of group `g` within elements lo to hi begins and ends."""
     return max(lo, g * group), min(hi, (g + 1) * group)
@@ -201,7 +195,7 @@ def _sum(x, order):
 @reordering
 def _sums_loop(pieces, out, x, order):
     for at in range(len(pieces)):
-        begin, first, group, lo, hi = place_of(pieces, at)
+        _, begin, first, group, lo, hi = pieces[at]
         for g in range(lo // group, -(-hi // group)):
             start, stop = part_of_group(group, g, lo, hi)
             out[first + g] = _sum(x[begin + start : begin + stop], order)
@@ -218,7 +212,7 @@ def _largest(bits):
 @exactly
 def _peaks_loop(pieces, out, bits):
     for at in range(len(pieces)):
-        begin, first, group, lo, hi = place_of(pieces, at)
+        _, begin, first, group, lo, hi = pieces[at]
         for g in range(lo // group, -(-hi // group)):
             start, stop = part_of_group(group, g, lo, hi)
             out[first + g] = _largest(bits[begin + start : begin + stop])

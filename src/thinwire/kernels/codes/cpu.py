@@ -12,7 +12,7 @@ import torch
 from numba import types
 from torch import Tensor
 
-from thinwire.kernels.blocks.cpu import part_of_group, place_of
+from thinwire.kernels.blocks.cpu import part_of_group
 from thinwire.kernels.codes.reference import How, OffsetGrid, UniformGrid
 from thinwire.kernels.compiled import exactly, overload
 from thinwire.kernels.groups import Groups
@@ -91,7 +91,7 @@ def _over_pieces(loop: Callable[..., None], groups: Groups, *arrays: Any) -> Non
 @exactly
 def _of_piece(pieces, at, out, x, scales):
     # The run's part of the arrays, from where the run begins; its groups' width, and the piece's ends.
-    begin, first, group, lo, hi = place_of(pieces, at)
+    _, begin, first, group, lo, hi = pieces[at]
     return out[begin:], x[begin:], scales[first:], group, lo, hi
 
 

@@ -2,7 +2,6 @@
 
 from thinwire.planner.probe.backward import Backward, probe_backward
 from thinwire.planner.probe.candidates import probe_candidates
-from thinwire.planner.probe.gathers import probe_gathers
 from thinwire.planner.probe.links import Links, ping, probe_links
 from thinwire.planner.probe.tiers import probe_tiers
 
@@ -12,7 +11,6 @@ __all__ = [
     "ping",
     "probe_backward",
     "probe_candidates",
-    "probe_gathers",
     "probe_links",
     "probe_tiers",
 ]
