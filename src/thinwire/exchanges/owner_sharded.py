@@ -26,8 +26,9 @@ class OwnerSharded(Rounds):
 
     @override
     def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        peers, own = Peers(group, payload.values.device), table(payload, "OwnerSharded")
-        shards = _shards(merged([own]), peers.world_size)
+        peers, rows = Peers(group, payload.values.device), merged([table(payload, "OwnerSharded")])
+        of = [rows.keys % peers.world_size == rank for rank in range(peers.world_size)]
+        shards = [rows.rekeyed(rows.keys[here], rows.rows[here]) for here in of]
         mine = merged(_in_rank_order(peers, shards[peers.rank], _swap_all(peers, shards)))
         sums = _in_rank_order(peers, mine, _swap_all(peers, [mine] * peers.world_size))
         return Exchanged(summed=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
@@ -36,11 +37,6 @@ class OwnerSharded(Rounds):
         """Return, for each of the K − 1 other ranks, a length and 1/K of this rank's rows, a length and 1/K of all."""
         sent = nbytes + together(nbytes, world_size, whole)
         return [Hops(stride=s, count=4, nbytes=sent / world_size / 4) for s in range(1, world_size)]
-
-
-def _shards(rows: Keyed, world_size: int) -> list[Keyed]:
-    owner = rows.keys % world_size
-    return [rows.rekeyed(rows.keys[owner == rank], rows.rows[owner == rank]) for rank in range(world_size)]
 
 
 def _swap_all(peers: Peers, shards: list[Keyed]) -> dict[int, Keyed]:

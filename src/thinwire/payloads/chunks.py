@@ -175,18 +175,13 @@ class _Cut(NamedTuple):
 
 @lru_cache(maxsize=1024)  # they stay the same from step to step
 def _cut(chunkings: tuple[Chunking, ...]) -> _Cut:
-    cut = [number for chunking in chunkings for number in _numbers(chunking)]
+    cut = [number for c in chunkings for number in (*astuple(c)[:-1], _TRANSFORMS[c.transform])]
     return _Cut(
         carried=sum(chunking.count for chunking in chunkings),
         named_nbytes=sum(map(_named_nbytes, chunkings)),
         runs=[(chunking, len(list(alike))) for chunking, alike in groupby(chunkings)],
         packed=_LAYOUT.pack(len(chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut))),
     )
-
-
-def _numbers(chunking: Chunking) -> tuple[int, ...]:
-    *sizes, transform = astuple(chunking)
-    return (*sizes, _TRANSFORMS[transform])
 
 
 @lru_cache(maxsize=1024)

@@ -199,18 +199,14 @@ def largest_of_pieces(indices: Sequence[Array], bits: Sequence[Array], k: int) -
 
 def _kth(bits: Sequence[Array], sign: Any, k: int) -> tuple[Any, int]:
     """Return the k-th largest magnitude's bits, and how many of its equals are among the k; by digits of 11 bits."""
-    kind, known, mask = type(sign), 0, 0
-    for shift in _shifts(8 * bits[0].itemsize - 1):
+    kind, known, mask, width = type(sign), 0, 0, 8 * bits[0].itemsize - 1
+    for shift in (max(0, width - done) for done in range(11, width + 11, 11)):
         counts = _counts(bits, sign, kind(shift), kind(known), kind(mask))
         above = np.cumsum(counts[::-1])
         digit = 2047 - int(np.searchsorted(above, k))
         k -= int(above[2047 - digit] - counts[digit])
         known, mask = known | digit << shift, (mask | 2047 << shift) & int(sign)
     return kind(known), k
-
-
-def _shifts(width: int) -> list[int]:
-    return [max(0, width - done) for done in range(11, width + 11, 11)]
 
 
 def _counts(bits: Sequence[Array], sign: Any, shift: Any, known: Any, mask: Any) -> Array:
