@@ -3,7 +3,8 @@
 `@checked` on a class or a function reads its annotations once. From then on every argument that a caller gives is
 checked before the body runs: `density: Share` refuses 1.5, NaN, True and "x", and says what it expected. A number is
 Python's int or float, or derives from them as numpy.float64 does. A bool is none. Nor are tensors and NumPy's other
-scalars, which plans and states could not save: convert them with int() or float().
+scalars, which plans and states could not save: convert them with int() or float(). In `Annotated[type, note]` a note
+narrows the type: `note.kind(type)` is the kind of those values that pass.
 """
 
 import math
@@ -18,7 +19,6 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
-    Protocol,
     TypeVar,
     Union,
     get_args,
@@ -40,13 +40,6 @@ class Kind(NamedTuple):
     judge: Judge
     words: str
     sure: frozenset[type] = frozenset()
-
-
-class Note(Protocol):
-    """What narrows a type, in `Annotated[type, note]`."""
-
-    def kind(self, base: Any) -> Kind:
-        """Return the kind of those values of type `base` that pass."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +72,17 @@ class Range:
 
 @dataclass(frozen=True)
 class Such:
-    """Values that pass a test; others count as values of another type. `words` say which pass."""
+    """Values that pass a test, by default all; others count as values of another type. `words` say which pass."""
 
     words: str
-    passes: Callable[[Any], bool]
+    passes: Callable[[Any], bool] | None = None
 
     def kind(self, base: Any) -> Kind:
         """Return the kind of those values of `base` that pass."""
-        judge, passes = _kind(base).judge, self.passes
+        passes = self.passes
+        if passes is None:
+            return Kind(lambda value: FITS, self.words)
+        judge = _kind(base).judge
         return Kind(lambda value: judge(value) or (FITS if passes(value) else FOREIGN), self.words)
 
     def __repr__(self) -> str:
@@ -104,15 +100,7 @@ class Like:
         return _union(base, self.another)
 
 
-class _Body:
-    def kind(self, base: Any) -> Kind:
-        return Kind(lambda value: FITS, "")
-
-    def __repr__(self) -> str:
-        return "checked by the body"
-
-
-BODY = _Body()
+BODY = Such("checked by the body")
 """`Annotated[type, BODY]` leaves it to the body to refuse other types, in words that help more."""
 
 _LONGEST = 2**63 - 1  # no tensor has more elements, and no file more bytes

@@ -87,16 +87,22 @@ class Membership:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's memories and step, as tensors and plain containers."""
         self.steps.rest()
-        return state.dump(
-            state.Place.of(self.group),
-            recipe=state.words(self.recipe),
+        memories = self.recipe.memories()
+        return {
+            "version": state.VERSION,
+            "rank": self.group.rank(),
+            "world_size": self.group.size(),
+            "recipe": state.words(self.recipe),
             # Ranks without data have taken the others' last gradients for applied.
-            step=self.steps.step + (self.steps.uneven and self.steps.open),
-            draw=self.steps.draw,
-            loss_scale=self.loss_scale,
-            memories=self.recipe.memories(),
-            momentum=self.handover.settings(),
-        )
+            "step": self.steps.step + (self.steps.uneven and self.steps.open),
+            "draw": self.steps.draw,
+            "loss_scale": self.loss_scale,
+            "momentum": self.handover.settings(),
+            "fields": state.kinds(memories),
+            "memories": [
+                {n: {f: x.clone() for f, x in held.items()} for n, held in m.state().items()} for m in memories
+            ],
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this rank's `state_dict`. A collective. Raises ValueError on every rank, or on none."""
@@ -111,7 +117,7 @@ class Membership:
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
-        return state.check(saved, self.recipe, self._known, state.Place.of(self.group))
+        return state.check(saved, self.recipe, self._known, state.Place(self.group.rank(), self.group.size()))
 
     def regroup(self, group: Group, divisor: Divisor) -> None:
         """Go on with another group from the latest step of its ranks, and with this rank's residuals; a collective."""

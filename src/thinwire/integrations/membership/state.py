@@ -5,7 +5,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,11 @@ AS_SAVED = ": attach it with the minimum_size with which the state was saved"
 _KEYS = {"version", "rank", "world_size", "recipe", "step", "draw", "loss_scale", "momentum", "fields", "memories"}
 
 
-@final
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The rank, and the world size, that a state belongs to."""
 
     rank: int
     world_size: int
-
-    @classmethod
-    def of(cls, group: Group) -> "Place":
-        """Return this rank's place in the group."""
-        return cls(group.rank(), group.size())
 
 
 @final
@@ -56,34 +49,6 @@ def kinds(memories: Sequence[Memory]) -> list[list[str]]:
 def waiting_length(recipe: Reducer, name: str, p: nn.Parameter) -> int:
     """Return how many elements of a parameter may wait on this rank."""
     return recipe.waiting_length(segment_of(p, name))
-
-
-def dump(
-    place: Place,
-    *,
-    recipe: str,
-    step: int,
-    draw: int,
-    loss_scale: float,
-    memories: Sequence[Memory],
-    momentum: Sequence[Sequence[Any]],
-) -> dict[str, Any]:
-    """Return copies of everything that outlives a step. Memories come in the recipe's order."""
-    return {
-        "version": VERSION,
-        "rank": place.rank,
-        "world_size": place.world_size,
-        "recipe": recipe,
-        "step": step,
-        "draw": draw,
-        "loss_scale": loss_scale,
-        "momentum": [list(pair) for pair in momentum],
-        "fields": kinds(memories),
-        "memories": [
-            {name: {field: x.clone() for field, x in fields.items()} for name, fields in memory.state().items()}
-            for memory in memories
-        ],
-    }
 
 
 def agree(group: Group, mine: Callable[[], Standing]) -> None:
@@ -113,7 +78,7 @@ def latest(group: Group, mine: Standing) -> Standing:
 
 
 def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
-    """Return where `state` stands. Raises ValueError unless `dump` made it for such a recipe, model and rank."""
+    """Return where `state` stands. Raises ValueError unless a rank saved it for such a recipe, model and rank."""
     held = renamed(_checked(state), parameters)
     _check_place(held, place)
     _check_memories(held, recipe, parameters)
@@ -132,7 +97,7 @@ def _uncompiled(name: object) -> str:
 
 
 def check_placed(state: object) -> None:
-    """Raise ValueError unless `dump` made `state`, whatever for."""
+    """Raise ValueError unless a rank saved `state`, whatever for."""
     held = _checked(state)
     rank, count = held["rank"], held["world_size"]
     _need(0 <= rank < count, "rank", rank, f"a rank from 0 to {count - 1}")
