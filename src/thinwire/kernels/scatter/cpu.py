@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -44,14 +44,26 @@ def scatter(
     ascending: bool = False,
 ) -> None:
     """See `reference.scatter`; everything is written once. Whether runs ascend is looked up, which costs little."""
-    arrays = (indices.numpy(), values.to(out.dtype).numpy())
+    whole, arrays = out.numpy(), (indices.numpy(), values.to(out.dtype).numpy())
     starts, stops = _stretches(arrays[0], runs)
     ordered = _ascend(arrays[0], starts, stops)
+
+    def write(first: int, stream: bool, lo: int, hi: int) -> None:
+        # Of a range that counts from `first`: from stretches of ascending indices, or after grouping them by tile.
+        lo, hi, found, ends, width = lo + first, hi + first, arrays, stops, _TILE
+        if ordered:
+            edges = zip(starts, stops, strict=True)
+            cursors = np.array([start + np.searchsorted(arrays[0][start:stop], lo) for start, stop in edges])
+        else:
+            found, cursors, width = (np.empty_like(arrays[0]), np.empty_like(arrays[1])), np.zeros(1, np.int64), _GROUP
+            ends = np.array([_group_loop(*arrays, lo, hi, _GROUP, *found)])
+        tile = np.empty(max(1, min(width, hi - lo)), whole.dtype)
+        _scatter_loop(whole, lo, hi, *found, cursors, ends, tile, stream)
+
     for offset, length in cut_at(tuple(regions)).joined.regions:
         part = out[offset : offset + length]
         stream = part.nbytes >= STREAM_BYTES and part.data_ptr() % 64 == 0
-        write = _Writer(out.numpy(), offset, arrays, stream)
-        map_ranges(partial(write.merged, starts, stops) if ordered else write.grouped, length, align=_GROUP)
+        map_ranges(partial(write, offset, stream), length, align=_GROUP)
 
 
 def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
@@ -62,32 +74,6 @@ def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -
     """Return addresses, lengths and offsets of vectors, and where their runs begin and end."""
     edges = np.fromiter(accumulate(runs, initial=0), np.int64)
     return addresses(xs), sizes(xs), np.array(offsets, np.int64), edges
-
-
-@final
-class _Writer:
-    """Writes ranges of `out`, counted from `offset`."""
-
-    def __init__(self, out: _Array, offset: int, arrays: tuple[_Array, _Array], stream: bool) -> None:
-        self._out, self._offset, self._arrays, self._stream = out, offset, arrays, stream
-
-    def merged(self, starts: _Array, stops: _Array, lo: int, hi: int) -> None:
-        """Write from stretches of ascending indices."""
-        lo, hi, indices = lo + self._offset, hi + self._offset, self._arrays[0]
-        ends = zip(starts, stops, strict=True)
-        cursors = np.array([start + np.searchsorted(indices[start:stop], lo) for start, stop in ends])
-        self._run(lo, hi, self._arrays, cursors, stops, _TILE)
-
-    def grouped(self, lo: int, hi: int) -> None:
-        """Write from indices in any order."""
-        lo, hi = lo + self._offset, hi + self._offset
-        arrays = tuple(map(np.empty_like, self._arrays))
-        count = _group_loop(*self._arrays, lo, hi, _GROUP, *arrays)
-        self._run(lo, hi, arrays, np.zeros(1, np.int64), np.array([count]), _GROUP)
-
-    def _run(self, lo: int, hi: int, arrays: tuple[_Array, ...], cursors: _Array, stops: _Array, width: int) -> None:
-        tile = np.empty(max(1, min(width, hi - lo)), self._out.dtype)
-        _scatter_loop(self._out, lo, hi, *arrays, cursors, stops, tile, self._stream)
 
 
 def _stretches(indices: _Array, runs: Sequence[int]) -> tuple[_Array, ...]:
