@@ -76,11 +76,7 @@ class ServerStatus:
 
 
 class RefusedError(ConnectionError):
-    """This trainer cannot join, or go on: the words that it is told. `logged`: those for the server's log."""
-
-    def __init__(self, told: str, logged: str = "") -> None:
-        super().__init__(told)
-        self.logged = logged or told
+    """This trainer cannot join, or go on: the words that it is told, and those for the server's log, if others."""
 
 
 @final
@@ -366,12 +362,11 @@ class Hub:
         try:
             call()
         except RefusedError as error:
-            logger.warning("a trainer at %s was refused: %s", session.host, error.logged)
-            session.end(str(error), Flag.FINAL)
+            logger.warning("a trainer at %s was refused: %s", session.host, error.args[-1])
+            session.end(error.args[0], Flag.FINAL)
         except (FrameError, GoneError, PayloadError) as error:
-            if session.host not in self._met:
-                self._met.add(session.host)
-                host = session.host
+            if (host := session.host) not in self._met:
+                self._met.add(host)
                 logger.warning("closed a connection from %s: %s. Further ones from there are not logged", host, error)
             session.end(str(error))
 

@@ -62,8 +62,10 @@ class Durable:
         finally:
             self._beside.unlink(missing_ok=True)
         folder = os.open(self._path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _try(self) -> None:
         """Read the first checkpoint back. Raises OSError if that cannot be done: a later start could not either."""

@@ -70,10 +70,9 @@ def store_ticket(index: int, text: str) -> None:
         store.set(_TICKET.format(index), text)
 
 
-def stored_ticket(index: int, seconds: float) -> str | None:
-    """Return a server's ticket, awaited from torchrun's store; None without one. Raises ServerError in time."""
-    found = _awaited([_TICKET.format(index)], seconds, agent=True)
-    return None if found is None else found[0]
+def stored_ticket(index: int, seconds: float) -> str:
+    """Return a server's ticket, awaited from torchrun's store; "" without one. Raises ServerError in time."""
+    return "".join(_awaited([_TICKET.format(index)], seconds, agent=True))
 
 
 def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -> list[str]:
@@ -86,16 +85,15 @@ def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -
         if len(found) != servers:
             raise ValueError(f"address has {len(found)} addresses for {servers} servers; expected one for each")
         return found
-    awaited = _awaited([_ADDRESS.format(index) for index in range(servers)], seconds)
-    if awaited is None:
+    if not (awaited := _awaited([_ADDRESS.format(index) for index in range(servers)], seconds)):
         raise ValueError("no address: pass host:port of each server, or start servers and trainers with torchrun")
     return awaited
 
 
-def _awaited(keys: list[str], seconds: float, *, agent: bool = False) -> list[str] | None:
+def _awaited(keys: list[str], seconds: float, *, agent: bool = False) -> list[str]:
     try:
         if (store := _store(agent=agent, seconds=seconds)) is None:
-            return None
+            return []
         store.wait(keys, timedelta(seconds=seconds))
     except dist.DistError as error:
         raise ServerError(

@@ -131,7 +131,7 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
     host, port = resolved(address)
     hosts = [host, *_ANY, _ANY.get(host, host)] if environment.can_listen(host) else [host]
     found = [path for each in hosts if (path := _left(each, port)).exists()]
-    if found or ip_address(host).is_loopback or (stored := environment.stored_ticket(index, seconds)) is None:
+    if found or ip_address(host).is_loopback or not (stored := environment.stored_ticket(index, seconds)):
         return Key.read(_private(found[0] if found else _left(host, port)), "what was left")
     return Key.read(stored, "what was stored")
 
