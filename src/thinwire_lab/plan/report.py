@@ -11,7 +11,7 @@ from rich.console import Console
 
 from thinwire.planner import Plan, Profile, Row, step_seconds
 from thinwire_lab.inputs import write_atomically
-from thinwire_lab.plan.plots import CAPTION, least_ratio, timeline
+from thinwire_lab.plan.plots import timeline
 from thinwire_lab.plan.words import conclusions, network, origin, title
 from thinwire_lab.show import page
 from thinwire_lab.show.table import Column, Table, tabulated
@@ -179,7 +179,7 @@ def html(measured: Profile, plan: Plan, chapters: Sequence[Chapter] = ()) -> str
 
 
 def sections(measured: Profile, plan: Plan) -> Iterator[str]:
-    """Yield the conclusions, the step drawn, every tensor, the network, and the least ratio that pays."""
+    """Yield the conclusions, the step drawn, every tensor, and the network."""
     yield page.paragraphs([title(plan.profile)])
     yield page.paragraphs(origin(measured, plan.profile), "soft")
     yield page.paragraphs(conclusions(plan))
@@ -188,9 +188,6 @@ def sections(measured: Profile, plan: Plan) -> Iterator[str]:
     yield page.section("A step", page.figures(timeline(plan), one=True))
     yield page.section("Tensors", page.table(_table(every(plan))), page.paragraphs([_NOTE], "soft"))
     yield page.section("Network", *_network(plan.profile))
-    if plan.profile.costs and plan.profile.timeline.gradients:
-        figure = page.figures(least_ratio(plan.profile), caption=CAPTION, one=True)
-        yield page.section("The least compression that pays", figure)
     yield page.section("How it was measured", page.definitions(measured.made))
 
 

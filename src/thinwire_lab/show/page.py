@@ -76,23 +76,17 @@ def _kind(kinds: Sequence[str]) -> str:
     return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
-def figures(*drawings: Figure, caption: str = "", one: bool = False, points: bool = False) -> str:
-    """Return figures side by side, or `one` at full reading width. With `points` they are PNG, else SVG.
-
-    SVG keeps every point of a scatter plot, so figures of many points are smaller as PNG.
-    """
-    kind = "figures one" if one else "figures"
-    return f'<div class="{kind}">{"".join(_drawn(figure, caption, points) for figure in drawings)}</div>'
+def figures(*drawings: Figure, one: bool = False) -> str:
+    """Return figures side by side, or `one` at full reading width, as SVG."""
+    return f'<div class="{"figures one" if one else "figures"}">{"".join(map(_drawn, drawings))}</div>'
 
 
-def _drawn(figure: Figure, caption: str, points: bool) -> str:
+def _drawn(figure: Figure) -> str:
     drawing = io.BytesIO()
-    name, media = ("png", "image/png") if points else ("svg", "image/svg+xml")
-    figure.savefig(drawing, format=name, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    figure.savefig(drawing, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     data = base64.b64encode(drawing.getvalue()).decode()
-    title = escape(figure.axes[0].get_title(loc="left") or caption)
-    said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f'<figure><img alt="{title}" src="data:{media};base64,{data}">{said}</figure>'
+    title = escape(figure.axes[0].get_title(loc="left"))
+    return f'<figure><img alt="{title}" src="data:image/svg+xml;base64,{data}"></figure>'
 
 
 def definitions(entries: Mapping[str, object]) -> str:
