@@ -31,25 +31,18 @@ ERROR_KEYS = ("model", "step", "method", "density", "bytes", "bits_per_element",
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Errors, verdicts, the papers' own tables by name, and figures by file name."""
+    """Errors, verdicts, and figures by file name."""
 
     environment: Mapping[str, Any]
     errors: Sequence[Measured]
     claims: Sequence[Verdict]
-    tables: Mapping[str, Sequence[Mapping[str, object]]] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return plain JSON values."""
         rows = [{key: value for key, value in asdict(row).items() if key in ERROR_KEYS} for row in self.errors]
         claims = [asdict(claim) for claim in self.claims]
-        return {
-            "schema": SCHEMA,
-            "environment": dict(self.environment),
-            "errors": rows,
-            "claims": claims,
-            **self.tables,
-        }
+        return {"schema": SCHEMA, "environment": dict(self.environment), "errors": rows, "claims": claims}
 
     def show(self, console: Console) -> None:
         """Print the verdicts; all else is in the document and the figures."""
@@ -113,7 +106,6 @@ def analyse(runs: list[Run], options: Options, progress: Progress, papers: Seque
         environment=environment(models=models, steps=options.steps, seed=options.seed),
         errors=rows,
         claims=list(_verdicts(material, progress, papers)),
-        tables={name: tabulate(runs) for paper in papers for name, tabulate in paper.tables.items()},
         figures=dict(_drawn(runs, rows, papers)),
     )
 

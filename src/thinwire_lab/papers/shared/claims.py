@@ -43,7 +43,6 @@ Decide = Callable[..., Outcome]
 Redraw = Callable[..., Any]
 """Returns ours, to be drawn beside what figures.toml has of the published figure; or two panels."""
 Draw = Callable[[Sequence[Run]], Figure]
-Tabulate = Callable[[Sequence[Run]], Sequence[Mapping[str, object]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,6 @@ class Paper:
     drawings: dict[str, Drawing] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
     figures: dict[str, Draw] = field(default_factory=dict)
-    tables: dict[str, Tabulate] = field(default_factory=dict)
 
     def claim(self, name: str) -> Callable[[Check], Check]:
         """Register a function as the check of claim `name`: the claim holds where the function says so."""
@@ -88,10 +86,6 @@ class Paper:
     def figure(self, name: str) -> Callable[[Draw], Draw]:
         """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""
         return _registering(self.figures, name, lambda draw: draw)
-
-    def table(self, name: str) -> Callable[[Tabulate], Tabulate]:
-        """Register a function that tabulates what was recorded: `name` in the document."""
-        return _registering(self.tables, name, lambda tabulate: tabulate)
 
 
 def _registering(where: dict[str, V], name: str, entry: Callable[[F], V]) -> Callable[[F], F]:
