@@ -30,8 +30,7 @@ console = Console()
 
 Names = Annotated[list[str] | None, typer.Argument(help="Claims such as D11, or papers; all where left out.")]
 Data = Annotated[
-    Path | None,
-    typer.Option(exists=True, file_okay=False, help="Folder of the data sets, which commands call DATA."),
+    Path | None, typer.Option(exists=True, file_okay=False, help="Folder of the data sets, which commands call DATA.")
 ]
 
 

@@ -163,11 +163,6 @@ def test_steps_to_a_target_lie_between_two_looks() -> None:
     assert steps_to([_trial(4.0, 2.0), _trial(4.0, 3.0)], [2.0, 3.0]) == 20
 
 
-def test_an_accuracy_is_that_of_the_first_look_from_a_step_on() -> None:
-    trial = replace(_trial(4.0, 2.0, 1.0), accuracies=[0.1, 0.2, 0.3])
-    assert [trial.accuracy_at(step) for step in (1, 10, 11, 30)] == pytest.approx([10, 10, 20, 30])
-
-
 def _accurate(*accuracies: float) -> list[Trial]:
     return [replace(_trial(1.0, seed=seed), accuracies=[found]) for seed, found in enumerate(accuracies)]
 

@@ -66,12 +66,8 @@ def laplace(*found: Any) -> Outcome:
     before = [each["shapes"]["before the ReLU"]["aic"] for each in seeds]
     other = checked["T17"]
     dlrm = agreed(aic["Laplace"] < aic["normal"] for aic in before)
-    zeros = (each["shapes"]["at the cut"]["zeros"] for each in seeds)
     laws = " against ".join(_spread((aic[law] for aic in before), ".3f") for law in ("Laplace", "normal"))
-    measured = (
-        f"DLRM: criterion {laws}; MNIST: {other.measured}; behind DLRM's ReLU {_spread(zeros, '.0%')} are 0 and "
-        "neither law fits"
-    )
+    measured = f"DLRM: criterion {laws}; MNIST: {other.measured}"
     return Outcome(*every({"DLRM": dlrm, "MNIST": other.verdict}), measured=measured, said={"other": other.how})
 
 
@@ -102,12 +98,6 @@ def half_zero(*found: Any) -> Outcome:
     other = checked["T24"]
     dlrm = agreed(min(each) >= 0.35 and max(each) <= 0.65 for each in zeros)
     first, last = (_spread((each[at] for each in zeros), ".0%") for at in (0, -1))
-    measured = (
-        f"DLRM: {first} to {last}; MNIST: {other.measured}; where fewer than k of a row are not 0, the boundary sends "
-        "k all the same, zeros among them"
-    )
-    return Outcome(
-        *by_setting({"DLRM": dlrm, "the MNIST network": other.verdict}),
-        measured=measured,
-        said={"other": other.how},
-    )
+    measured = f"DLRM: {first} to {last}; MNIST: {other.measured}"
+    parts = {"DLRM": dlrm, "the MNIST network": other.verdict}
+    return Outcome(*by_setting(parts), measured=measured, said={"other": other.how})

@@ -206,10 +206,7 @@ def twenty_times(material: Material) -> Finding:
         f"{masked:.1f} times with a mask, {listed:.1f} with indices, both coded, {both:.1f} over both ways if "
         "one needs neither"
     )
-    return Finding(
-        holds=max(masked, both) >= 19.5,
-        figure=figure,
-    )
+    return Finding(holds=max(masked, both) >= 19.5, figure=figure)
 
 
 @DCT.claim("T27")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from thinwire_lab.inputs import parse_link
 from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.shared.benches import FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps, told
 from thinwire_lab.papers.shared.judging import agreed, by_setting, every, sooner
@@ -25,7 +24,6 @@ PIPELINE = Document(
     quick="--steps 3 --rounds 1 --problem transformer --link 100mbit",
     apart=_rounds,
 )
-TIMED = (0.25, 0.1, 0.05, 0.02, 0.005)
 _JUDGED = (0.25, 0.05, 0.005)
 _KEPT = "dct_dp 0.05"
 
@@ -40,21 +38,9 @@ def _by_place(slow: Steps, fast: Steps, lives: Grid) -> Grid:
 def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
     """The step shortens with sparsity up to a knee, beyond which it is flat."""
     found = _by_place(slow, fast, lives)
-    measured = "; ".join(
-        f"{place}: dense {1e3 * steps.seconds('dense'):.0f} ms, then "
-        + ", ".join(f"{1e3 * steps.seconds(f'dct_dp {density:g}'):.0f}" for density in TIMED)
-        + ", of which the bytes take "
-        + ", ".join(
-            f"{1e3 * steps.bytes(f'dct_dp {density:g}') / parse_link(place.link).bandwidth:.0f}" for density in TIMED
-        )
-        for place, steps in found.items()
-    )
     ends = told(found, lambda steps: " / ".join(f"{1e3 * steps.seconds(f'dct_dp {each:g}'):.0f}" for each in _JUDGED))
-    measured = f"ms at 75 / 95 / 99.5 %: {ends}; {measured}"
-    return Outcome(
-        *by_setting({str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()}),
-        measured=measured,
-    )
+    parts = {str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()}
+    return Outcome(*by_setting(parts), measured=f"ms at 75 / 95 / 99.5 %: {ends}")
 
 
 def _falls_then_flat(steps: Steps) -> dict[str, str]:
@@ -66,19 +52,12 @@ def _falls_then_flat(steps: Steps) -> dict[str, str]:
 def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Grid) -> Outcome:
     """A threshold found anew by a sort at each step makes it slower than dense; one kept for 1,000 steps, faster."""
     took, grid = found["seconds"], _by_place(slow, fc, lives)
-    at = "; ".join(
-        f"{place} {1e3 * steps.seconds('dense'):.0f} ms, "
-        + ", ".join(f"L = {life} {_longer(steps, took['sort'] / life):+.0%}" for life in (1, 10, 100, 1000))
-        for place, steps in grid.items()
-    )
     ends = told(grid, lambda steps: f"{_longer(steps, took['sort']):+.0%} / {_longer(steps, took['sort'] / 1000):+.0%}")
-    measured = f"L = 1 / L = 1000 over dense: {ends}; {at}; to find a threshold: " + ", ".join(
+    measured = f"L = 1 / L = 1000 over dense: {ends}; to find a threshold: " + ", ".join(
         f"{name} {1e3 * each:.1f} ms" for name, each in took.items()
     )
-    return Outcome(
-        *by_setting({str(place): every(_rare_pays(steps, took["sort"]))[0] for place, steps in grid.items()}),
-        measured=measured,
-    )
+    parts = {str(place): every(_rare_pays(steps, took["sort"]))[0] for place, steps in grid.items()}
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 def _rare_pays(steps: Steps, sort: float) -> dict[str, str]:

@@ -143,10 +143,7 @@ def batched_equals_each(material: Material) -> Finding:
         worst = max(worst, float((together - apart).abs().max()))
     eps = 2.0**-52
     figure = f"largest difference {worst:.1e}, {worst / eps:.0f} units of float64"
-    return Finding(
-        holds=worst <= 64 * eps,
-        figure=figure,
-    )
+    return Finding(holds=worst <= 64 * eps, figure=figure)
 
 
 def _pick(x: Tensor, density: float) -> Sparse:
@@ -246,8 +243,4 @@ def descent_floor(material: Material) -> Finding:
         f"|grad f|^2 ends at {norms[-1]:.2e}; the bound is {bound:.1e}, "
         f"10^{math.log10(bound / norms[-1]):.0f} times more"
     )
-    return Finding(
-        holds=min(norms) <= bound,
-        figure=figure,
-        said={"steps": steps},
-    )
+    return Finding(holds=min(norms) <= bound, figure=figure, said={"steps": steps})

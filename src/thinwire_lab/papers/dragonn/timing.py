@@ -1,26 +1,17 @@
 """DRAGONN's claims about the time that one tensor takes, by size, link and number of workers."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.dragonn.steps import PLAN, leaving_out
-from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, faster, gains
+from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, faster
+from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.links import (
-    ROUTES,
-    SYNCHRONISING,
-    Found,
-    kept,
-    links,
-    parts,
-    routes,
-    seconds,
-    worlds,
-)
+from thinwire_lab.papers.shared.links import ROUTES, SYNCHRONISING, Found, kept, links, parts, routes, seconds, worlds
 
 _P = 4
 
@@ -63,18 +54,16 @@ def _crossing(found: Found, link: str, density: float) -> int | None:
 @DRAGONN.judge("D2", SYNCHRONISING)
 def dense_wins_below(found: Found) -> Outcome:
     """Small tensors synchronise sooner dense."""
-    wins = {link: _dense_wins(found, "mask", link) for link in links(found)}
-    return Outcome(*by_setting({link: _any(wins[link].values()) for link in kept(found)}), measured=_where(wins))
+    wins = {link: _dense_wins(found, "mask", link) for link in kept(found)}
+    return Outcome(*by_setting({link: _any(each.values()) for link, each in wins.items()}), measured=_where(wins))
 
 
 @DRAGONN.judge("D3", SYNCHRONISING)
 def topk_never_wins(found: Found) -> Outcome:
     """Exact Top-k loses to dense at every size."""
-    wins = {link: _dense_wins(found, "topk", link) for link in links(found)}
-    return Outcome(
-        *by_setting({link: every({_size(size): word for size, word in wins[link].items()})[0] for link in kept(found)}),
-        measured=_where(wins),
-    )
+    wins = {link: _dense_wins(found, "topk", link) for link in kept(found)}
+    parts = {link: every({_size(size): word for size, word in each.items()})[0] for link, each in wins.items()}
+    return Outcome(*by_setting(parts), measured=_where(wins))
 
 
 _RESULTS = {HOLDS: "dense wins at", FAILS: "loses at", UNDECIDED: "neither beyond repeats at"}
@@ -130,27 +119,20 @@ def _exponent(nbytes: int) -> str:
 def lead_grows(found: Found, xl: Grid) -> Outcome:
     """The lead over DGC grows with the number of workers, and exact Top-k's steps are the longest."""
     counts = [world for world in worlds(found) if world in (2, 4, 8)]
-    as_published = {link: [_lead(found, p, link, "decode one by one") for p in counts] for link in links(found)}
-    both = [_lead(found, world, kept(found)[-1], "decode") for world in counts]
+    leads = {link: [_lead(found, p, link) for p in counts] for link in kept(found)}
     parts = {
-        f"one tensor at {link}": verdict(all(b > 1.05 * a for a, b in pairwise(as_published[link])))
-        for link in kept(found)
+        f"one tensor at {link}": verdict(all(b > 1.05 * a for a, b in pairwise(each))) for link, each in leads.items()
     }
     parts |= {f"whole steps of XL at {link}": word for link, word in _leads_of_steps(xl).items()}
     parts["Top-k last"] = every(
         at_every(xl, lambda steps: every({name: steps.ahead(name, "topk 0.001") for name in _LEADERS})[0])
     )[0]
-    word, note = by_setting(parts)
     measured = (
         f"DGC's time over hashed slots' for {', '.join(map(str, counts))} workers: "
-        + ", ".join(f"{link} {_numbers(as_published[link])}" for link in kept(found))
+        + ", ".join(f"{link} {', '.join(f'{value:.2f}' for value in each)}" for link, each in leads.items())
         + f"; whole steps of XL {faster(xl, *_LEADERS)}"
-        + f"; with payloads decoded together for both, at {kept(found)[-1]} {_numbers(both)}; whole steps of XL "
-        + gains(xl, "dragonn 0.001", "dgc 0.001")
-        + "; Top-k's over hashed slots' "
-        + gains(xl, "dragonn 0.001", "topk 0.001")
     )
-    return Outcome(verdict=word, note=note, measured=measured)
+    return Outcome(*by_setting(parts), measured=measured)
 
 
 _LEADERS = ("dragonn 0.001", "dgc 0.001")
@@ -162,30 +144,19 @@ def _leads_of_steps(xl: Grid) -> dict[str, str]:
     return {link: every({f"{b}": larger(b, a) for a, b in pairwise(each)})[0] for link, each in leads.items()}
 
 
-def _lead(found: Found, world: int, link: str, decode: str) -> float:
+def _lead(found: Found, world: int, link: str) -> float:
     mask, hashed = (routes(found, route, world, 0.001)[-1] for route in ("mask", "hashed"))
-    return sum(parts(found, mask, link, decode)) / sum(parts(found, hashed, link))
-
-
-def _numbers(values: list[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)
+    return sum(parts(found, mask, link, "decode one by one")) / sum(parts(found, hashed, link))
 
 
 @DRAGONN.judge("D12", ROUTES)
 def encodes_sooner(found: Found) -> Outcome:
     """Hashing encodes in at most half of the time of a mask and `nonzero`, from 64 MB on."""
-    rows = list(_pairs(found))
-    holds = all(ratio <= 0.5 for size, ratio, _ in rows if size >= min(2**26, rows[-1][0]))
-    measured = ", ".join(f"{_size(size)}: {ratio:.2f}" for size, ratio, _ in rows[-3:])
-    ours = ", ".join(f"{sampled:.2f}" for _, _, sampled in rows[-3:])
-    return Outcome(verdict=verdict(holds), measured=f"{measured}; our own sampled threshold without slots {ours}")
-
-
-def _pairs(found: Found) -> Iterator[tuple[int, float, float]]:
-    for mask, hashed, sampled in zip(
-        *(routes(found, route, _P, 0.001) for route in ("mask", "hashed", "sampled")), strict=True
-    ):
-        yield mask["bytes"], hashed["encode"] / mask["encode"], sampled["encode"] / mask["encode"]
+    pairs = list(zip(*(routes(found, route, _P, 0.001) for route in ("mask", "hashed")), strict=True))
+    rows = [(mask["bytes"], hashed["encode"] / mask["encode"]) for mask, hashed in pairs]
+    holds = all(ratio <= 0.5 for size, ratio in rows if size >= min(2**26, rows[-1][0]))
+    measured = ", ".join(f"{_size(size)}: {ratio:.2f}" for size, ratio in rows[-3:])
+    return Outcome(verdict=verdict(holds), measured=measured)
 
 
 def gains_of_parts(found: Found, link: str) -> tuple[float, float, float]:
@@ -200,17 +171,35 @@ def gains_of_parts(found: Found, link: str) -> tuple[float, float, float]:
 def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
     """Hashing alone, decoding payloads together alone, and leaving tensors out alone each help."""
     gains = {link: gains_of_parts(found, link) for link in kept(found)}
-    helping = {f"hashing at {link}": verdict(gains[link][0] > 1.05) for link in kept(found)}
-    helping |= {f"decoding together at {link}": verdict(gains[link][1] > 1.05) for link in kept(found)}
+    helping = {
+        f"{part} at {link}": verdict(each[place] > 1.05)
+        for place, part in enumerate(("hashing", "decoding together"))
+        for link, each in gains.items()
+    }
     left_out = list(leaving_out(plan))
+    helping |= {f"leaving tensors out at {each.link}": each.verdict for each in left_out}
     measured = "; ".join(
         f"{link}: hashing {each[0]:.2f}, decoding together {each[1]:.2f}, both {each[2]:.2f}"
         for link, each in gains.items()
     )
     leaving = ", ".join(f"{each.link} {each.gain:.2f} ({each.compressed} compressed)" for each in left_out)
-    measured = f"{measured}; leaving tensors out: {leaving}"
-    return Outcome(
-        *every(helping | {f"leaving tensors out at {each.link}": each.verdict for each in left_out}),
-        more=MORE,
-        measured=measured,
-    )
+    return Outcome(*every(helping), more=MORE, measured=f"{measured}; leaving tensors out: {leaving}")
+
+
+@DRAGONN.redraws("figure_5", ROUTES)
+def figure_5(found: Found) -> Lines:
+    """Time to encode, by size."""
+    names = {"mask and nonzero": "mask", "hashed slots": "hashed", "sampled threshold, ours": "sampled"}
+    lines = {
+        name: ([row["bytes"] / 2**20 for row in rows], [1e3 * row["encode"] for row in rows])
+        for name, rows in ((name, routes(found, route, _P, 0.001)) for name, route in names.items())
+    }
+    return Lines(title="Ours: one core", along="MiB", up="ms", lines=lines, log="xy")
+
+
+@DRAGONN.redraws("figure_6", SYNCHRONISING)
+def figure_6(found: Found) -> Bars:
+    """What each part brings over DGC."""
+    names = ("hashing", "decoding together", "all")
+    ours = {link: dict(zip(names, gains_of_parts(found, link), strict=True)) for link in links(found)}
+    return Bars(title="Ours: 128 MiB, 4 workers", up="times as fast as DGC", groups=ours)

@@ -151,10 +151,7 @@ def drift(material: Material) -> Finding:
             replica.add_(own.from_buffers(rows).dense(), alpha=-0.1)
     apart = max(float((replica - replicas[0]).abs().max()) for replica in replicas)
     figure = f"replicas differ by {apart:g} after 20 steps without any broadcast"
-    return Finding(
-        holds=apart == 0,
-        figure=figure,
-    )
+    return Finding(holds=apart == 0, figure=figure)
 
 
 @FFT_PAPER.claim("F5")

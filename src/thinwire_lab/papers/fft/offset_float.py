@@ -91,9 +91,7 @@ def tuning(material: Material) -> Finding:
     return Finding(holds=not off, figure=figure, said={"missing": missing[:4]})
 
 
-@FFT_PAPER.claim(
-    "F11",
-)
+@FFT_PAPER.claim("F11")
 def smallest_ratio(material: Material) -> Finding:
     first, second = 1 / (2 * 22 / 8), (1 - 1 / 30) / (2 * 56 / 8)
     at = {name: [_least(gbit / 8, cost) for gbit in (10, 56)] for name, cost in (("22", first), ("30", second))}

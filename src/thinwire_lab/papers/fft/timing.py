@@ -7,7 +7,9 @@ from typing import Any
 from thinwire_lab.cluster.rounds import straight
 from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.shared.benches import (
+    CNN_1G,
     CNN_STEPS,
+    FC_1G,
     FC_STEPS,
     LM_STEPS,
     TEXT_STEPS,
@@ -17,10 +19,9 @@ from thinwire_lab.papers.shared.benches import (
     at_every,
     by_workers,
     faster,
-    span,
     spans,
-    told,
 )
+from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.links import SWEEP, Found, kept, links, seconds, worlds
@@ -31,10 +32,10 @@ from thinwire_lab.papers.shared.shelf import Document
 def gathers_linearly(found: Found) -> Outcome:
     """The time of an all-gather of a fixed payload is a straight line over the number of workers."""
     parts, said, counts = dict[str, str](), [], worlds(found)
-    for link in links(found):
+    for link in kept(found):
         times = [seconds(found, "all-gather", link, p, 2**20) for p in counts]
         slope, _, r2 = straight([p - 1 for p in counts], times)
-        parts |= {link: verdict(r2 >= 0.98)} if link in kept(found) else {}
+        parts[link] = verdict(r2 >= 0.98)
         said.append(f"{link}: R² {r2:.3f}, {1e3 * slope:.1f} ms a worker more")
     return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, counts))})
 
@@ -63,12 +64,8 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
         for place, there in places.items()
     }
     shares = ", ".join(f"{name} {spans(found, _share, '.0%')}" for name, found in models.items())
-    measured = "; ".join(
-        [shares, *(f"{name}: {told(found, lambda steps: f'{_share(steps)[0]:.0%}')}" for name, found in models.items())]
-    )
-    return Outcome(
-        *by_setting(parts), measured=measured, said={"heaviest": " or ".join(dict.fromkeys(heaviest.values()))}
-    )
+    heavy = " or ".join(dict.fromkeys(heaviest.values()))
+    return Outcome(*by_setting(parts), measured=shares, said={"heaviest": heavy})
 
 
 def _share(steps: Steps) -> list[float]:
@@ -80,14 +77,11 @@ def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
     """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
     models = {"small VGG": fc, "ResNet-20": cnn}
     asked = {name: {at: steps for at, steps in grid.items() if at.workers in (4, 8)} for name, grid in models.items()}
-    more = {name: [_gathered(steps, found, place) for place, steps in grid.items()] for name, grid in asked.items()}
     parts = {f"{name} over all-reduce": every(at_every(grid, _all_sooner))[0] for name, grid in asked.items()}
     for name, grid in asked.items():
-        gathered = zip(grid.items(), more[name], strict=True)
-        parts[f"{name} over all-gather"] = every({str(at): _all_sooner(each, x) for (at, each), x in gathered})[0]
-    gathering = ", ".join(f"{name} {span(times)} times that" for name, times in more.items())
-    measured = "; ".join([*_leads(models), *_listed(models), f"over all-gather {gathering}"])
-    return Outcome(*every(parts), measured=measured)
+        gathered = {str(at): _all_sooner(steps, _gathered(steps, found, at)) for at, steps in grid.items()}
+        parts[f"{name} over all-gather"] = every(gathered)[0]
+    return Outcome(*every(parts), measured="; ".join(_leads(models)))
 
 
 def _all_sooner(steps: Steps, times: float = 1.0) -> str:
@@ -95,14 +89,6 @@ def _all_sooner(steps: Steps, times: float = 1.0) -> str:
     first, *others = _FOUR
     sooner_than_dense = {label: sooner(steps.range(label), steps.range("dense"), times) for label in _FOUR}
     return every(sooner_than_dense | {f"over {label}": steps.ahead(first, label) for label in others})[0]
-
-
-def _listed(models: Mapping[str, Grid]) -> list[str]:
-    """Return the gains of all four at every place, by model."""
-    return [
-        f"{name}: {told(grid, lambda steps: ' / '.join(f'{steps.faster(label):.2f}' for label in _FOUR))}"
-        for name, grid in models.items()
-    ]
 
 
 def _leads(models: Mapping[str, Grid]) -> Iterator[str]:
@@ -129,8 +115,7 @@ def scales(*found: Grid) -> Outcome:
     models = dict(zip(_MODELS, found, strict=True))
     parts = {name: every(at_every(grid, _first, (4, 8)))[0] for name, grid in models.items()}
     _, over_others = _leads(models)
-    measured = "; ".join([over_others, *_listed(models)])
-    return Outcome(*every(parts), measured=measured)
+    return Outcome(*every(parts), measured=over_others)
 
 
 def _first(steps: Steps) -> str:
@@ -154,8 +139,7 @@ def slower_is_better(*found: Grid) -> Outcome:
     all_four = (
         f"{name} {spans(grid, lambda steps: [steps.faster(label) for label in _FOUR])}" for name, grid in models.items()
     )
-    measured = f"all four over dense: {', '.join(all_four)}; by place: F24"
-    return Outcome(*every(parts), measured=measured)
+    return Outcome(*every(parts), measured=f"all four over dense: {', '.join(all_four)}")
 
 
 @FFT_PAPER.judge("F2", LAYERS)
@@ -172,3 +156,25 @@ def convolutions_compute(found: Mapping[str, Any]) -> Outcome:
         for name, values in ratios.items()
     )
     return Outcome(verdict=verdict(holds), measured=measured)
+
+
+@FFT_PAPER.redraws("figure_11", SWEEP)
+def figure_11(found: Found) -> Lines:
+    """An all-gather's time over the number of workers."""
+    counts = worlds(found)
+    lines = {
+        link: (counts, [1e3 * seconds(found, "all-gather", link, p, 2**20) for p in counts]) for link in links(found)
+    }
+    return Lines(title="Ours: Gloo, 1 MiB a worker", along="workers", up="ms", lines=lines, log="y")
+
+
+@FFT_PAPER.redraws("table_2", FC_1G, CNN_1G)
+def table_2(fc: Steps, cnn: Steps) -> Bars:
+    """Speed-up over SGD, by method."""
+    named = dict(zip(("FFT", "Top-k", "QSGD", "TernGrad"), _FOUR, strict=True))
+    ours = {
+        name: {method: steps.faster(label) for method, label in named.items()}
+        for name, steps in (("small VGG", fc), ("ResNet-20", cnn))
+    }
+    title = "Ours: 4 workers on 2 cores, 1 Gbit/s; dense reduces"
+    return Bars(title=title, up="times as fast as dense", groups=ours)

@@ -73,10 +73,7 @@ def throughput(material: Material) -> Finding:
         f"Top-k less gTop-k {seen[1]:.2f} s where it says {wanted[1]:.3f} s"
     )
     fits = all(abs(a / b - 1) <= 0.25 for a, b in zip(seen, wanted, strict=True))
-    return Finding(
-        holds=fits,
-        figure=figure,
-    )
+    return Finding(holds=fits, figure=figure)
 
 
 @GTOPK.claim("G17")
@@ -149,7 +146,4 @@ def mask_count(material: Material) -> Finding:
         f"k less {min(shortfalls)} to {max(shortfalls)} as printed; ours k exactly on "
         f"{sum(not o for o in ours)} of {len(ours)}"
     )
-    return Finding(
-        holds=max(shortfalls) == 0,
-        figure=figure,
-    )
+    return Finding(holds=max(shortfalls) == 0, figure=figure)

@@ -27,19 +27,10 @@ from thinwire_lab.papers.shared.benches import (
     span,
 )
 from thinwire_lab.papers.shared.claims import GRADIENTS
+from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.links import (
-    EXCHANGES,
-    ROUTES,
-    SWEEP,
-    Found,
-    collective,
-    kept,
-    links,
-    routes,
-    worlds,
-)
+from thinwire_lab.papers.shared.links import EXCHANGES, ROUTES, SWEEP, Found, collective, kept, links, routes, worlds
 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:
@@ -51,11 +42,11 @@ def _line(found: Found, link: str) -> tuple[float, float, float]:
 def linear_in_size(found: Found) -> Outcome:
     """A message's time is a straight line over its size, whose slope is the link's rate."""
     parts, said = dict[str, str](), []
-    for link in links(found):
+    for link in kept(found):
         slope, latency, r2 = _line(found, link)
         rate = parse_rate(link)
         wanted = 8 / rate.bits_per_second if rate else slope
-        parts |= {link: verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)} if link in kept(found) else {}
+        parts[link] = verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)
         said.append(f"{link}: R² {r2:.4f}, {slope / wanted:.2f} of the rate's, {1e3 * latency:.2f} ms for the smallest")
     return Outcome(*by_setting(parts), measured="; ".join(said))
 
@@ -64,9 +55,9 @@ def linear_in_size(found: Found) -> Outcome:
 def ring_costs(found: Found) -> Outcome:
     """A dense all-reduce of 1 to 64 MB takes what the formula says."""
     parts, said = dict[str, str](), []
-    for link in links(found):
+    for link in kept(found):
         off = _off_ring(found, link)
-        parts |= {link: _within(off)} if link in kept(found) else {}
+        parts[link] = _within(off)
         said.append(f"{link}: {_spread(off)}")
     return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, worlds(found)))})
 
@@ -139,21 +130,15 @@ def gather_costs(found: Found) -> Outcome:
 @GTOPK.judge("G3", EXCHANGES)
 def tree_costs(found: Mapping[str, Any]) -> Outcome:
     """The tree takes what the formula says."""
-    parts, times, said = {}, dict[str, list[str]](), []
+    parts, times = {}, dict[str, list[str]]()
     for row in found["rows"]:
         if row["exchange"] == "tree":
             off = _off_tree(row)
-            where = f"P = {row['world_size']} at {row['link']}"
-            parts[where] = FAILS if off.least > _FIT else HOLDS if abs(off.middle) <= _FIT else UNDECIDED
-            both, formula = (row["seconds"]["p50"], row["lifted_seconds"]["p50"]), row["predicted_seconds"]
+            word = FAILS if off.least > _FIT else HOLDS if abs(off.middle) <= _FIT else UNDECIDED
+            parts[f"P = {row['world_size']} at {row['link']}"] = word
             times.setdefault(row["link"], []).append(f"{1 + off.middle:.2f}")
-            said.append(
-                f"{where} {1e3 * both[0]:.1f} ms, with the links lifted {1e3 * both[1]:.1f}, formula "
-                f"{1e3 * formula:.1f}"
-            )
     by_link = ", ".join(f"{link} {', '.join(each)}" for link, each in times.items())
-    measured = "; ".join([f"times the formula, by workers: {by_link}", *said])
-    return Outcome(*by_setting(parts), more=MORE, measured=measured)
+    return Outcome(*by_setting(parts), more=MORE, measured=f"times the formula, by workers: {by_link}")
 
 
 def _off_tree(row: Mapping[str, Any]) -> _Off:
@@ -169,8 +154,8 @@ _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 @GTOPK.judge("G11", TEXT_STEPS)
 def scales(text: Grid) -> Outcome:
     """About as fast as an all-gather at 8, where the model says so."""
-    measured = f"over Top-k {gains(text, _TREE, _GATHER)}; over dense {gains(text, _TREE)}"
-    return Outcome(*by_setting(at_every(text, _as_the_model, workers=(8,))), measured=measured)
+    parts = at_every(text, _as_the_model, workers=(8,))
+    return Outcome(*by_setting(parts), measured=f"over Top-k {gains(text, _TREE, _GATHER)}")
 
 
 def _as_the_model(steps: Steps) -> str:
@@ -190,40 +175,24 @@ def efficiency(*found: Grid) -> Outcome:
         for name, grid in models.items()
         for other, rule in others.items()
     }
-    measured = "; ".join(
-        [
-            *(
-                f"over {other}: "
-                + ", ".join(
-                    f"{name} {span([steps.faster(_TREE, label) for steps in grid.values()])}"
-                    for name, grid in models.items()
-                )
-                for other, label in (("dense", "dense"), ("Top-k", _GATHER))
-            ),
-            *(
-                f"{name}: over dense {gains(grid, _TREE)}; over Top-k {gains(grid, _TREE, _GATHER)}"
-                for name, grid in models.items()
-            ),
-        ]
-    )
-    return Outcome(*every(parts), measured=measured)
+    said = [
+        f"over {other}: "
+        + ", ".join(
+            f"{name} {span([steps.faster(_TREE, to) for steps in grid.values()])}" for name, grid in models.items()
+        )
+        for other, to in (("dense", "dense"), ("Top-k", _GATHER))
+    ]
+    return Outcome(*every(parts), measured="; ".join(said))
 
 
 @GTOPK.judge("G12", GRADIENTS, SWEEP, CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
 def throughput(published: Mapping[str, Outcome], found: Found, *models: Grid) -> Outcome:
     """The published throughputs follow from the cost model, and our own steps do."""
     arithmetic, places = published["G12"], [each for model in models for each in model.items()]
-    off = {
-        label: [_off_model(found, place, steps, label) for place, steps in places]
-        for label in ("dense", _GATHER, _TREE)
-    }
-    ours = [each for of in off.values() for each in of]
-    parts = {"published": arithmetic.verdict, "ours": _within(ours, _QUARTER)}
-    listed = "; ".join(f"{label} {_spread(of)}" for label, of in off.items())
-    fine = sum(abs(each.middle) <= _QUARTER for each in ours)
-    measured = (
-        f"{fine} of {len(ours)} of our steps within 25 %; {arithmetic.measured}; our steps off the model: {listed}"
-    )
+    off = [_off_model(found, *place, label) for label in ("dense", _GATHER, _TREE) for place in places]
+    parts = {"published": arithmetic.verdict, "ours": _within(off, _QUARTER)}
+    fine = sum(abs(each.middle) <= _QUARTER for each in off)
+    measured = f"{fine} of {len(off)} of our steps within 25 %; {arithmetic.measured}"
     return Outcome(*every(parts), measured=measured, said={"arithmetic": arithmetic.how})
 
 
@@ -250,3 +219,34 @@ def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
         f"{1e3 * computing:.0f} ms without a network; ResNet-20 reaches {efficient:.0%} of a free network's steps"
     )
     return Outcome(*every(parts), measured=measured)
+
+
+@GTOPK.redraws("figure_8", SWEEP)
+def figure_8(found: Found) -> tuple[Lines, Lines]:
+    """A message's time over its size."""
+    elements = [250, 4_000, 16_000, 64_000, 250_000, 1_000_000]
+    theirs = {"alpha + beta n": (elements, [0.436 + 3.6e-5 * n for n in elements])}
+    ours = {}
+    for link in links(found):
+        rows = [row for row in found["pings"] if row["link"] == link]
+        sizes = sorted({row["bytes"] for row in rows})
+        times = [1e3 * median(row["seconds"] for row in rows if row["bytes"] == size) for size in sizes]
+        ours[link] = [size / 4 for size in sizes], times
+    titles = ("Fig. 8: 1 Gbit/s Ethernet, their fit", "Ours: ping-pong between namespaces")
+    fit, pings = (
+        Lines(title=title, along="elements", up="ms", lines=lines, log="xy")
+        for title, lines in zip(titles, (theirs, ours), strict=True)
+    )
+    return fit, pings
+
+
+@GTOPK.redraws("figure_10", TEXT_STEPS)
+def figure_10(text: Grid) -> Bars:
+    """Gains by number of workers."""
+    ours = {
+        f"P = {place.workers}\n{said}": {"over dense": steps.faster(_TREE), "over Top-k": steps.faster(_TREE, _GATHER)}
+        for link, said in (("100mbit", "100 Mbit/s"), ("1gbit", "1 Gbit/s"))
+        for place, steps in text.items()
+        if place.link == link
+    }
+    return Bars(title="Ours: transformer, workers share 2 cores", up="gTop-k: times as fast", groups=ours)

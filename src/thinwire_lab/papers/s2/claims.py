@@ -30,10 +30,7 @@ def summable(material: Material) -> Finding:
         worst = max(worst, error(total, alike))
         unequal.append(error(total, apart))
     figure = f"err2 at most {worst:.0e} with equal seeds, at least {min(unequal):.2f} with unequal ones"
-    return Finding(
-        holds=worst < 1e-12,
-        figure=figure,
-    )
+    return Finding(holds=worst < 1e-12, figure=figure)
 
 
 @S2.claim("S2")
@@ -47,10 +44,7 @@ def zeros(material: Material) -> Finding:
         without += kernels.sketch_insert.cpu(alone, 3, 100, 7)
     same = torch.equal(full, without)
     figure = f"bit-equal: {'yes' if same else 'no'}, with {int((x == 0).sum())} of {x.numel()} elements zero"
-    return Finding(
-        holds=same,
-        figure=figure,
-    )
+    return Finding(holds=same, figure=figure)
 
 
 @S2.claim("S3")

@@ -6,18 +6,9 @@ from collections.abc import Mapping
 from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.shared.benches import TEXT_1G, Steps
 from thinwire_lab.papers.shared.claims import GRADIENTS
-from thinwire_lab.papers.shared.judging import (
-    HALF_A_POINT,
-    by_setting,
-    every,
-    losses_over,
-    no_worse,
-    points,
-    sooner,
-    verdict,
-)
+from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, points, sooner, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import Series, accuracy, interval, points_lost, steps_to, trained
+from thinwire_lab.papers.shared.trials import Series, interval, points_lost, steps_to, trained
 
 RATIOS = (2, 1, 0.5, 0.25, 0.1, 0.05)
 _BENCHED = "s2_reducer 0.0312"
@@ -73,8 +64,7 @@ def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Ou
     measured = (
         "seconds: "
         + ", ".join(f"{name} {took[name]:.1f}" for name in names if math.isfinite(took[name]))
-        + f"; errors of gradients: {error.measured}; steps: "
-        + ", ".join(f"{name} {counts[name]:.0f}" for name in names if math.isfinite(counts[name]))
+        + f"; errors of gradients: {error.measured}"
     )
     return Outcome(
         *every({"soonest": first, "error at equal bytes": error.verdict}),
@@ -105,8 +95,7 @@ def fewer_steps(text: Ways) -> Outcome:
     targets = [trial.losses[len(trial.losses) // 2] for trial in text["union"]]
     trained = list(zip(text["sketch"], text["union"], targets, strict=True))
     found = interval([100 * (a.steps_to(target) / b.steps_to(target) - 1) for a, b, target in trained])
-    losses = ", ".join(f"{a.loss:.2f} against {b.loss:.2f}" for a, b, _ in trained)
-    measured = f"steps of the sketch over the exact union's: {found}; losses at the end, seed by seed: {losses}"
+    measured = f"steps of the sketch over the exact union's: {found}"
     return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured)
 
 
@@ -115,8 +104,7 @@ def second_network(second: Ways, whole: Ways) -> Outcome:
     """The same accuracy on a second network."""
     found = points_lost(second["sketch"], second["dense"])
     measured = (
-        f"{points(second, 'dense', 'sketch', 'union')}; of dense's {accuracy(second['dense'])}; loss "
-        f"{losses_over(second, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
+        f"{points(second, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
         f"{points_lost(whole['whole'], second['dense'])}"
     )
     return Outcome(verdict=no_worse(found, HALF_A_POINT), measured=measured)

@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT, Ways
 from thinwire_lab.papers.shared.benches import (
+    CNN_1G,
     CNN_STEPS,
     LM_1G,
     LM_STEPS,
     TEXT_STEPS,
     Grid,
-    Place,
     Steps,
     at_every,
     faster,
     gains,
     span,
-    told,
 )
-from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, points, sooner, verdict
+from thinwire_lab.papers.shared.figures import Bars, Lines
+from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.links import EXCHANGES, SWEEP, Found, collective, kept, links, worlds
 from thinwire_lab.papers.shared.trials import Interval, interval, points_lost
@@ -30,15 +30,12 @@ from thinwire_lab.papers.shared.trials import Interval, interval, points_lost
 @S2.judge("S15", SWEEP)
 def reducing_beats_gathering(found: Found) -> Outcome:
     """A dense all-reduce takes P/2 times less than an all-gather of equal messages, beyond 8 MB."""
-    parts, said = {}, dict[str, str]()
-    for link in links(found):
-        ratios = {p: gather_over_reduce(found, link, p) for p in worlds(found)}
-        known = {p: ratio for p, ratio in ratios.items() if ratio}
-        if link in kept(found):
-            parts[link] = verdict(all(ratio >= p / 2 for p, ratio in known.items()))
-        said[link] = f"(P = {', '.join(map(str, known))}) {', '.join(f'{each:.2f}' for each in known.values())}"
-    measured = "; ".join(f"{link} {each}" for link, each in said.items())
-    return Outcome(*by_setting(parts), measured=measured)
+    parts, said, counts = {}, [], worlds(found)
+    for link in kept(found):
+        ratios = [gather_over_reduce(found, link, p) for p in counts]
+        parts[link] = verdict(all(ratio >= p / 2 for p, ratio in zip(counts, ratios, strict=True)))
+        said.append(f"{link} (P = {', '.join(map(str, counts))}) {', '.join(f'{each:.2f}' for each in ratios)}")
+    return Outcome(*by_setting(parts), measured="; ".join(said))
 
 
 def gather_over_reduce(found: Found, link: str, world: int) -> float:
@@ -50,20 +47,7 @@ def gather_over_reduce(found: Found, link: str, world: int) -> float:
     return gather[size] / reduce[size]
 
 
-_FOUR, _AT = Place(4, "1gbit"), "4 workers at 1 Gbit/s:"
 SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
-
-
-def _said(steps: Steps) -> str:
-    mb = ", ".join(f"{name} {steps.bytes(label) / 1e6:.2f}" for name, label in _THREE.items())
-    ms = ", ".join(f"{name} {1e3 * steps.seconds(label):.0f}" for name, label in _THREE.items())
-    return (
-        f"ms a step: dense {1e3 * steps.seconds('dense'):.0f}, {ms}; MB a step: dense "
-        f"{steps.bytes('dense') / 1e6:.2f}, {mb}"
-    )
-
-
-_THREE = {"sketch": SKETCH, "exact union": UNION, "all-gather": GATHER}
 
 
 @S2.judge("S9", LM_STEPS, LM.on(5))
@@ -71,13 +55,13 @@ def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
     """On a model with a large embedding faster than all-gathers of values and indices, at the same perplexity."""
     apart = _perplexity(trained)
     parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
-    measured = f"{gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's; {_AT} {_said(lm[_FOUR])}"
-    return Outcome(*every(parts), measured=measured)
+    return Outcome(*every(parts), measured=f"{gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's")
 
 
-def _perplexity(trained: Ways, way: str = "sketch") -> Interval:
-    """Return by how many percent its perplexity is above dense's, seed by seed."""
-    return interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(trained[way], trained["dense"], strict=True)])
+def _perplexity(trained: Ways) -> Interval:
+    """Return by how many percent the sketch's perplexity is above dense's, seed by seed."""
+    pairs = zip(trained["sketch"], trained["dense"], strict=True)
+    return interval([100 * (exp(a.loss - b.loss) - 1) for a, b in pairs])
 
 
 def _before_gather(steps: Steps) -> str:
@@ -97,21 +81,12 @@ def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> O
         name: every(at_every(found, _saves) | {"perplexity": no_worse(lost[name], 1.0)})[0]
         for name, found in models.items()
     }
-    measured = "; ".join(
-        [
-            *(
-                f"{name}: bytes {span([_saved(steps) for steps in found.values()], '+.0%')}, "
-                f"{faster(found, SKETCH, UNION)} times as fast, perplexity {lost[name]}"
-                for name, found in models.items()
-            ),
-            *(
-                f"{name}: bytes {told(found, lambda steps: f'{_saved(steps):+.0%}')}; times as fast: "
-                f"{gains(found, SKETCH, UNION)}; {_AT} {_said(found[_FOUR])}"
-                for name, found in models.items()
-            ),
-        ]
+    said = (
+        f"{name}: bytes {span([steps.bytes(SKETCH) / steps.bytes(UNION) - 1 for steps in found.values()], '+.0%')}, "
+        f"{faster(found, SKETCH, UNION)} times as fast, perplexity {lost[name]}"
+        for name, found in models.items()
     )
-    return Outcome(*by_setting(parts), measured=measured)
+    return Outcome(*by_setting(parts), measured="; ".join(said))
 
 
 def _saves(steps: Steps) -> str:
@@ -120,10 +95,6 @@ def _saves(steps: Steps) -> str:
 
 def _smaller(steps: Steps, *others: str) -> str:
     return verdict(steps.bytes(SKETCH) < min(map(steps.bytes, others)))
-
-
-def _saved(steps: Steps) -> float:
-    return steps.bytes(SKETCH) / steps.bytes(UNION) - 1
 
 
 @S2.judge("S11", CNN_STEPS, CNN, CNN_WHOLE)
@@ -137,28 +108,23 @@ def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
     }
     measured = (
         f"over the union {faster(found, SKETCH, UNION)}, over all-gather {faster(found, SKETCH, GATHER)}, accuracy "
-        f"{points_lost(cnn['sketch'], cnn['dense'])}; times as fast as the union: {gains(found, SKETCH, UNION)}; as "
-        f"all-gather: {gains(found, SKETCH, GATHER)}; {_AT} {_said(found[_FOUR])}; "
-        f"of dense's accuracy {points(cnn, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
+        f"{points_lost(cnn['sketch'], cnn['dense'])}; the model as one vector, as in the paper, "
         f"{points_lost(whole['whole'], cnn['dense'])}"
     )
     return Outcome(*every(parts), measured=measured)
 
 
 class _Exchange(NamedTuple):
-    """Milliseconds, their 20th and 80th percentile, and megabytes."""
+    """Milliseconds, and their 20th and 80th percentile."""
 
     ms: float
     around: Range
-    mb: float
 
 
 def _exchanges(found: Mapping[str, Any], link: str, world: int) -> dict[str, _Exchange]:
     rows = (row for row in found["rows"] if row["link"] == link and row["world_size"] == world)
     times = ((row, {name: 1e3 * each for name, each in row["seconds"].items()}) for row in rows)
-    return {
-        row["exchange"]: _Exchange(ms["p50"], (ms["p20"], ms["p80"]), row["declared_bytes"] / 1e6) for row, ms in times
-    }
+    return {row["exchange"]: _Exchange(ms["p50"], (ms["p20"], ms["p80"])) for row, ms in times}
 
 
 def _worlds(found: Mapping[str, Any], *wanted: int) -> Sequence[int]:
@@ -170,7 +136,7 @@ def _worlds(found: Mapping[str, Any], *wanted: int) -> Sequence[int]:
 @S2.judge("S14", EXCHANGES)
 def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
     """The sketch communicates less than an all-gather, and that less than recursive doubling."""
-    parts, times, sizes = {}, [], []
+    parts, times = {}, []
     for link in dict.fromkeys(row["link"] for row in found["rows"]):
         for world in _worlds(found, 4, 8):
             each = _exchanges(found, link, world)
@@ -178,13 +144,11 @@ def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
             order = {f"{a} before {b}": sooner(each[a].around, each[b].around) for a, b in pairwise(names)}
             parts[f"P = {world} at {link}"] = every(order)[0]
             times.append(f"{link}, P = {world}: {' / '.join(f'{each[name].ms:.0f}' for name in names)}")
-            sizes.append(f"{link}, P = {world}: {' / '.join(f'{each[name].mb:.2f}' for name in names)}")
-    measured = f"ms of sketch / all-gather / doubling, {', '.join(times)}; MB, {', '.join(sizes)}"
-    return Outcome(*every(parts), measured=measured)
+    return Outcome(*every(parts), measured=f"ms of sketch / all-gather / doubling, {', '.join(times)}")
 
 
-@S2.judge("S8", EXCHANGES, LM.on(5), LM_1G)
-def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Outcome:
+@S2.judge("S8", EXCHANGES, LM.on(5))
+def faster_than_doubling(found: Mapping[str, Any], lm: Ways) -> Outcome:
     """Faster than sparse recursive doubling, at the same perplexity."""
     apart = _perplexity(lm)
     gains, parts = {}, {"perplexity": no_worse(apart, 1.0)}
@@ -192,8 +156,26 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways, steps: Steps) -> Ou
         each = _exchanges(found, link, _worlds(found, 4)[0])
         gains[link] = each["doubling"].ms / each["sketch, blocks"].ms
         parts[f"time at {link}"] = sooner(each["sketch, blocks"].around, each["doubling"].around)
-    measured = (
-        ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
-        + f"; perplexity {apart} over dense's; exact union's {_perplexity(lm, 'union')}; {_said(steps)}"
-    )
-    return Outcome(*every(parts), measured=measured)
+    faster = ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
+    return Outcome(*every(parts), measured=f"{faster}; perplexity {apart} over dense's")
+
+
+@S2.redraws("figure_3", LM_1G, CNN_1G)
+def figure_3(lm: Steps, cnn: Steps) -> Bars:
+    """How much faster the sketch is than the others."""
+    others = {"all-gather": GATHER, "exact union, packed": UNION, "dense": "dense"}
+    ours = {
+        name: {other: steps.faster(SKETCH, label) for other, label in others.items()}
+        for name, steps in (("LSTM", lm), ("ResNet-20,\nblocks", cnn))
+    }
+    return Bars(title="Ours: 4 workers on 2 cores, 1 Gbit/s", up="the sketch: times as fast", groups=ours)
+
+
+@S2.redraws("figure_5", SWEEP)
+def figure_5(found: Found) -> Lines:
+    """All-gather over all-reduce, by number of workers."""
+    counts = worlds(found)
+    lines = {link: (counts, [gather_over_reduce(found, link, p) for p in counts]) for link in links(found)}
+    lines["P/2"] = (counts, [p / 2 for p in counts])
+    title = "Ours: Gloo, the largest message of both"
+    return Lines(title=title, along="workers", up="times as long", lines=lines, log="y")

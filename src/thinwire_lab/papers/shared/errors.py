@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs import (
-    FFT,
-    BlockTopK,
-    Cast,
-    Codec,
-    CountSketch,
-    LaplaceThreshold,
-    TopK,
-)
+from thinwire.codecs import FFT, BlockTopK, Cast, Codec, CountSketch, LaplaceThreshold, TopK
 from thinwire.formats import OffsetFloat, Sign, Ternary
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
@@ -90,10 +82,7 @@ def compressors(quick: bool = False) -> Iterator[Compressor]:
     for density in QUICK_DENSITIES if quick else DENSITIES:
         for group, family, make in SPARSE:
             yield Compressor(group=group, family=family, name=family, density=density, restore=_plain(make(density)))
-        for family, packed in (
-            ("s2_reducer", CountSketch(ratio=0.5)),
-            ("s2_union, bf16", Cast(values=torch.bfloat16)),
-        ):
+        for family, packed in (("s2_reducer", CountSketch(ratio=0.5)), ("s2_union, bf16", Cast(values=torch.bfloat16))):
             restore = _packed(BlockTopK(density=density), packed)
             yield Compressor(group="blocks and spectra", family=family, name=family, density=density, restore=restore)
     for family, name, codec in NARROW:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
-from thinwire_lab.papers.shared.trials import Interval, Series, over, points_lost
+from thinwire_lab.papers.shared.trials import Interval, Series, points_lost
 
 MARGIN = 2.0
 """Percent of the held-out loss within which two trainings are the same, where a claim has no accuracy in points."""
@@ -93,8 +93,3 @@ def _listed(names: Iterable[str]) -> str:
 def points(ways: Mapping[str, Series], base: str, *names: str) -> str:
     """Return how many points of accuracy each way ends below the base, in words."""
     return ", ".join(f"{name} {points_lost(ways[name], ways[base])}" for name in names)
-
-
-def losses_over(ways: Mapping[str, Series], base: str, *names: str) -> str:
-    """Return how far each way's final loss is above the base's, in words."""
-    return ", ".join(f"{name} {over(ways[name], ways[base])}" for name in names)

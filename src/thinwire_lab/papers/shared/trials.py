@@ -41,10 +41,6 @@ class Trial:
         """At the end, in percent."""
         return 100 * self.accuracies[-1]
 
-    def accuracy_at(self, step: int) -> float:
-        """Return that of the first look from a step on, in percent."""
-        return 100 * next(found for at, found in zip(self.steps, self.accuracies, strict=True) if at >= step)
-
     def steps_to(self, target: float) -> float:
         """Return after how many steps the loss first is at most `target`, between two looks; infinite if never."""
         before = (0, math.inf)
@@ -247,18 +243,6 @@ def interval(values: Sequence[float], unit: str = "%") -> Interval:
         return Interval(mean=math.inf, half=0.0 if min(finite, default=math.inf) > 0 else math.inf, unit=unit)
     half = _T[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return Interval(mean=fmean(values), half=half, unit=unit)
-
-
-def loss(series: Series) -> str:
-    """Return mean and standard deviation of the final loss."""
-    values = [trial.loss for trial in series]
-    return f"{fmean(values):.3f} ± {stdev(values):.3f}" if all(map(math.isfinite, values)) else "diverged"
-
-
-def accuracy(series: Series) -> str:
-    """Return mean and standard deviation of the final accuracy."""
-    values = [trial.accuracy for trial in series]
-    return f"{fmean(values):.1f} ± {stdev(values):.1f} %"
 
 
 def steps_to(series: Series, targets: Sequence[float]) -> float:
