@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
 
 try:
     import typer
+    from typer import Argument, Option
 except ImportError:
     sys.exit("thinwire's command line needs its extra packages: pip install 'thinwire[bench]'")
 
@@ -39,90 +39,66 @@ def thinwire() -> None:
 
 @app.command()
 def bench(
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes on this machine; 1 only with --servers.", show_default="2")
-    ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Rate of each worker's link, such as 1gbit, or none; 10mbit/50ms adds a latency.",
-            show_default="100mbit",
-        ),
-    ] = None,
-    recipes: Annotated[
-        str | None,
-        typer.Option(
-            help="Rows, separated by commas; a row may name its density, as topk:0.02. See --list.",
-            show_default="dense,torch_bf16,bf16,torch_powersgd,topk,dgc,dragonn",
-        ),
-    ] = None,
-    density: Annotated[str, typer.Option(help="Share of elements to send; each of several is a row.")] = "0.01",
-    shard: Annotated[
-        int | None,
-        typer.Option(
-            help="Workers per island, over which FSDP2 shards the model. --link is then between islands, whose "
-            "workers share it, and dense is FSDP2's own HSDP. If it equals --workers, each worker has a link, and "
-            "dense is FSDP2."
-        ),
-    ] = None,
-    gathers: Annotated[
-        str | None,
-        typer.Option(
-            help="With --shard equal to --workers: how parameters are gathered, in bfloat16: none (by FSDP2), "
-            "lossless, differences (of 4 bits), differences2. Each is a row of every recipe, beside FSDP2 in float32 "
-            "and in bfloat16."
-        ),
-    ] = None,
-    outer: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbers of steps, such as 10,30, that workers train on their own before they exchange how far they "
-            "moved. Each number is a row for diloco, streaming_diloco, muloco and sparseloco."
-        ),
-    ] = None,
-    servers: Annotated[
-        int,
-        typer.Option(
-            help="Number of parameter servers, besides the workers: every recipe that can is also trained on them, "
-            "asynchronously."
-        ),
-    ] = 0,
-    slow: Annotated[
-        float, typer.Option(help="With --servers or --outer: how many times as long the last worker computes.")
-    ] = 1.0,
-    kill: Annotated[
-        bool, typer.Option("--kill", help="With --servers or --outer: have the last worker vanish midway.")
-    ] = False,
-    pipeline: Annotated[int, typer.Option(help="Number of stages to split the model into, each on a worker.")] = 1,
-    boundary: Annotated[
-        str | None,
-        typer.Option(
-            help="Share of activations, and of their gradients, to send between stages; each of several is a row.",
-            show_default="1,0.05",
-        ),
-    ] = None,
-    micro_batches: Annotated[int, typer.Option(help="Micro-batches that a pipeline splits each batch into.")] = 4,
-    steps: Annotated[int, typer.Option(help="Steps to train each row; losses are compared after them.")] = 300,
-    model: Annotated[str, typer.Option(help="What to train; see --list.")] = "transformer",
-    data: Annotated[Path | None, typer.Option(help="Data of the model; see --list.")] = None,
-    scale: Annotated[
-        float, typer.Option(help="Size of the model transformer or xml; 1 is 0.83 M or 126.7 M parameters.")
-    ] = 1.0,
-    optimizer: Annotated[
-        str, typer.Option(help="What updates the weights: sgd, adamw, or muon for matrices and adamw for the rest.")
-    ] = "sgd",
-    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
-    seeds: Annotated[
-        int, typer.Option(help="Seeds to train each row with, from --seed on; the report has means and spreads.")
-    ] = 1,
-    target: Annotated[
-        float | None, typer.Option(help="Loss to measure the time to; by default the one that dense ends at.")
-    ] = None,
-    extend: Annotated[float, typer.Option(help="To reach the target, train for up to this many times --steps.")] = 1.5,
-    json: Annotated[Path | None, typer.Option(help="Write the results here, after every row.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw loss over time here (.png, .svg, .pdf).")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Print recipes and models, and exit.")] = False,
+    workers: int | None = Option(
+        None, help="Worker processes on this machine; 1 only with --servers.", show_default="2"
+    ),
+    link: str | None = Option(
+        None,
+        help="Rate of each worker's link, such as 1gbit, or none; 10mbit/50ms adds a latency.",
+        show_default="100mbit",
+    ),
+    recipes: str | None = Option(
+        None,
+        help="Rows, separated by commas; a row may name its density, as topk:0.02. See --list.",
+        show_default="dense,torch_bf16,bf16,torch_powersgd,topk,dgc,dragonn",
+    ),
+    density: str = Option("0.01", help="Share of elements to send; each of several is a row."),
+    shard: int | None = Option(
+        None,
+        help="Workers per island, over which FSDP2 shards the model. --link is then between islands, whose "
+        "workers share it, and dense is FSDP2's own HSDP. If it equals --workers, each worker has a link, and "
+        "dense is FSDP2.",
+    ),
+    gathers: str | None = Option(
+        None,
+        help="With --shard equal to --workers: how parameters are gathered, in bfloat16: none (by FSDP2), "
+        "lossless, differences (of 4 bits), differences2. Each is a row of every recipe, beside FSDP2 in float32 "
+        "and in bfloat16.",
+    ),
+    outer: str | None = Option(
+        None,
+        help="Numbers of steps, such as 10,30, that workers train on their own before they exchange how far they "
+        "moved. Each number is a row for diloco, streaming_diloco, muloco and sparseloco.",
+    ),
+    servers: int = Option(
+        0,
+        help="Number of parameter servers, besides the workers: every recipe that can is also trained on them, "
+        "asynchronously.",
+    ),
+    slow: float = Option(1.0, help="With --servers or --outer: how many times as long the last worker computes."),
+    kill: bool = Option(False, "--kill", help="With --servers or --outer: have the last worker vanish midway."),
+    pipeline: int = Option(1, help="Number of stages to split the model into, each on a worker."),
+    boundary: str | None = Option(
+        None,
+        help="Share of activations, and of their gradients, to send between stages; each of several is a row.",
+        show_default="1,0.05",
+    ),
+    micro_batches: int = Option(4, help="Micro-batches that a pipeline splits each batch into."),
+    steps: int = Option(300, help="Steps to train each row; losses are compared after them."),
+    model: str = Option("transformer", help="What to train; see --list."),
+    data: Path | None = Option(None, help="Data of the model; see --list."),
+    scale: float = Option(1.0, help="Size of the model transformer or xml; 1 is 0.83 M or 126.7 M parameters."),
+    optimizer: str = Option(
+        "sgd", help="What updates the weights: sgd, adamw, or muon for matrices and adamw for the rest."
+    ),
+    seed: int = Option(0, help="Seed of weights and batches."),
+    seeds: int = Option(1, help="Seeds to train each row with, from --seed on; the report has means and spreads."),
+    target: float | None = Option(None, help="Loss to measure the time to; by default the one that dense ends at."),
+    extend: float = Option(1.5, help="To reach the target, train for up to this many times --steps."),
+    json: Path | None = Option(None, help="Write the results here, after every row."),
+    html: Path | None = Option(None, help="Write a self-contained report here."),
+    plot: Path | None = Option(None, help="Draw loss over time here (.png, .svg, .pdf)."),
+    listing: bool = Option(False, "--list", help="Print recipes and models, and exit."),
 ) -> None:
     """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
     asked = dict(locals())
@@ -139,88 +115,66 @@ def bench(
 
 @app.command()
 def plan(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE.py:BUILD",
-            help="A model of your own: a function, in a file or as package.module:build, that returns "
-            "(module, step) or (module, step, optimizer), with step(model) -> loss.",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Worker processes on this machine; with --profile, hypothetical.", show_default="2"),
-    ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Rate of each worker's link, such as 1gbit, or none; with --profile, hypothetical.",
-            show_default="100mbit",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A model of the bench; see thinwire bench --list.", show_default="transformer")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Data of the model; see thinwire bench --list.")] = None,
-    scale: Annotated[float | None, typer.Option(help="Size of the model transformer or xml.", show_default="1")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches.", show_default="0")] = None,
-    profile: Annotated[Path | None, typer.Option(help="Plan from this profile; nothing is measured.")] = None,
-    save_profile: Annotated[Path | None, typer.Option(help="Write what was measured here.")] = None,
-    pipeline: Annotated[int, typer.Option(help="Number of stages to split the model into, each on a worker.")] = 1,
-    micro_batches: Annotated[
-        int | None, typer.Option(help="Micro-batches that a pipeline splits each batch into.", show_default="4")
-    ] = None,
-    boundary: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of activations to send between stages, where the plan sparsifies them.", show_default="0.05"
-        ),
-    ] = None,
-    density: Annotated[str | None, typer.Option(help="Densities that may be chosen.", show_default="0.01")] = None,
-    candidates: Annotated[
-        str | None,
-        typer.Option(help="What may be chosen, least harm to the loss first.", show_default=",".join(Budget().names)),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help="The optimizer: sgd, adamw or muon. Then only methods measured close to uncompressed training's loss "
-            "are chosen."
-        ),
-    ] = None,
-    loss: Annotated[
-        float | None,
-        typer.Option(
-            help="How close: the highest measured loss to accept, as a multiple of uncompressed training's.",
-            show_default="1.01",
-        ),
-    ] = None,
-    error_feedback: Annotated[
-        bool,
-        typer.Option("--error-feedback/--no-error-feedback", help="Whether methods with a residual may be chosen."),
-    ] = True,
-    outer: Annotated[
-        str | None,
-        typer.Option(
-            help="Also consider outer steps: numbers of steps, such as 10,30,100, that workers train on their own."
-        ),
-    ] = None,
-    more_steps: Annotated[
-        str | None,
-        typer.Option(
-            help="How many times as many steps a method needs for the same loss, such as diloco:30=1.1,"
-            "sparseloco:30=1.2; replaces the measured figures."
-        ),
-    ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Instead say what share of a step the network is, and which one change helps most."
-        ),
-    ] = False,
-    unfolded: Annotated[bool, typer.Option("--all", help="Show every tensor on a line of its own.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+    target: str | None = Argument(
+        None,
+        metavar="FILE.py:BUILD",
+        help="A model of your own: a function, in a file or as package.module:build, that returns "
+        "(module, step) or (module, step, optimizer), with step(model) -> loss.",
+    ),
+    workers: int | None = Option(
+        None, help="Worker processes on this machine; with --profile, hypothetical.", show_default="2"
+    ),
+    link: str | None = Option(
+        None,
+        help="Rate of each worker's link, such as 1gbit, or none; with --profile, hypothetical.",
+        show_default="100mbit",
+    ),
+    model: str | None = Option(
+        None, help="A model of the bench; see thinwire bench --list.", show_default="transformer"
+    ),
+    data: Path | None = Option(None, help="Data of the model; see thinwire bench --list."),
+    scale: float | None = Option(None, help="Size of the model transformer or xml.", show_default="1"),
+    seed: int | None = Option(None, help="Seed of weights and batches.", show_default="0"),
+    profile: Path | None = Option(None, help="Plan from this profile; nothing is measured."),
+    save_profile: Path | None = Option(None, help="Write what was measured here."),
+    pipeline: int = Option(1, help="Number of stages to split the model into, each on a worker."),
+    micro_batches: int | None = Option(
+        None, help="Micro-batches that a pipeline splits each batch into.", show_default="4"
+    ),
+    boundary: float | None = Option(
+        None, help="Share of activations to send between stages, where the plan sparsifies them.", show_default="0.05"
+    ),
+    density: str | None = Option(None, help="Densities that may be chosen.", show_default="0.01"),
+    candidates: str | None = Option(
+        None, help="What may be chosen, least harm to the loss first.", show_default=",".join(Budget().names)
+    ),
+    optimizer: str | None = Option(
+        None,
+        help="The optimizer: sgd, adamw or muon. Then only methods measured close to uncompressed training's loss "
+        "are chosen.",
+    ),
+    loss: float | None = Option(
+        None,
+        help="How close: the highest measured loss to accept, as a multiple of uncompressed training's.",
+        show_default="1.01",
+    ),
+    error_feedback: bool = Option(
+        True, "--error-feedback/--no-error-feedback", help="Whether methods with a residual may be chosen."
+    ),
+    outer: str | None = Option(
+        None, help="Also consider outer steps: numbers of steps, such as 10,30,100, that workers train on their own."
+    ),
+    more_steps: str | None = Option(
+        None,
+        help="How many times as many steps a method needs for the same loss, such as diloco:30=1.1,"
+        "sparseloco:30=1.2; replaces the measured figures.",
+    ),
+    explain: bool = Option(
+        False, "--explain", help="Instead say what share of a step the network is, and which one change helps most."
+    ),
+    unfolded: bool = Option(False, "--all", help="Show every tensor on a line of its own."),
+    json: Path | None = Option(None, help="Write the plan here."),
+    html: Path | None = Option(None, help="Write a self-contained report here."),
 ) -> None:
     """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
     asked = dict(locals())
@@ -250,51 +204,36 @@ def plan(
 
 @app.command()
 def simulate(
-    workers: Annotated[
-        str, typer.Option(help="Numbers of workers: 8..4096 doubles from 8 on; or a list, such as 4,6,8.")
-    ] = "8..4096",
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Link between any two workers, such as 1gbit or 1gbit/5ms; with regions, each worker's own.",
-            show_default="as in the profile; 10gbit/0.1ms with regions",
-        ),
-    ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            help="Tiers, nearest first, such as 8x100gbit/10us,4x25gbit/50us,10gbit: 8 workers a host, which "
-            "share its 25 Gbit/s, 4 hosts a rack, which share its 10 Gbit/s to other racks; or a CSV of regions: "
-            "region_a,region_b,delay_ms,bandwidth_gbps."
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Profile of a model and a machine.", show_default="the DRAGONN paper's XML model"),
-    ] = None,
-    recipes: Annotated[
-        str | None,
-        typer.Option(help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"),
-    ] = None,
-    outer: Annotated[
-        str | None,
-        typer.Option(
-            help="Also predict outer steps: numbers of steps, such as 30,100, that workers train on their own."
-        ),
-    ] = None,
-    tokens: Annotated[
-        float | None, typer.Option(help="Predict the days it takes to train on this many tokens.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Tokens that a worker takes in a step, for --tokens.")] = 1,
-    faults: Annotated[
-        str | None,
-        typer.Option(
-            help="Also predict goodput: how long each worker runs until it fails, and until it is back, as in 24h/5min."
-        ),
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the predictions here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw step times and efficiencies here (.png, .svg, .pdf).")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a self-contained report here.")] = None,
+    workers: str = Option("8..4096", help="Numbers of workers: 8..4096 doubles from 8 on; or a list, such as 4,6,8."),
+    link: str | None = Option(
+        None,
+        help="Link between any two workers, such as 1gbit or 1gbit/5ms; with regions, each worker's own.",
+        show_default="as in the profile; 10gbit/0.1ms with regions",
+    ),
+    topology: str | None = Option(
+        None,
+        help="Tiers, nearest first, such as 8x100gbit/10us,4x25gbit/50us,10gbit: 8 workers a host, which "
+        "share its 25 Gbit/s, 4 hosts a rack, which share its 10 Gbit/s to other racks; or a CSV of regions: "
+        "region_a,region_b,delay_ms,bandwidth_gbps.",
+    ),
+    profile: Path | None = Option(
+        None, help="Profile of a model and a machine.", show_default="the DRAGONN paper's XML model"
+    ),
+    recipes: str | None = Option(
+        None, help="Candidates, such as dense,fp16,topk:0.01.", show_default="all that the profile has"
+    ),
+    outer: str | None = Option(
+        None, help="Also predict outer steps: numbers of steps, such as 30,100, that workers train on their own."
+    ),
+    tokens: float | None = Option(None, help="Predict the days it takes to train on this many tokens."),
+    batch: int = Option(1, help="Tokens that a worker takes in a step, for --tokens."),
+    faults: str | None = Option(
+        None,
+        help="Also predict goodput: how long each worker runs until it fails, and until it is back, as in 24h/5min.",
+    ),
+    json: Path | None = Option(None, help="Write the predictions here."),
+    plot: Path | None = Option(None, help="Draw step times and efficiencies here (.png, .svg, .pdf)."),
+    html: Path | None = Option(None, help="Write a self-contained report here."),
 ) -> None:
     """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
     asked = dict(locals())
@@ -307,21 +246,15 @@ def simulate(
 
 @app.command()
 def check(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes and few steps: under a minute on 2 cores.")
-    ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda where there is one")] = None,
-    only: Annotated[
-        str | None, typer.Option(help="Run only rows whose names contain one of these, separated by commas.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the findings here.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", "--output", help="Write a self-contained page here.")] = None,
-    gpu: Annotated[
-        bool, typer.Option("--gpu", help="On a GPU, count each recipe's kernel launches, and time them.")
-    ] = False,
-    interpreted: Annotated[
-        bool, typer.Option("--interpreted", help="With --gpu, on a machine without one: use Triton's interpreter.")
-    ] = False,
+    quick: bool = Option(False, "--quick", help="Small sizes and few steps: under a minute on 2 cores."),
+    device: str | None = Option(None, help="cpu or cuda.", show_default="cuda where there is one"),
+    only: str | None = Option(None, help="Run only rows whose names contain one of these, separated by commas."),
+    json: Path | None = Option(None, help="Write the findings here."),
+    html: Path | None = Option(None, "--html", "--output", help="Write a self-contained page here."),
+    gpu: bool = Option(False, "--gpu", help="On a GPU, count each recipe's kernel launches, and time them."),
+    interpreted: bool = Option(
+        False, "--interpreted", help="With --gpu, on a machine without one: use Triton's interpreter."
+    ),
 ) -> None:
     """Prove this machine: every kernel against its reference, every recipe on this group; exits with 1 if any fails."""
     from thinwire_lab.check import command
@@ -341,12 +274,10 @@ def check(
 
 @app.command()
 def watch(
-    addresses: Annotated[
-        list[str], typer.Argument(metavar="HOST:PORT...", help="Parameter servers. THINWIRE_TICKET must be theirs.")
-    ],
-    every: Annotated[
-        float | None, typer.Option("--watch", help="Repeat every this many seconds; by default once.")
-    ] = None,
+    addresses: list[str] = Argument(
+        ..., metavar="HOST:PORT...", help="Parameter servers. THINWIRE_TICKET must be theirs."
+    ),
+    every: float | None = Option(None, "--watch", help="Repeat every this many seconds; by default once."),
 ) -> None:
     """Print server.status() of parameter servers, a line of JSON each."""
     from thinwire_lab.watch import run
