@@ -42,12 +42,10 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
             sparse_embeddings=True,
         ),
         "mlp": Entry(
-            summary="784-1024-1024-10 network, 1.9 M parameters; needs --data DIR with MNIST's idx files",
-            make=mlp.make,
+            summary="784-1024-1024-10 network, 1.9 M parameters; needs --data DIR with MNIST's idx files", make=mlp.make
         ),
         "resnet20": Entry(
-            summary="ResNet-20, 0.27 M parameters; needs --data FILE.npz with CIFAR-10",
-            make=images.make_resnet20,
+            summary="ResNet-20, 0.27 M parameters; needs --data FILE.npz with CIFAR-10", make=images.make_resnet20
         ),
         "vgg": Entry(
             summary="small VGG with large dense layers, 1.6 M parameters; needs --data FILE.npz with CIFAR-10",

@@ -180,6 +180,33 @@ def held_out(samples: Indices, batch_size: int, take: Take) -> Callable[[int, in
     return lambda rank, world: [take(chunk) for chunk in share(samples, rank, world, batch_size)]
 
 
+def made(
+    name: str,
+    title: str,
+    source: str,
+    *,
+    options: Options,
+    network: Callable[[], nn.Module],
+    draw: Draw,
+    rest: Callable[[int, int], list[Batch]],
+    loss: Callable[[nn.Module, Batch], Tensor] = cross_entropy,
+    parts: Parts | None = None,
+) -> Problem:
+    """The problem of that name: a `network` drawn by the seed, batches that `draw` gives, and the `held_out` rest."""
+    with seeded(options.seed):
+        model = network()
+    return Problem(
+        name=name,
+        description=f"{title}, {size(model)}, on {source}",
+        model=model,
+        batch=batches(options.seed, draw),
+        loss=loss,
+        held_out=rest,
+        learning_rate=RATES[name].sgd,
+        parts=parts,
+    )
+
+
 def share(samples: Indices, rank: int, world: int, batch_size: int) -> list[Indices]:
     """Every world-th sample from number `rank` on, in equal batches of up to `batch_size`; all ranks get as many.
 

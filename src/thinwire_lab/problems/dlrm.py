@@ -13,22 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire_lab.problems import clicks
-from thinwire_lab.problems.base import (
-    RATES,
-    Batch,
-    Chain,
-    Draw,
-    Feed,
-    Options,
-    Parts,
-    Problem,
-    batches,
-    chosen,
-    held_out,
-    seeded,
-    size,
-    spaced,
-)
+from thinwire_lab.problems.base import Batch, Chain, Draw, Feed, Options, Parts, Problem, chosen, held_out, made, spaced
 from thinwire_lab.problems.clicks import CATEGORIES, DENSE
 
 WIDTH, BOTTOM, TOP = 16, (512, 256, 64, 16), (512, 256, 128, 1)
@@ -82,16 +67,15 @@ def make(options: Options) -> Problem:
     """The problem on the file `options.data` of Criteo's clicks, or on generated ones."""
     source = _generated() if options.data is None else _criteo(options.data)
     parts = Parts(split=_split, feed=_feed, criterion=_criterion)
-    with seeded(options.seed):
-        model = _network(source.rows)
-    return Problem(
-        name="dlrm",
-        description=f"DLRM, {size(model)}, on {source.title}",
-        model=model,
-        batch=batches(options.seed, source.draw),
+    return made(
+        "dlrm",
+        "DLRM",
+        source.title,
+        options=options,
+        network=lambda: _network(source.rows),
+        draw=source.draw,
+        rest=source.held_out,
         loss=lambda model, batch: parts.loss([model], batch),
-        held_out=source.held_out,
-        learning_rate=RATES["dlrm"].sgd,
         parts=parts,
     )
 

@@ -10,19 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from thinwire_lab.problems.base import (
-    RATES,
-    Batch,
-    Indices,
-    Options,
-    Problem,
-    batches,
-    cross_entropy,
-    held_out,
-    seeded,
-    size,
-    spaced,
-)
+from thinwire_lab.problems.base import Batch, Indices, Options, Problem, held_out, made, spaced
 from thinwire_lab.problems.cifar import CLASSES, EXPECTED, Pixels, load
 
 MEAN = np.array([125.3, 123.0, 113.9], np.float32)
@@ -34,8 +22,6 @@ BATCH, HELD_OUT = 32, 384
 def classifier(options: Options, name: str, title: str, network: Callable[[], nn.Module]) -> Problem:
     """The problem on the CIFAR-10 file `options.data`; training images are flipped and shifted at random."""
     data = load(options.path(EXPECTED))
-    with seeded(options.seed):
-        model = network()
 
     def draw(generator: np.random.Generator) -> Batch:
         chosen = generator.choice(data.train, BATCH)
@@ -44,15 +30,8 @@ def classifier(options: Options, name: str, title: str, network: Callable[[], nn
     def take(indices: Indices) -> Batch:
         return _batch(data.pixels(indices), data.labels[indices])
 
-    return Problem(
-        name=name,
-        description=f"{title}, {size(model)}, on {data.source}",
-        model=model,
-        batch=batches(options.seed, draw),
-        loss=cross_entropy,
-        held_out=held_out(data.rest[spaced(len(data.rest), HELD_OUT)], BATCH, take),
-        learning_rate=RATES[name].sgd,
-    )
+    rest = held_out(data.rest[spaced(len(data.rest), HELD_OUT)], BATCH, take)
+    return made(name, title, data.source, options=options, network=network, draw=draw, rest=rest)
 
 
 def _augmented(pixels: Pixels, generator: np.random.Generator) -> Pixels:

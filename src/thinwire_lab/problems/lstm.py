@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire_lab.inputs import reading
-from thinwire_lab.problems.base import RATES, Options, Problem, batches, cross_entropy, held_out, seeded, size, spaced
+from thinwire_lab.problems.base import Options, Problem, held_out, made, spaced
 from thinwire_lab.problems.text import Windows
 
 EXPECTED = "a directory with train.txt and valid.txt, or test.txt, of whitespace-separated tokens in UTF-8"
@@ -63,16 +63,14 @@ def _make(options: Options, name: str, title: str, network: Callable[[int], Word
     ids = {word: index for index, word in enumerate(dict.fromkeys((UNKNOWN, END, *words)))}
     train = Windows(tokens=_encode(words, ids), length=LENGTH, source=str(folder / "train.txt"))
     rest = Windows(tokens=_encode(rest_words, ids), length=LENGTH, source=str(rest_path))
-    with seeded(options.seed):
-        model = network(len(ids))
-    return Problem(
-        name=name,
-        description=f"{title}, {size(model)}, on {len(words):,} tokens of {folder.name}, {len(ids):,} distinct",
-        model=model,
-        batch=batches(options.seed, partial(train.draw, count=BATCH)),
-        loss=cross_entropy,
-        held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
-        learning_rate=RATES[name].sgd,
+    return made(
+        name,
+        title,
+        f"{len(words):,} tokens of {folder.name}, {len(ids):,} distinct",
+        options=options,
+        network=lambda: network(len(ids)),
+        draw=partial(train.draw, count=BATCH),
+        rest=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
     )
 
 

@@ -13,21 +13,17 @@ from torch import nn
 
 from thinwire_lab.inputs import reading, require
 from thinwire_lab.problems.base import (
-    RATES,
     Batch,
     Chain,
     Indices,
     Options,
     Parts,
     Problem,
-    batches,
     chosen,
     classes,
-    cross_entropy,
     feed,
     held_out,
-    seeded,
-    size,
+    made,
     spaced,
 )
 
@@ -57,20 +53,21 @@ def make(options: Options) -> Problem:
     """The problem on the directory `options.data`; the held-out images are evenly spaced ones of the test set."""
     folder = options.path(EXPECTED)
     train, test = _digits(folder, "train"), _digits(folder, "t10k")
-    with seeded(options.seed):
-        model = Chain(
-            nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
-        )
-    return Problem(
-        name="mlp",
-        description=f"784-1024-1024-10 ReLU network, {size(model)}, on {len(train.labels):,} MNIST images",
-        model=model,
-        batch=batches(options.seed, train.draw),
-        loss=cross_entropy,
-        held_out=held_out(spaced(len(test.labels), HELD_OUT), BATCH, test.take),
-        learning_rate=RATES["mlp"].sgd,
+    return made(
+        "mlp",
+        "784-1024-1024-10 ReLU network",
+        f"{len(train.labels):,} MNIST images",
+        options=options,
+        network=_network,
+        draw=train.draw,
+        rest=held_out(spaced(len(test.labels), HELD_OUT), BATCH, test.take),
         parts=Parts(split=_split, feed=feed, criterion=classes),
     )
+
+
+def _network() -> Chain:
+    hidden = nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()
+    return Chain(*hidden, nn.Linear(HIDDEN, CLASSES))
 
 
 def _split(model: nn.Module, stages: int) -> list[nn.Module]:

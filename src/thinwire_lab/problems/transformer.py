@@ -13,22 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire_lab.inputs import reading
-from thinwire_lab.problems.base import (
-    RATES,
-    Chain,
-    Options,
-    Parts,
-    Problem,
-    batches,
-    chosen,
-    classes,
-    cross_entropy,
-    feed,
-    held_out,
-    seeded,
-    size,
-    spaced,
-)
+from thinwire_lab.problems.base import Chain, Options, Parts, Problem, chosen, classes, feed, held_out, made, spaced
 from thinwire_lab.problems.text import Windows, source_texts
 
 BATCH, HELD_OUT = 12, 144
@@ -134,16 +119,14 @@ def make(options: Options) -> Problem:
     source = str(options.data or "Python's standard library")
     train = Windows(tokens=text, length=shape.context, source=source)
     rest = Windows(tokens=held_text, length=shape.context, source=f"the held-out part of {source}")
-    with seeded(options.seed):
-        model = ByteGPT(shape)
-    return Problem(
-        name="transformer",
-        description=f"byte-level GPT, {size(model)}, on {len(text):,} bytes of {source}",
-        model=model,
-        batch=batches(options.seed, partial(train.draw, count=BATCH)),
-        loss=cross_entropy,
-        held_out=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
-        learning_rate=RATES["transformer"].sgd,
+    return made(
+        "transformer",
+        "byte-level GPT",
+        f"{len(text):,} bytes of {source}",
+        options=options,
+        network=lambda: ByteGPT(shape),
+        draw=partial(train.draw, count=BATCH),
+        rest=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
         parts=Parts(split=_split, feed=feed, criterion=classes),
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from thinwire_lab.problems.base import RATES, Batch, Indices, Options, Problem, batches, cross_entropy, held_out, size
+from thinwire_lab.problems.base import Batch, Indices, Options, Problem, held_out, made
 
 FEATURES, LABELS = 4096, 30_938
 PROTOTYPES, TYPICAL, COMMON = 16, 32, 32
@@ -53,18 +53,22 @@ def make(options: Options) -> Problem:
     nature = np.random.default_rng(0)
     language = Language(typical=nature.integers(FEATURES, size=(labels, PROTOTYPES)))
     rest = language.write(nature, HELD_OUT)
+    return made(
+        "xml",
+        f"linear layer {FEATURES:,} -> {labels:,}",
+        "generated sparse features",
+        options=options,
+        network=lambda: _network(labels),
+        draw=language.draw,
+        rest=held_out(np.arange(HELD_OUT), BATCH, rest.take),
+    )
+
+
+def _network(labels: int) -> nn.Linear:
     # Zero is a fine start for one layer, and drawing half a gigabyte of random numbers would take seconds.
     model = nn.Linear(FEATURES, labels, bias=False, device="meta").to_empty(device="cpu")
     nn.init.zeros_(model.weight)
-    return Problem(
-        name="xml",
-        description=f"linear layer {FEATURES:,} -> {labels:,}, {size(model)}, on generated sparse features",
-        model=model,
-        batch=batches(options.seed, language.draw),
-        loss=cross_entropy,
-        held_out=held_out(np.arange(HELD_OUT), BATCH, rest.take),
-        learning_rate=RATES["xml"].sgd,
-    )
+    return model
 
 
 def _zipf(generator: np.random.Generator, count: int, shape: tuple[int, ...]) -> Indices:
