@@ -21,7 +21,7 @@ from thinwire_lab.papers.shared.claims import Paper, Verdict, judge, number
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.figures import error_over_bytes
 from thinwire_lab.papers.shared.material import Material, Run
-from thinwire_lab.papers.shared.recording import all_steps, available, record
+from thinwire_lab.papers.shared.recording import available, record
 from thinwire_lab.problems import Problem
 from thinwire_lab.show.terminal import say
 
@@ -92,7 +92,7 @@ def train(options: Options, console: Console, progress: Progress) -> list[Run]:
         if not isinstance(problem, Problem):
             console.print(f"skipping {model}: {problem}")
             continue
-        tick = _ticks(progress, f"train {model}", all_steps(options.steps))
+        tick = _ticks(progress, f"train {model}", options.steps)
         runs.append(record(problem, model, options.steps, options.quick, tick))
     return runs
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from thinwire_lab.bench.results import Row
 from thinwire_lab.machine import code
 from thinwire_lab.papers import __main__ as program
-from thinwire_lab.papers.dct.claims import stray
 from thinwire_lab.papers.dragonn import learning, steps
 from thinwire_lab.papers.gtopk import timing
 from thinwire_lab.papers.registry import PAPERS
@@ -36,7 +35,7 @@ from thinwire_lab.papers.shared.ledger import (
     Outcome,
     catalogue,
 )
-from thinwire_lab.papers.shared.material import Absent, Material, Run
+from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import RUNS, TODAY, Combined, Document, Shelf
 from thinwire_lab.papers.shared.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 
@@ -270,13 +269,6 @@ def test_the_target_is_what_both_dgc_and_hashed_slots_reach() -> None:
     ways = {"dgc": [_trial(2.0, 1.0), _trial(2.0, 1.0)], "hashed": [_trial(2.0, 1.5), _trial(2.0, math.nan)]}
     assert learning.steps(ways)["dgc"] == steps_to(ways["dgc"], [1.5, 1.0])
     assert math.isinf(learning.steps(ways)["hashed"])
-
-
-def test_what_a_drop_of_the_rate_does_to_thresholds_is_told_layer_by_layer() -> None:
-    dropped = {"a": [9.0, 9.0, 1.0, 1.0], "b": [9.0, 9.0, 3.0, 3.0]}
-    run = Run(model="any", thresholds=dict.fromkeys("ab", [8.0] * 6 + [2.0] * 2), after_drop=dropped)
-    assert "multiplies a layer's by 1.00 in the median, 0.50 to 1.50" in stray(Material(runs=[run])).figure
-    assert "no drop" in stray(Material(runs=[Run(model="any", thresholds={"a": [1.0] * 40})])).figure
 
 
 def test_a_tree_is_judged_without_what_it_takes_with_the_links_lifted() -> None:

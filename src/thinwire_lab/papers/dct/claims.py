@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean, median
 
 import torch
 from matplotlib.axes import Axes
@@ -45,23 +44,10 @@ def stray(material: Material) -> Finding:
     later = sum(max(map(abs, deviations(half))) <= 0.26 for half in halves)
     figure = (
         f"{fine} of {len(largest)} layers stay within 26 %, {later} when counted from halfway; "
-        f"worst {largest[worst]:.0%} ({worst}); {_after_drop(material.recorded())}"
+        f"worst {largest[worst]:.0%} ({worst})"
     )
     steps = max(len(found) for run in material.recorded() for found in run.thresholds.values())
     return Finding(holds=fine == len(largest), figure=figure, said={"steps": steps})
-
-
-def _after_drop(runs: Sequence[Run]) -> str:
-    """Say what a drop of the rate does to thresholds, layer by layer."""
-    times = sorted(
-        fmean(after[len(after) // 2 :]) / fmean(run.thresholds[layer][-len(after) // 2 :])
-        for run in runs
-        for layer, after in run.after_drop.items()
-    )
-    if not times:
-        return "no drop of the rate"
-    spread = f"{times[0]:.2f} to {times[-1]:.2f}"
-    return f"a drop of the rate multiplies a layer's by {median(times):.2f} in the median, {spread}"
 
 
 @DCT.figure("exact_thresholds")
@@ -86,13 +72,8 @@ def contraction(material: Material) -> Finding:
     if not found:
         raise Absent("needs thresholds over training")
     nothing = sum(s.density == 0 for s in found)
-    densities = sorted(s.density for s in found)
-    worst = max(found, key=lambda s: s.left)
-    middle = densities[len(densities) // 2]
-    figure = (
-        f"nothing passes in {nothing} of {len(found)} layer-steps; |E|^2/|W|^2 up to {worst.left:.3f} ({worst.layer}); "
-        f"real density {densities[0]:.2%} to {densities[-1]:.0%}, median {middle:.1%}"
-    )
+    most = max(s.left for s in found)
+    figure = f"nothing passes in {nothing} of {len(found)} layer-steps; |E|^2/|W|^2 up to {most:.3f}"
     return Finding(holds=nothing == 0, figure=figure)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs import HashedSlots, SampledThreshold, TopK
+from thinwire.codecs import HashedSlots, TopK
 from thinwire.payloads import Sparse
 from thinwire.signals import Plain
 from thinwire_lab.papers.dragonn import DRAGONN
@@ -105,10 +105,9 @@ def encode_time(material: Material) -> Finding:
     x = torch.randn(1 << material.many(22, 24))
     densities = (1e-4, 1e-3, 1e-2)
     hashed = [seconds(lambda d=d: HashedSlots(density=d).encode(x)) for d in densities]  # type: ignore[misc]
-    sampled = [seconds(lambda d=d: SampledThreshold(density=d).encode(x)) for d in densities]  # type: ignore[misc]
     ratio = max(hashed) / min(hashed)
     times = ", ".join(f"{1000 * t:.1f} ms at {d:g}" for t, d in zip(hashed, densities, strict=True))
-    figure = f"max/min {ratio:.2f} ({times}); sampled threshold {max(sampled) / min(sampled):.2f}"
+    figure = f"max/min {ratio:.2f} ({times})"
     return Finding(holds=ratio <= 1.2, figure=figure, said={"mib": x.nbytes >> 20, "threads": torch.get_num_threads()})
 
 
@@ -205,24 +204,13 @@ def empty_share(material: Material) -> Finding:
     draws = material.many(1_000, 10_000)
     first, second = _empty(1024, 1024, draws), _empty(512, 1024, draws)
     p, q = (float(((e >= lo) & (e <= hi)).float().mean()) for e, lo, hi in ((first, 0.36, 0.38), (second, 0.13, 0.14)))
-    ours = _empty_ours(1024, 1024, min(draws, 2000))
-    figure = (
-        f"probability {p:.2f} and {q:.2f}; mean {first.mean():.5f} (s.d. {first.std():.5f}) and {second.mean():.5f} "
-        f"(s.d. {second.std():.5f}); our hash {ours.mean():.5f}"
-    )
+    figure = f"probability {p:.2f} and {q:.2f}; mean {first.mean():.5f} and {second.mean():.5f}"
     return Finding(holds=p >= 0.95 and q >= 0.8, figure=figure, said={"draws": draws})
 
 
 def _empty(m: int, n: int, draws: int) -> Tensor:
     slots = torch.randint(m, (draws, n), generator=torch.Generator().manual_seed(1))
     return 1 - torch.zeros(draws, m).scatter_(1, slots, 1.0).mean(dim=1)
-
-
-def _empty_ours(m: int, n: int, draws: int) -> Tensor:
-    picks = torch.arange(n, dtype=torch.int32)
-    return torch.tensor(
-        [float((kernels.hashed_slots(picks, picks, m, _SPACE, seed) < 0).float().mean()) for seed in range(draws)]
-    )
 
 
 @DRAGONN.claim("D23")

@@ -115,23 +115,14 @@ def _least(gigabytes: float, cost: float) -> float:
 @FFT_PAPER.claim("F7")
 def best_format(material: Material) -> Finding:
     samples = _samples(material)
-    found = {bits: [_beats(x, bits) for x in samples] for bits in (4, 6, 8, 10)}
-    shares = {bits: [sum(kind) / len(samples) for kind in zip(*rows, strict=True)] for bits, rows in found.items()}
-    listed = ", ".join(f"{plain:.0%} at {bits} bits" for bits, (plain, _, _) in shares.items())
-    scaled, logs = (sum(share[kind] for share in shares.values()) / len(shares) for kind in (1, 2))
-    figure = (
-        f"least error of offset float, uniform and plain IEEE on {listed}; beats uniform and IEEE scaled to max "
-        f"on {scaled:.0%}, a log-uniform grid on {logs:.0%} overall"
-    )
-    return Finding(
-        holds=min(plain for plain, _, _ in shares.values()) >= 0.8, figure=figure, said={"samples": len(samples)}
-    )
+    shares = {bits: sum(_beats(x, bits) for x in samples) / len(samples) for bits in (4, 6, 8, 10)}
+    listed = ", ".join(f"{share:.0%} at {bits} bits" for bits, share in shares.items())
+    figure = f"least error of offset float, uniform and plain IEEE on {listed}"
+    return Finding(holds=min(shares.values()) >= 0.8, figure=figure, said={"samples": len(samples)})
 
 
-def _beats(x: Tensor, bits: int) -> tuple[bool, bool, bool]:
-    ours, uniform = offset_error(x, bits), uniform_error(x, bits)
-    plain, scaled = (min(uniform, ieee_error(x, bits, scaled=scaled)) for scaled in (False, True))
-    return ours <= plain, ours <= scaled, ours <= logarithmic_error(x, bits)
+def _beats(x: Tensor, bits: int) -> bool:
+    return offset_error(x, bits) <= min(uniform_error(x, bits), ieee_error(x, bits))
 
 
 def _samples(material: Material) -> list[Tensor]:
@@ -156,30 +147,17 @@ def uniform_error(x: Tensor, bits: int) -> float:
     return _on_grid(x, torch.linspace(0, 1, 2 ** (bits - 1)) * x.abs().max())
 
 
-def ieee_error(x: Tensor, bits: int, scaled: bool) -> float:
-    """Return the squared error of the best split into exponent and mantissa, subnormals included.
-
-    `scaled` maps the largest magnitude to the largest number; otherwise the numbers are IEEE 754's.
-    """
-    return min(_ieee(x, exponent, bits - 1 - exponent, scaled) for exponent in range(2, min(bits, 9)))
+def ieee_error(x: Tensor, bits: int) -> float:
+    """Return the squared error of the best split into exponent and mantissa, subnormals included, as in IEEE 754."""
+    return min(_ieee(x, exponent, bits - 1 - exponent) for exponent in range(2, min(bits, 9)))
 
 
-def logarithmic_error(x: Tensor, bits: int) -> float:
-    """Return the squared error of evenly spaced logarithms below max, over the best of several ranges."""
-    top = x.abs().max()
-    steps = torch.arange(2 ** (bits - 1) - 1, dtype=torch.float64).flip(0)
-    decades = (0.5, 1, 1.5, 2, 3, 4, 6, 8)
-    grids = (top * 10 ** (-steps * span / len(steps)) for span in decades)
-    return min(_on_grid(x, torch.cat([torch.zeros(1, dtype=torch.float64), grid])) for grid in grids)
-
-
-def _ieee(x: Tensor, exponent: int, mantissa: int, scaled: bool) -> float:
+def _ieee(x: Tensor, exponent: int, mantissa: int) -> float:
     bias = 2 ** (exponent - 1) - 1
     fractions = torch.arange(2**mantissa, dtype=torch.float64) / 2**mantissa
     subnormal = fractions * 2.0 ** (1 - bias)
     normal = [(1 + fractions) * 2.0 ** (e - bias) for e in range(1, 2**exponent - 1)]
-    grid = torch.cat([subnormal, *normal])
-    return _on_grid(x, grid * (x.abs().max().double() / grid[-1] if scaled else 1.0))
+    return _on_grid(x, torch.cat([subnormal, *normal]))
 
 
 def _on_grid(x: Tensor, positives: Tensor) -> float:

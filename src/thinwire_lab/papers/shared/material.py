@@ -47,26 +47,20 @@ class Alpha:
 
 @dataclass(frozen=True, kw_only=True)
 class Stale:
-    """One layer at one step under a threshold measured earlier: ‖E‖²/‖W‖² of the unsent rest, and the share sent."""
+    """A layer at a step under a threshold measured earlier: ‖E‖²/‖W‖² of the unsent rest, and the share sent."""
 
-    step: int
-    layer: str
     left: float
     density: float
 
 
 @dataclass(kw_only=True, eq=False)
 class Run:
-    """What was recorded while one model trained.
-
-    `thresholds` are the 95 % ones per layer, one per step; `after_drop` those of the steps after the rate has dropped.
-    """
+    """What was recorded while one model trained. `thresholds` are the 95 % ones per layer, one per step."""
 
     model: str
     problem: Problem | None = None
     snapshots: list[Snapshot] = field(default_factory=list)
     thresholds: dict[str, list[float]] = field(default_factory=dict)
-    after_drop: dict[str, list[float]] = field(default_factory=dict)
     stale: list[Stale] = field(default_factory=list)
     alphas: list[Alpha] = field(default_factory=list)
 

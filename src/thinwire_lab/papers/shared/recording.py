@@ -33,7 +33,7 @@ def available(data: Path | None, seed: int) -> Iterator[tuple[str, Problem | str
 
 
 def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable[[], None]) -> Run:
-    """Train for `steps`, and half as many at a tenth of the rate. Return what was recorded; `tick` is for each step."""
+    """Train for `steps`. Return what was recorded; `tick` is for each step."""
     layers: dict[str, _Layer] = {}
     run = Run(model=model, problem=problem)
     several = dict.fromkeys((*_probes(steps, quick), *_snapshots(steps)), WORKERS)
@@ -48,20 +48,7 @@ def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable
         if step in _snapshots(steps):
             run.snapshots.append(Snapshot(step=step, workers=seen))
         tick()
-    for group in optimizer.param_groups:
-        group["lr"] /= 10
-    for step in range(steps, all_steps(steps)):
-        seen = [gradients(problem, step, 0, LATE_WORKERS)]
-        _apply(problem, optimizer, seen[0])
-        for name, x in _matrices(seen[0]):
-            run.after_drop.setdefault(name, []).append(_send_exact(layers[name], x))
-        tick()
     return run
-
-
-def all_steps(steps: int) -> int:
-    """Return how many steps `record` takes, those after the drop of the rate among them."""
-    return steps + steps // 2
 
 
 def gradients(problem: Problem, step: int, rank: int, world: int) -> Gradients:
@@ -99,7 +86,7 @@ def _follow_thresholds(run: Run, layers: dict[str, _Layer], step: int, seen: Gra
     for name, x in _matrices(seen):
         layer = layers.setdefault(name, _Layer(waiting=torch.zeros_like(x), waiting_stale=torch.zeros_like(x)))
         run.thresholds.setdefault(name, []).append(_send_exact(layer, x))
-        run.stale.append(_send_stale(layer, step, name, x))
+        run.stale.append(_send_stale(layer, step, x))
 
 
 def _matrices(seen: Gradients) -> Iterator[tuple[str, Tensor]]:
@@ -116,7 +103,7 @@ def _send_exact(layer: _Layer, x: Tensor) -> float:
     return exact
 
 
-def _send_stale(layer: _Layer, step: int, name: str, x: Tensor) -> Stale:
+def _send_stale(layer: _Layer, step: int, x: Tensor) -> Stale:
     corrected = layer.waiting_stale.add_(x)
     if step % LIFE == 0:
         layer.stale = _cut(corrected)
@@ -124,7 +111,7 @@ def _send_stale(layer: _Layer, step: int, name: str, x: Tensor) -> Stale:
     sent = corrected.abs() >= layer.stale
     corrected.masked_fill_(sent, 0)
     left = float(corrected.square().sum()) / before if before else 0.0
-    return Stale(step=step, layer=name, left=left, density=float(sent.float().mean()))
+    return Stale(left=left, density=float(sent.float().mean()))
 
 
 def _cut(x: Tensor) -> float:
