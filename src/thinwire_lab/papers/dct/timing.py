@@ -10,7 +10,7 @@ from thinwire_lab.papers.shared.judging import agreed, by_setting, every, sooner
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.shelf import Document
 
-SELECTING = Document(name="selecting", words="python -m thinwire_lab.papers.dct.selecting")
+SELECTING = Document(name="selecting", words="python -m thinwire_lab.papers.shared.timed selecting")
 
 
 def _rounds(found: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ def gathers_linearly(found: Found) -> Outcome:
     return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, counts))})
 
 
-LAYERS = Document(name="layers", words="python -m thinwire_lab.papers.fft.layers")
+LAYERS = Document(name="layers", words="python -m thinwire_lab.papers.shared.timed layers")
 _FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
 
 

@@ -1,4 +1,4 @@
-"""What sweep.py and routes.py found, by link, number of workers and size; and exchanges."""
+"""What sweep.py and timed.py found, by link, number of workers and size; and exchanges."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -22,7 +22,7 @@ SWEEP = Document(
 )
 ROUTES = Document(
     name="routes",
-    words="python -m thinwire_lab.papers.shared.routes",
+    words="python -m thinwire_lab.papers.shared.timed routes",
     quick="--worlds 2,4 --largest 1048576 --repeats 1",
 )
 

@@ -1,11 +1,11 @@
-"""How long does choosing from a tensor take, and decoding what several workers chose, by several routes?
+"""How long do single tensors and layers take, on one thread and without a network?
 
-    python -m thinwire_lab.papers.shared.routes --json papers/runs/routes.json
+    python -m thinwire_lab.papers.shared.timed routes --json papers/runs/routes.json
 
-One thread, no network. `sent`: bytes of a payload.
+`routes`: choosing from a tensor, and decoding what several workers chose; `sent`: bytes of a payload. `selecting`:
+finding a threshold on the tensors of the small VGG. `layers`: computing each convolution, and the bytes that it has.
 """
 
-import json as js
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -13,14 +13,25 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.codecs import Codec, HashedSlots, SampledThreshold
+from thinwire.codecs.thresholding import kth_largest
+from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared.material import seconds
 from thinwire_lab.papers.shared.sweep import SIZES
+from thinwire_lab.problems.images import resnet20, vgg
 
-SCHEMA = "thinwire.routes/1"
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+Json = Annotated[Path, typer.Option(help="Write the results here.")]
+
+
+@app.callback()
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
 DENSITIES = (0.01, 0.001)
 Picks = tuple[Tensor, Tensor]
 """Values and their indices."""
@@ -28,17 +39,17 @@ Calls = tuple[int, dict[str, Callable[[], object]]]
 """The bytes of a payload, and what to time, by name."""
 
 
-def main(
-    json: Annotated[Path, typer.Option(help="Write the results here.")],
+@app.command()
+def routes(
+    json: Json,
     worlds: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "2,4,8",
     largest: Annotated[int, typer.Option(help="Bytes of the largest tensor.")] = SIZES[-1],
     repeats: Annotated[int, typer.Option(help="Times that each is measured.")] = 5,
 ) -> None:
-    """Measure."""
-    torch.set_num_threads(1)
+    """Time each route on tensors of each size."""
     sizes = [size for size in SIZES if size <= largest]
     rows = [row for world in worlds.split(",") for row in _rows(int(world), sizes, repeats)]
-    json.write_text(js.dumps({"schema": SCHEMA, "environment": environment(repeats=repeats), "routes": rows}, indent=1))
+    write_document(json, "thinwire.routes/1", environment=environment(repeats=repeats), routes=rows)
 
 
 def _rows(world: int, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
@@ -117,5 +128,47 @@ ROUTES: dict[str, Callable[[Tensor, float, int], Calls]] = {
     "hashed": _ours(lambda density: HashedSlots(density=density)),
 }
 
+DENSITY, BATCH = 0.05, 32
+WAYS: dict[str, Callable[[Tensor, int], object]] = {
+    "sort": lambda x, k: x.abs().sort(descending=True).values[k - 1],
+    "topk": lambda x, k: torch.topk(x.abs(), k).values[-1],
+    "our exact one": kth_largest,
+    "our single pass": lambda x, k: SampledThreshold(density=DENSITY).encode(x),
+}
+
+
+@app.command()
+def selecting(json: Json) -> None:
+    """Time each way on every large tensor."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(p.numel(), generator=generator) ** 3 for p in vgg().parameters() if p.numel() >= 1024]
+    found = dict.fromkeys(WAYS, 0.0)
+    for name, way in WAYS.items():
+        for x in tensors:
+            found[name] += seconds(lambda: way(x, max(1, round(DENSITY * x.numel()))))  # noqa: B023 - called at once
+    write_document(json, "thinwire.selecting/1", environment=environment(density=DENSITY), seconds=found)
+
+
+@app.command()
+def layers(json: Json) -> None:
+    """Time forward and backward of every convolution alone, on inputs of its size."""
+    found = {name: list(_layers(make())) for name, make in (("small VGG", vgg), ("ResNet-20", resnet20))}
+    write_document(json, "thinwire.layers/1", environment=environment(batch=BATCH), layers=found)
+
+
+def _layers(model: nn.Module) -> Iterator[dict[str, Any]]:
+    inputs, hooks = dict[nn.Module, Tensor](), []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            noted = module.register_forward_pre_hook(lambda each, given: inputs.__setitem__(each, given[0].detach()))
+            hooks.append(noted)
+    model(torch.randn(BATCH, 3, 32, 32))
+    for hook in hooks:
+        hook.remove()
+    for layer, x in inputs.items():
+        took = seconds(lambda: layer(x.requires_grad_()).sum().backward())  # noqa: B023 - called at once
+        yield {"weights": sum(4 * p.numel() for p in layer.parameters()), "seconds": took}
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    app()
