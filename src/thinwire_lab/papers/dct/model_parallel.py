@@ -8,7 +8,6 @@
 Step times are those of `thinwire_lab.studies.pipeline`.
 """
 
-import json as js
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -21,13 +20,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
-from thinwire_lab.inputs import BadInput, write_atomically
+from thinwire_lab.inputs import BadInput, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.dct.looking import DENSITIES, activations, draw, follow, shape
-from thinwire_lab.papers.dct.results import Document, Unfit
+from thinwire_lab.papers.dct.results import Document
 from thinwire_lab.papers.dct.rows import Row, rows
 from thinwire_lab.papers.dct.training import Material, run
 from thinwire_lab.problems import Problem, build
+from thinwire_lab.problems.base import parts_of
 
 SCHEMA = "thinwire.pipeline_figures/1"
 DENSE = "dense"
@@ -51,7 +51,6 @@ def figures(
     data: Annotated[Path | None, typer.Option(help="The problem's data, where it is not generated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
-    resume: Annotated[bool, typer.Option(help="Skip the trainings that the document has.")] = False,
 ) -> None:
     """Train with and without a boundary at the first cut, and note what the activations did, or draw it, too."""
     console = Console(width=None if sys.stdout.isatty() else 150)
@@ -60,33 +59,23 @@ def figures(
     except BadInput as wrong:
         raise typer.BadParameter(str(wrong)) from wrong
     count = steps or STEPS.get(problem, OTHERWISE)
-    document = _document(json if resume else None, {"description": built.description, "steps": count, "seed": seed})
+    document: dict[str, Any] = {
+        "environment": environment(),
+        "settings": {"description": built.description, "steps": count, "seed": seed},
+        "runs": {},
+        "shapes": {},
+    }
     material = Material(problem=built, batches=[built.batch(step, 0, 1) for step in range(count)])
     for name, make in trainings().items():
-        if name not in document["runs"]:
-            with console.status(f"{name}, {count} steps"):
-                _record(document, material, name, make())
-            write_atomically(json, js.dumps(document, allow_nan=False) + "\n")
+        with console.status(f"{name}, {count} steps"):
+            network, looks = follow(material, make())
+            if name == DENSE:
+                document["shapes"] = {place: asdict(shape(x)) for place, x in activations(network, material).items()}
+            document["runs"][name] = [asdict(each) for each in looks]
+        write_document(json, SCHEMA, **document)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         draw(document, folder)
-
-
-def _document(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
-    fresh = {"schema": SCHEMA, "environment": environment(), "settings": settings, "runs": {}, "shapes": {}}
-    if path is None or not path.exists():
-        return fresh
-    found: dict[str, Any] = js.loads(path.read_text())
-    if (found.get("schema"), found.get("settings")) != (SCHEMA, settings):
-        raise typer.BadParameter(f"{path} is of {found.get('settings')}, not of {settings}; name another with --json")
-    return found
-
-
-def _record(document: dict[str, Any], material: Material, name: str, boundary: Boundary | None) -> None:
-    network, looks = follow(material, boundary)
-    if name == DENSE:
-        document["shapes"] = {place: asdict(shape(x)) for place, x in activations(network, material).items()}
-    document["runs"][name] = [asdict(each) for each in looks]
 
 
 STEPS = {"dlrm": 1500}
@@ -106,10 +95,11 @@ def accuracy(
     console, problems = Console(width=None if sys.stdout.isatty() else 150), problem or ["dlrm", "transformer"]
     try:
         document = Document.read(json) if resume and json.exists() else Document(environment=environment())
-        plans = [(seed, _built(name, seed, data)) for seed in range(seeds) for name in problems]
+        plans = [(seed, build(name, seed=seed, data=data)) for seed in range(seeds) for name in problems]
         for _, built in plans:
+            parts_of(built)  # which refuses what cannot be split
             _agree(document, built, steps or STEPS.get(built.name, OTHERWISE))
-    except (BadInput, Unfit, OSError) as wrong:
+    except BadInput as wrong:
         raise typer.BadParameter(str(wrong)) from wrong
     with Progress(console=console) as progress:
         task = progress.add_task("", total=sum(1 for _, built in plans for _ in _chosen(built, only)))
@@ -124,20 +114,13 @@ def accuracy(
             console.print(f"{name} | {row.name}: held-out loss {', '.join(losses)}" if losses else "", highlight=False)
 
 
-def _built(name: str, seed: int, data: Path | None) -> Problem:
-    found = build(name, seed=seed, data=data)
-    if found.parts is None:
-        raise BadInput(f"the model {name} cannot be split into stages")
-    return found
-
-
 def _agree(document: Document, problem: Problem, steps: int) -> None:
-    """Note what the runs share. Raises Unfit if the document's runs are of something else."""
+    """Note what the runs share. Raises BadInput if the document's runs are of something else."""
     samples = len(problem.batch(0, 0, 1)[0])
     setting = {"description": problem.description, "steps": steps, "samples": samples}
     before = document.settings.get(problem.name)
     if before != setting and any(run.problem == problem.name for run in document.runs.values()):
-        raise Unfit(f"the document has runs of {before}, not of {setting}; name another with --json")
+        raise BadInput(f"the document has runs of {before}, not of {setting}; name another with --json")
     document.settings[problem.name] = setting
 
 

@@ -7,14 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from thinwire_lab.inputs import write_atomically
+from thinwire_lab.inputs import reading, require, write_document
 from thinwire_lab.papers.dct.training import Run
 
 SCHEMA = "thinwire.pipeline_accuracy/1"
-
-
-class Unfit(ValueError):  # noqa: N818 - it reads better where it is raised and caught
-    """Not a document, or one of another run; the message is one line."""
 
 
 @dataclass(kw_only=True)
@@ -36,38 +32,21 @@ class Document:
 
     def write(self, path: Path) -> None:
         """Write it; NaN becomes null."""
-        whole = {
-            "schema": SCHEMA,
-            "environment": dict(self.environment),
-            "settings": self.settings,
-            "runs": [
-                {key: None if value != value else value for key, value in asdict(run).items()}
-                for run in self.runs.values()
-            ],
-        }
-        write_atomically(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+        runs = [{key: None if x != x else x for key, x in asdict(run).items()} for run in self.runs.values()]
+        write_document(path, SCHEMA, environment=dict(self.environment), settings=self.settings, runs=runs)
 
     @classmethod
     def read(cls, path: Path) -> "Document":
-        """Read what was written. Raises Unfit, and OSError."""
-        try:
+        """Read what was written. Raises BadInput."""
+        with reading(path, f"a document of {SCHEMA}"):
             found = json.loads(path.read_text())
-            if found["schema"] != SCHEMA:
-                raise Unfit(f"{path} is of schema {found['schema']!r}; expected {SCHEMA!r}")
+            require(found["schema"] == SCHEMA, path, f"a document of {SCHEMA}, not of {found['schema']!r}")
             document = cls(environment=found["environment"], settings=found["settings"])
             for entry in found["runs"]:
-                document.add(Run(**{key: _number(key, entry[key]) for key in _KEYS}))
-        except (KeyError, TypeError, json.JSONDecodeError) as wrong:
-            raise Unfit(f"{path} is not a document of {SCHEMA}: {wrong!r}") from wrong
+                known: dict[str, Any] = {each.name: entry[each.name] for each in fields(Run)}
+                known |= {key: math.nan for key, x in known.items() if x is None and key != "diverged_at"}
+                document.add(Run(**known))
         return document
-
-
-_KEYS = [each.name for each in fields(Run)]
-_WHOLE = "diverged_at"
-
-
-def _number(key: str, value: Any) -> Any:
-    return math.nan if value is None and key != _WHOLE else value
 
 
 def over(runs: Sequence[Run], baseline: Sequence[Run]) -> Iterator[float]:
