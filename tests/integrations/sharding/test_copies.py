@@ -729,13 +729,15 @@ def test_who_scatters_anew_takes_over_from_the_earlier_handle(ranks: Ranks, gath
 
 def _a_part_again() -> tuple[list[int], int, bool]:
     each = Gathered().run(range(1))
+    net: Any = each.net.requires_grad_(False)
+    net.middle.requires_grad_(True)
     with mock.patch.object(gathering._log, "warning") as warning:
-        new = tw.scatter(each.submodules()[-1], tw.recipes.dense(), mesh=line())
+        new = tw.scatter(net.middle, tw.recipes.dense(), mesh=line())
         each.run(range(1, 2))
     return [call.args[1] for call in warning.call_args_list], len(each.submodules()), new.verify_replicas()
 
 
-def test_who_scatters_a_part_anew_hears_of_the_rest(ranks: Ranks) -> None:
+def test_who_scatters_anew_what_is_still_trained_hears_of_the_rest(ranks: Ranks) -> None:
     for said, count, verified in ranks.run(2, _a_part_again):
         assert said == [count - 1]
         assert verified

@@ -1,6 +1,7 @@
 """Models sharded over all ranks: a compressed reduce-scatter against FSDP's own, and against a plain reference."""
 
 import copy
+import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
@@ -22,6 +23,8 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.integrations.attachments import assembly
+from thinwire.integrations.sharding import lane
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.training.gradients import local
 from thinwire.reducer.owners import ToOwners, to_owners
@@ -490,6 +493,60 @@ def test_a_rank_that_evaluates_where_others_load_is_an_error_on_every_rank(ranks
         assert said.startswith("StateError: rank 0 resumes from"), said
 
 
+# --- what fails to open ---
+
+# The packages export functions of the same names.
+SCATTER, SHARD = (importlib.import_module(f"thinwire.integrations.sharding.{name}") for name in ("scatter", "shard"))
+REPLICATE = importlib.import_module("thinwire.integrations.replicas.replicate")
+DOORS: dict[str, tuple[Callable[[Native], object], Any, str]] = {
+    "a lane": (
+        lambda each: tw.scatter(each.net, MAKE["some"](), mesh=each.mesh, gathers=tw.gathers.Differences()),
+        lane,
+        "communication_thread",
+    ),
+    "scatter": (
+        lambda each: tw.scatter(each.net, MAKE["some"](), mesh=each.mesh, gathers=tw.gathers.Differences()),
+        SCATTER,
+        "Backwards",
+    ),
+    "shard": (lambda each: tw.shard(each.net, MAKE["some"](), mesh=grid(1)["replicate"]), SHARD, "start_alike"),
+    "attach": (
+        lambda each: tw.attach(DistributedDataParallel(Net()), MAKE["some"]()),
+        DistributedDataParallel,
+        "register_comm_hook",
+    ),
+    "replicate": (lambda each: tw.replicate(Net(), MAKE["some"]()), REPLICATE, "start_alike"),
+}
+"""What opens a door, and what fails within."""
+
+
+def _unopened(door: str) -> tuple[str, int, bool]:
+    """Return what a door raises that fails to open, what is attached then, and if the model trains as it did before."""
+    native, each = Native().run(range(1)), Native().run(range(1))
+    before = set(assembly._alive)
+    opened, where, what = DOORS[door]
+    with mock.patch.object(where, what, side_effect=RuntimeError("too many files")):
+        said = told(opened, each)
+    attached = [found for found in assembly._alive if found not in before and not found.ended]
+    return said, len(attached), alike(native.run(range(1, 3)), each.run(range(1, 3)))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_nothing_stays_of_a_door_that_fails_to_open(ranks: Ranks, door: str) -> None:
+    assert ranks.run(2, _unopened, door) == [("RuntimeError: too many files", 0, True)] * 2
+
+
+def _kept_open() -> tuple[str, bool]:
+    whole, each = (Scattered().run(range(2)) for _ in range(2))
+    with mock.patch.object(lane, "communication_thread", side_effect=RuntimeError("too many files")):
+        said = told(DOORS["a lane"][0], each)
+    return said, alike(whole.run(range(2, 4)), each.run(range(2, 4)))
+
+
+def test_what_was_attached_before_goes_on_where_another_fails_to_open(ranks: Ranks) -> None:
+    assert ranks.run(2, _kept_open) == [("RuntimeError: too many files", True)] * 2
+
+
 # --- what is refused ---
 
 
@@ -523,6 +580,7 @@ def _refusals() -> dict[str, str]:
         "columns": lambda: tw.scatter(columns, tw.recipes.topk(), mesh=mesh),
         "auto": lambda: tw.scatter(build(use, mesh), "auto", mesh=mesh),  # type: ignore[arg-type]
         "factor": lambda: factor(batch(0)).sum().backward(),
+        "a part": lambda: tw.scatter(waiting.first, tw.recipes.topk(), mesh=mesh),
         "float64": lambda: tw.scatter(build(Use(dtype=torch.float64), mesh), tw.recipes.topk(), mesh=mesh),
     }
     return {name: told(attempt) for name, attempt in attempts.items()}
@@ -545,6 +603,7 @@ def test_scatter_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "columns": ("TypeError", "shard_placement_fn"),
         "auto": ("TypeError", "recipes.topk"),
         "factor": ("RuntimeError", "set_gradient_divide_factor"),
+        "a part": ("RuntimeError", "call scatter with the whole model"),
         "float64": ("TypeError", "reduce_dtype=torch.float32"),
     }
     for messages in ranks.run(4, _refusals):

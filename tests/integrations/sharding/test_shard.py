@@ -709,7 +709,8 @@ def _refusals() -> Mapping[str, str]:
     fully_shard(offloaded, mesh=half, offload_policy=CPUOffloadPolicy(pin_memory=False))
     unlike = tw.recipes.topk(density=0.01 if rank != 1 else 0.02)
     used = tw.recipes.topk()
-    tw.shard(build(use, half), used, mesh=mesh)
+    served = build(use, half)
+    tw.shard(served, used, mesh=mesh)
     one = partial(tw.shard, build(use, half))
     attempts: dict[str, Callable[[], object]] = {
         "attach": lambda: tw.attach(build(use, half), tw.recipes.topk()),  # type: ignore[arg-type]
@@ -728,6 +729,7 @@ def _refusals() -> Mapping[str, str]:
         "unlike recipes": lambda: one(unlike, mesh=mesh),
         "no momentum": lambda: one(tw.recipes.dgc(), mesh=mesh),
         "used": lambda: one(used, mesh=mesh),
+        "a part": lambda: tw.shard(served.first, tw.recipes.topk(), mesh=mesh),
         "auto": lambda: one("auto", mesh=mesh),  # type: ignore[arg-type]
     }
     return {name: told(attempt) for name, attempt in attempts.items()}
@@ -751,6 +753,7 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "unlike recipes": ("FingerprintError", "recipe differs"),
         "no momentum": ("MomentumError", "optimizer="),
         "used": ("RuntimeError", "make a new recipe"),
+        "a part": ("RuntimeError", "call shard with the whole model"),
         "auto": ("TypeError", "choose a recipe by name"),
     }
     for messages in ranks.run(4, _refusals):

@@ -1,7 +1,8 @@
 """Putting an attachment together from a recipe and parameters, once all ranks agree on them."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def assembled(
     """
     group, size = groups[0], groups[0].size()
 
-    def work() -> Attachment:
+    def work() -> tuple[Attachment, Attachment | None]:
         earlier = _earlier(parameters)
         since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
         check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
@@ -65,19 +66,31 @@ def assembled(
             everything=everything,
             why=why,
         )
-        _set_to_work(attachment, earlier)
+        if earlier is not None:
+            attachment.membership.take_over(earlier.membership)
         attachment.steps.know(optimizers)
         for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
             attachment.advice.attached(each)
-        return attachment
+        return attachment, earlier
 
-    return agreed(groups, work, FingerprintError, MomentumError, RuntimeError, undo=Attachment.end)
+    made = agreed(groups, work, FingerprintError, MomentumError, RuntimeError, undo=lambda made: made[0].end())
+    _set_to_work(*made)
+    return made[0]
+
+
+@contextmanager
+def opening(attachment: Attachment) -> Iterator[None]:
+    """Within, whatever is raised ends the attachment, so that nothing stays of what has failed."""
+    try:
+        yield
+    except BaseException:
+        attachment.end()
+        raise
 
 
 def _set_to_work(attachment: Attachment, earlier: Attachment | None) -> None:
-    """Have it take over from an earlier attachment, and know of others that serve some of its parameters."""
+    """End an earlier attachment, and have the new one know of others that serve some of its parameters."""
     if earlier is not None:
-        attachment.membership.take_over(earlier.membership)
         earlier.end()
     _serving.update({id(memory): attachment for memory in attachment.recipe.memories() if memory.stateful})
     for other in _serving_any(attachment.parameters):
@@ -192,6 +205,18 @@ def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> N
         raise RuntimeError(
             "an earlier attachment to this model has residuals that this recipe's memory cannot hold: call remove() on "
             "the earlier one and train a step, or attach the same kind of recipe"
+        )
+
+
+def check_whole(parameters: Mapping[str, nn.Parameter], verb: str) -> None:
+    """Raise RuntimeError if an earlier attachment serves some of these and others in training: FSDP reduces for one."""
+    mine = set(parameters.values())
+    held = {name: p for each in _serving_any(parameters) for name, p in each.parameters.items()}
+    if others := [name for name, p in held.items() if p.requires_grad and p not in mine]:
+        raise RuntimeError(
+            f"an earlier handle exchanges the gradients of these parameters and {len(others)} others, such as "
+            f"{others[0]}: call {verb} with the whole model, which takes over from it; for recipes by parameter, pass "
+            "thinwire.reducer.PerTensor"
         )
 
 

@@ -12,7 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
 from thinwire.collectives import Group
-from thinwire.integrations.attachments.assembly import Optimizers, assembled, check_free, check_takeover, listed
+from thinwire.integrations.attachments.assembly import (
+    Optimizers,
+    assembled,
+    check_free,
+    check_takeover,
+    listed,
+    opening,
+)
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor
 from thinwire.integrations.membership.state import words
@@ -102,8 +109,9 @@ def attach(
         everything=kept_alike(model),
         why=found.why,
     )
-    attachment.membership.samples = samples
-    _set_to_work(model, found, attachment, rebroadcast)
+    with opening(attachment):
+        attachment.membership.samples = samples
+        _set_to_work(model, found, attachment, rebroadcast)
     return attachment
 
 

@@ -21,6 +21,7 @@ from thinwire.integrations.attachments.assembly import (
     check_recipe,
     check_takeover,
     listed,
+    opening,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
@@ -153,8 +154,9 @@ def replicate(
         scaler=scaler,
         everything=lambda: dict(whole.named_parameters()),
     )
-    start_alike(whole, everyone)
-    return Replicas(whole, attachment)
+    with opening(attachment):
+        start_alike(whole, everyone)
+        return Replicas(whole, attachment)
 
 
 def _looked_at(

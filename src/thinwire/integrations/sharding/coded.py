@@ -1,15 +1,14 @@
 """FSDP's all-gathers without loss, in fewer bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from thinwire import trace
 from thinwire.collectives import Group
-from thinwire.gathers import Lossless
 from thinwire.integrations.sharding.lane import Gather, Lane
 from thinwire.payloads import exponents
 
@@ -23,12 +22,8 @@ class Coded(Gather):
 
     nbytes = 0
 
-    def __init__(
-        self, modules: Sequence[Any], how: Lossless, groups: Sequence[Group], names: Mapping[nn.Parameter, str]
-    ) -> None:
-        super().__init__(Lane(groups[0]))
-        for module in modules:
-            module.set_custom_all_gather(self)
+    def __init__(self, modules: Sequence[Any], groups: Sequence[Group]) -> None:
+        super().__init__(modules, Lane(groups[0]))
 
     def refresh(self) -> None:
         """Return at once: every gather sends parameters exactly, so no rank has an outdated copy."""

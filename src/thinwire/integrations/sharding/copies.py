@@ -52,14 +52,17 @@ class Copies:
         held = {tuple(records(module)): module for module in modules}  # once for a list of modules
         held.pop((), None)
         rank, first = groups[0].rank(), self._agreed
-        self._copies = [_Copy(each, names, how, self._verdict, self._lane, rank, first) for each in held]
+        self._copies = [_Copy(m, names, how, self._verdict, self._lane, rank, first) for m in held.values()]
         self._records = [record for each in held for record in each]
         self._gathered = self._known = self._digests(self._parameters)
         self._written, self._sent = torch.ones_like(self._known), torch.zeros_like(self._known)
         self._agreement: Started | None = None
-        for module, copy in zip(held.values(), self._copies, strict=True):
-            module.set_custom_all_gather(copy)
-        self._hooks = [module.register_forward_pre_hook(self._before_forward, prepend=True) for module in modules]
+
+    def begin(self) -> None:
+        """Begin. The first gathers send parameters exactly."""
+        for copy in self._copies:
+            copy.begin()
+        self._hooks = [module.register_forward_pre_hook(self._before_forward, prepend=True) for module in self._modules]
         observe(self)
 
     @property
@@ -204,7 +207,7 @@ class _Copy(Gather):
 
     def __init__(
         self,
-        records: Sequence[Any],
+        module: Any,
         names: Mapping[nn.Parameter, str],
         how: Differences,
         verdict: Verdict,
@@ -212,8 +215,8 @@ class _Copy(Gather):
         rank: int,
         first: Callable[[], Sequence[Step]],
     ) -> None:
-        super().__init__(lane, first)
-        parameters = [record.sharded_param for record in records]
+        super().__init__([module], lane, first)
+        parameters = [record.sharded_param for record in records(module)]
         self.names, self._how, self._verdict, self._rank = [names[p] for p in parameters], how, verdict, rank
         self._lengths = [-(-p.shape[0] // lane.size) * p.shape[1:].numel() for p in parameters]
         self._modes, self.since = [EXACT] * len(parameters), [0] * len(parameters)

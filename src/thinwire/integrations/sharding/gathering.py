@@ -9,8 +9,9 @@ from torch import nn
 from typing_extensions import override
 
 from thinwire.collectives import Group
-from thinwire.gathers import Differences, Gathers, Lossless
+from thinwire.gathers import Gathers, Lossless
 from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.coded import Coded
@@ -23,19 +24,29 @@ _at_work: "weakref.WeakKeyDictionary[nn.Module, Copies | Coded]" = weakref.WeakK
 """What gathers the parameters of each module that `fully_shard` was called with, if FSDP does not."""
 
 
+def carried(model: nn.Module, how: Gathers | None, groups: Sequence[Group]) -> Copies | Coded | None:
+    """Return what can carry the all-gathers of this model over the first group; see `Copies`. A collective.
+
+    Raises on every rank or on none. None, or a rank alone, leaves gathers as they are.
+    """
+    if how is None or not groups or groups[0].size() == 1:
+        return None
+    modules, names = sharded_modules(model), {p: name for name, p in model.named_parameters()}
+    if isinstance(how, Lossless):
+        return agreed(groups, lambda: Coded(modules, groups))
+    return agreed(groups, lambda: Copies(modules, how, groups, names))
+
+
 class Gathering(Served):
     """A handle that knows how parameters are gathered."""
 
     _arrivals: Arrivals
     _backwards: Backwards
-    _gathers: Copies | Coded | None = None
+    _gathers: Copies | Coded | None
 
-    def _gather(self, model: nn.Module, how: Gathers | None, groups: Sequence[Group]) -> None:
-        """Have the all-gathers of this model over the first group travel so; see `Copies`.
-
-        None, or a rank alone, leaves them as they are. What an earlier handle has them do ends.
-        """
-        modules, names = sharded_modules(model), {p: name for name, p in model.named_parameters()}
+    def _gather(self, model: nn.Module, gathers: Copies | Coded | None) -> None:
+        """Have the all-gathers of this model travel so. What an earlier handle has them do ends."""
+        self._gathers, modules = gathers, sharded_modules(model)
         for earlier in {_at_work.pop(module) for module in modules if module in _at_work}:
             if left := [module for module, each in _at_work.items() if each is earlier]:
                 _log.warning(
@@ -46,14 +57,9 @@ class Gathering(Served):
             for module in left:
                 del _at_work[module]
             earlier.remove()
-        if not groups or groups[0].size() == 1:
-            return
-        if isinstance(how, Differences):
-            self._gathers = Copies(modules, how, groups, names)
-        elif isinstance(how, Lossless):
-            self._gathers = Coded(modules, how, groups, names)
-        if self._gathers:
-            _at_work.update(dict.fromkeys(modules, self._gathers))
+        if gathers:
+            gathers.begin()
+            _at_work.update(dict.fromkeys(modules, gathers))
 
     @property
     def gathered_bytes(self) -> int:

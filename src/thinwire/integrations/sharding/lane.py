@@ -71,9 +71,14 @@ class Lane:
 class Gather(ABC):
     """What FSDP calls in place of its all-gather; see torch's `FSDPModule.set_custom_all_gather`."""
 
-    def __init__(self, lane: Lane, first: Callable[[], Sequence[Step]] = tuple) -> None:
-        """`first` returns what comes before a gather in the lane."""
-        self.lane, self._first, self.sent_bytes, self._retired = lane, first, 0, False
+    def __init__(self, modules: Sequence[Any], lane: Lane, first: Callable[[], Sequence[Step]] = tuple) -> None:
+        """Get ready for modules that `fully_shard` was called with. `first` returns what comes before a gather."""
+        self._modules, self.lane, self._first, self.sent_bytes, self._retired = modules, lane, first, 0, False
+
+    def begin(self) -> None:
+        """Have FSDP call this."""
+        for module in self._modules:
+            module.set_custom_all_gather(self)
 
     def retire(self) -> None:
         """Have FSDP gather parameters as they are from now on."""

@@ -18,14 +18,18 @@ from thinwire.integrations.attachments.assembly import (
     assembled,
     check_recipe,
     check_takeover,
+    check_whole,
     listed,
+    opening,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, raise_on_all
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
+from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.contributions import Contributions
+from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (
     check_averaged,
     check_gathered,
@@ -35,7 +39,7 @@ from thinwire.integrations.sharding.fsdp import (
     sharded_modules,
     sharded_parameters,
 )
-from thinwire.integrations.sharding.gathering import Gathering
+from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.memories import NoMemory
 from thinwire.reducer import Reducer, Released, ToOwners
@@ -55,12 +59,11 @@ class Scattered(Gathering):
         model: nn.Module,
         attachment: Attachment,
         contributions: Contributions,
-        gathers: Gathers | None,
+        gathers: Copies | Coded | None,
         *,
         overlap: bool,
     ) -> None:
         self.attachment, self._contributions = attachment, contributions
-        self._gather(model, gathers, [attachment.group])
         attachment.serve(model)
         group = attachment.group
         self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
@@ -76,6 +79,9 @@ class Scattered(Gathering):
             on_start=contributions.clear,
             on_arrival=contributions.take,
         )
+        self._gather(model, gathers)
+        for module in sharded_modules(model):
+            module.set_custom_reduce_scatter(contributions.kept)
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -153,6 +159,7 @@ def scatter(
     parameters, contributions, optimizers = agreed(
         groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params), gathers is not None)
     )
+    carrier = carried(model, gathers, groups)
     attachment = assembled(
         groups,
         contributions,
@@ -162,9 +169,8 @@ def scatter(
         scaler=scaler,
         everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
     )
-    for module in sharded_modules(model):
-        module.set_custom_reduce_scatter(contributions.kept)
-    return Scattered(model, attachment, contributions, gathers, overlap=overlap)
+    with opening(attachment):
+        return Scattered(model, attachment, contributions, carrier, overlap=overlap)
 
 
 def _looked_at(
@@ -186,6 +192,7 @@ def _looked_at(
         check_gathered(sharded_modules(model), {p: name for name, p in model.named_parameters()}, groups)
     shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
+    check_whole(parameters, "scatter")
     check_takeover(contributions, parameters)
     return parameters, contributions, listed(optimizer)
 

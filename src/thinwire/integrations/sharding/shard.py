@@ -18,14 +18,18 @@ from thinwire.integrations.attachments.assembly import (
     check_fingerprint,
     check_recipe,
     check_takeover,
+    check_whole,
     described,
     listed,
+    opening,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, raise_on_all, together
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
+from thinwire.integrations.sharding.coded import Coded
+from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (
     averages,
     check_gathered,
@@ -35,7 +39,7 @@ from thinwire.integrations.sharding.fsdp import (
     sharded_modules,
     sharded_parameters,
 )
-from thinwire.integrations.sharding.gathering import Gathering
+from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
@@ -53,12 +57,11 @@ class Shards(Gathering):
         model: nn.Module,
         attachment: Attachment,
         island: Sequence[Group],
-        gathers: Gathers | None,
+        gathers: Copies | Coded | None,
         *,
         overlap: bool,
     ) -> None:
         self.attachment = attachment
-        self._gather(model, gathers, [*island, attachment.group] if island else [])
         attachment.serve(model)
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
@@ -69,6 +72,7 @@ class Shards(Gathering):
             self._arrivals,
             on_exchanged=self._compare_gathers,
         )
+        self._gather(model, gathers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of this rank's shards, and its step, in plain containers. Save it on every rank."""
@@ -151,6 +155,7 @@ def shard(
     (replicas, *island), size = groups, groups[0].size()
     settings = f"{described(optimizers)}, shards {[each.size() for each in island]}, gathers {gathers}"
     together(groups, lambda group: check_fingerprint(recipe, parameters, group, settings), FingerprintError)
+    carrier = carried(model, gathers, [*island, replicas] if island else [])
     modules, here = sharded_modules(model), dict(model.named_parameters())
     attachment = assembled(
         groups,
@@ -162,8 +167,9 @@ def shard(
         divisor=lambda joined, steps: size if averages(modules) else 1,
         everything=lambda: {**dict(model.named_parameters()), **here},  # as DTensors: an evaluation leaves them whole
     )
-    start_alike(model, replicas)
-    return Shards(model, attachment, island, gathers, overlap=overlap)
+    with opening(attachment):
+        start_alike(model, replicas)
+        return Shards(model, attachment, island, carrier, overlap=overlap)
 
 
 def _looked_at(
@@ -181,6 +187,7 @@ def _looked_at(
     """
     check_recipe(recipe, "shard")
     parameters = sharded_parameters(model, ignored)
+    check_whole(parameters, "shard")
     check_takeover(recipe, parameters)
     island = islands(parameters.values())
     if gathers:
