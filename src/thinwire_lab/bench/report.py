@@ -131,8 +131,13 @@ def _memory_columns(results: Results) -> list[Column[Row]]:
     def held(name: str, heading: str) -> Column[Row]:
         return Column(heading=heading, text=lambda row: human_bytes(row.memory and getattr(row.memory, name)))
 
+    def measured(name: str, heading: str) -> Column[Row]:
+        return Column(heading=heading, text=lambda row: human_bytes(row.process and getattr(row.process, name)))
+
     named = {"waiting": "residual\nmemory", "staging": "copies,\nbuffers", "scratch": "within\na step"}
-    return [held(name, heading) for name, heading in named.items()] if results.shards > 1 else []
+    whole = {"tensors": "all\ntensors", "resident": "process", "peak": "at its\npeak"}
+    columns = [held(*each) for each in named.items()] + [measured(*each) for each in whole.items()]
+    return columns if results.shards > 1 else []
 
 
 def _identical(row: Row) -> str:
@@ -207,7 +212,8 @@ def _notes(results: Results) -> list[str]:
     if results.shards > 1:
         lines.append(
             "residual, copies, within a step: memory that thinwire's handle holds on the first worker, parameters as "
-            "they were gathered included; FSDP2 alone has none of it."
+            "they were gathered included; FSDP2 alone has none of it. all tensors: what the row keeps between steps, "
+            "FSDP2's included. process: of the first worker, which trains all rows: to compare, run one at a time."
         )
     if any(row.gathers for row in results.rows):
         lines.append("gathers: parameters are gathered, and computed with, in bfloat16; fsdp_bf16: all of FSDP2 in it.")

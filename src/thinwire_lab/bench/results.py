@@ -58,6 +58,20 @@ class Memory:
     scratch: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """Bytes of the first worker, as measured when a row ends.
+
+    ``tensors``: of all that the row keeps between steps: parameters, gradients, the optimizer's state and thinwire's.
+    ``resident`` and ``peak``: what the system has given the process, which trains all rows, now and since the row
+    began; None where the system does not tell.
+    """
+
+    tensors: int
+    resident: int | None
+    peak: int | None
+
+
 Point = tuple[float, float, float]
 """Training seconds and bytes sent per worker, both cumulative, and the held-out loss."""
 
@@ -91,7 +105,7 @@ class Row:
     for each, where one is slow or vanishes. ``served``, in the document if true: trained
     asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are not compared.
     ``gathers``, in the document if not empty: how the parameters of a sharded model travelled. ``memory``, in the
-    document if thinwire's handle has told it.
+    document if thinwire's handle has told it. ``process``, in the document of sharded models.
     """
 
     recipe: str
@@ -113,6 +127,7 @@ class Row:
     served: bool = False
     gathers: str = ""
     memory: Memory | None = None
+    process: Process | None = None
 
     @property
     def label(self) -> str:
@@ -253,6 +268,7 @@ class Results:
             "served": False,
             "gathers": "",
             "memory": None,
+            "process": None,
         }
         rows = [_without(_plain(asdict(row)), **absent) for row in self.rows]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}

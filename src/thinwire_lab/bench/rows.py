@@ -7,7 +7,7 @@ from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
 from thinwire_lab.bench.options import Setting
-from thinwire_lab.bench.results import Memory, Point, Quantiles, Row, Split, Spread, WireBytes
+from thinwire_lab.bench.results import Memory, Point, Process, Quantiles, Row, Split, Spread, WireBytes
 
 HEADER_BYTES = 66
 """Ethernet 14, IPv4 20, TCP with timestamps 32: what each packet adds."""
@@ -27,6 +27,7 @@ class Record:
     _different: list[str] = field(default_factory=list)
     _waited_for: list[list[float]] | None = None
     _memory: Memory | None = None
+    _process: Process | None = None
 
     def add(self, event: Event) -> None:
         """Add a "step", "tail", "loss" or "done" event."""
@@ -35,6 +36,7 @@ class Record:
             self._different += event["different"]
             self._waited_for = event.get("waited_for")
             self._memory = Memory(**event["memory"]) if "memory" in event else None
+            self._process = Process(**event["process"]) if "process" in event else None
         else:
             takers[event["kind"]](event)
 
@@ -80,6 +82,7 @@ class Record:
             outer_exchange_seconds=self._outer_exchange(),
             waited_for=None if self._waited_for is None else tuple(map(tuple, self._waited_for)),
             memory=self._memory,
+            process=self._process,
         )
 
     def _counted(self) -> list[Event]:

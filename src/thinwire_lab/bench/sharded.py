@@ -1,14 +1,17 @@
 """A row on sharded models: FSDP2 shards within an island, and islands exchange gradients; or there is one island."""
 
 import copy
+import gc
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from thinwire import trace
 from thinwire.integrations.training.drift import differing
@@ -30,6 +33,9 @@ class Sharded:
     """
 
     def __init__(self, job: RowJob, problem: Problem, meter: Meter) -> None:
+        self._before = _tensor_bytes()
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
         method, whole = BENCHED[job.recipe], mesh(job.shards, ("replicate", "shard"))
         self.meter, self.seconds = meter, 0.0
         self._keeps, self._owed = job.gathers.startswith("differences"), 0.0
@@ -84,6 +90,14 @@ class Sharded:
                 module.reshard()  # FSDP leaves the root whole after an evaluation
         return mean
 
+    def process(self) -> dict[str, int | None]:
+        """Return the fields of `Process`."""
+        told = dict[str, int]()
+        with suppress(OSError):
+            lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+            told = {line[0]: 1024 * int(line[1]) for line in lines if line[0] in ("VmRSS:", "VmHWM:")}
+        return {"tensors": _tensor_bytes() - self._before, "resident": told.get("VmRSS:"), "peak": told.get("VmHWM:")}
+
     def differing(self) -> list[str]:
         """Compare this worker's shards with their replicas, and what it gathers with what all others do."""
         found = differing(dict(self._model.named_parameters()), self._replicas)
@@ -104,6 +118,15 @@ def _shard(model: nn.Module, over: Any, *, narrow: bool, gathered: bool) -> None
     for block in blocks:
         fully_shard(block, mesh=over, mp_policy=policy)
     fully_shard(model, mesh=over, mp_policy=replace(policy, output_dtype=torch.float32))  # bfloat16 cuts losses short
+
+
+def _tensor_bytes() -> int:
+    """Return the bytes of all tensors of this process."""
+    gc.collect()
+    found = [
+        x.untyped_storage() for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu"
+    ]
+    return sum({each.data_ptr(): each.nbytes() for each in found}.values())
 
 
 @dataclass

@@ -78,7 +78,7 @@ def train(job: RowJob, run: Run, emit: Emit) -> None:
     """Train one row and emit its events.
 
     They are "step", "tail" (bytes of the previous step that left late), "loss", and at the end "done" with the
-    parameters that differ between ranks and the memory that thinwire takes.
+    parameters that differ between ranks, the memory that thinwire takes, and that of the process with a sharded model.
     """
     for step in range(job.most_steps + 1):
         evaluate = step % job.every == 0 or step == job.steps
@@ -93,6 +93,7 @@ def train(job: RowJob, run: Run, emit: Emit) -> None:
         if step < job.most_steps:
             emit({"kind": "step", "step": step, **run.step(step)})
     told = {"memory": run.handle.memory._asdict()} if run.handle else {}
+    told |= {"process": run.process()} if isinstance(run, Sharded) else {}
     different, waited_for = run.differing(), getattr(run, "waited_for", None)
     emit({"kind": "done", "different": different} | told | ({"waited_for": waited_for} if waited_for else {}))
     gc.collect()  # the row's model is in a reference cycle, and may be large

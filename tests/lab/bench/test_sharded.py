@@ -19,7 +19,7 @@ from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.plots import loss_over_bytes
 from thinwire_lab.bench.report import html
-from thinwire_lab.bench.results import Memory
+from thinwire_lab.bench.results import Memory, Process, Results
 from thinwire_lab.bench.rows import HEADER_BYTES
 from thinwire_lab.cli import app
 from thinwire_lab.cluster.link import Meter
@@ -131,6 +131,12 @@ def test_parameters_travel_as_gathers_say_and_losses_keep_their_digits(alone: Cl
     none, lossless, differences = (events[-1]["memory"]["staging"] for events in found[1:])
     assert none == lossless
     assert differences == none + 2 * 834_416 // 4 * 4, "a copy in bfloat16 on every rank"
+    processes = [events[-1]["process"] for events in found]
+    tensors = [each["tensors"] for each in processes]
+    assert tensors[0] == pytest.approx(3 * 4 * 834_416 / 2, rel=0.02), "parameters, gradients and momentum"
+    assert tensors[1] == pytest.approx(tensors[0] + none, rel=0.02)
+    assert tensors[3] == pytest.approx(tensors[0] + differences, rel=0.02)
+    assert all(each["peak"] >= each["resident"] > each["tensors"] for each in processes)
     step = [next(e for e in events if e["kind"] == "step" and e["step"] == STEPS - 1) for events in found]
     if "measured" in step[0]:
         sent = [each["measured"] for each in step]
@@ -209,11 +215,15 @@ def test_who_names_no_recipes_gets_those_that_work_on_shards() -> None:
 
 def test_a_report_says_whose_bytes_they_are() -> None:
     results = example()
-    first = replace(results.rows[0], memory=Memory(waiting=3000, staging=40_000, scratch=0))
+    process = Process(tensors=5_000_000, resident=600_000_000, peak=None)
+    first = replace(results.rows[0], memory=Memory(waiting=3000, staging=40_000, scratch=0), process=process)
     results = replace(results, environment={**results.environment, "shard": 2}, rows=(first, *results.rows[1:]))
     page, written = html(results), results.to_json()
     assert "40.0 kB" in page
     assert "3.00 kB" in page
+    assert "5.00 MB" in page
+    assert "600 MB" in page
+    assert Results.from_json(written).rows[0].process == process
     assert written["rows"][0]["memory"] == {"waiting": 3000, "staging": 40_000, "scratch": 0}
     assert "memory" not in written["rows"][1]
     assert "in islands of 2" in results.title
