@@ -201,7 +201,7 @@ def test_seeds_are_put_together_the_lowest_loss_first(tmp_path: Path) -> None:
 def test_what_the_file_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = []
 
-    def pretend(settings: Settings, problem: Problem) -> Run:
+    def pretend(settings: Settings, problem: Problem, other: Problem | None) -> Run:
         trained.append(settings)
         return Run(settings=settings, looks=[Look(2, 1.0, 3.0), Look(4, 0.5 + settings.rate, 6.0)], seconds=0.0)
 

@@ -29,6 +29,7 @@ import typer
 from rich.console import Console
 
 from thinwire_lab.machine import code
+from thinwire_lab.problems import build
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_raw, print_table
 from thinwire_lab.studies.convergence.optimizers import Schedule
@@ -57,6 +58,9 @@ def run_all(
     batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/; the transformer needs none.")
+    ] = None,
+    elsewhere: Annotated[
+        Path | None, typer.Option(help="Data of another kind, on which to look at the accuracy, too.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     scale: Annotated[
@@ -87,11 +91,13 @@ def run_all(
             scale=scale,
             autocast=autocast,
             data=text_of(model, data),
+            elsewhere="/".join(elsewhere.parts[-2:]) if elsewhere else "",
         )
         there = (run for run in read(file) if run.thinwire == TODAY and (not anew or run.made.get("code") == code()))
         if settings in {run.settings for run in there}:
             continue
-        done = train(settings, problem_of(model, seed, data, scale))
+        other = build(model, seed=seed, data=elsewhere, scale=scale) if elsewhere else None
+        done = train(settings, problem_of(model, seed, data, scale), other=other)
         append(file, done)
         print_raw(console, _line(done))
 

@@ -53,6 +53,7 @@ class Settings:
     scale: of the problem's size, where it has several.
     autocast: forward in bfloat16; parameters and optimizers stay float32.
     data: what of the folder of data the transformer trains on; empty for Python's standard library.
+    elsewhere: the data on which accuracy is looked at, too; empty for none.
     warm_up: steps over which the learning rate rises to `rate`.
     recipe, optimizer: expressions, such as `topk(density=0.01)` or, for outer steps, `diloco(every=10)`, and
     `adamw(betas=(0.9, 0.99))`.
@@ -72,6 +73,7 @@ class Settings:
     scale: float = 1.0
     autocast: bool = False
     data: str = ""
+    elsewhere: str = ""
 
     def make_recipe(self) -> Reducer:
         return _evaluated(self.recipe, _PARTS, Reducer)
@@ -90,12 +92,14 @@ class Look(NamedTuple):
     """After `step` steps: the held-out loss, and the bits per parameter that a worker has sent by then.
 
     accuracy: the share of held-out targets that have the largest output; None where it was not looked at.
+    elsewhere: the same on data of another kind.
     """
 
     step: int
     loss: float
     bits: float
     accuracy: float | None = None
+    elsewhere: float | None = None
 
 
 TODAY = __version__
@@ -148,13 +152,13 @@ def text_of(model: str, data: Path | None) -> str:
     return TEXT if model == "transformer" and data is not None and (data / TEXT).exists() else ""
 
 
-def train(settings: Settings, problem: Problem, every: int | None = None) -> Run:
-    """Train from the problem's weights. `every`: steps between two looks at the held-out loss."""
+def train(settings: Settings, problem: Problem, every: int | None = None, other: Problem | None = None) -> Run:
+    """Train from the problem's weights. `every`: steps between two looks at the held-out loss; `other`: `elsewhere`."""
     every = every or max(1, settings.steps // LOOKS)
     models = [copy.deepcopy(problem.model).to(settings.device) for _ in range(settings.workers)]
     turn, began = Lock(), time.perf_counter()
     logs = on_ranks(
-        settings.workers, lambda group: _worker(settings, problem, models[group.rank()], every, group, turn)
+        settings.workers, lambda group: _worker(settings, problem, other, models[group.rank()], every, group, turn)
     )
     seconds = (time.perf_counter() - began) / logs[0][-1].step
     bits = [sum(look.bits for look in looks) / len(looks) for looks in zip(*logs, strict=True)]
@@ -166,7 +170,13 @@ _MADE = ("date", "code", "torch", "processor")
 
 
 def _worker(
-    settings: Settings, problem: Problem, model: nn.Module, every: int, group: VirtualGroup, turn: Lock
+    settings: Settings,
+    problem: Problem,
+    other: Problem | None,
+    model: nn.Module,
+    every: int,
+    group: VirtualGroup,
+    turn: Lock,
 ) -> list[Look]:
     """Train one replica as a user would. It stops where the loss is not finite.
 
@@ -191,7 +201,8 @@ def _worker(
         done = step + 1
         if done % every == 0 or done == settings.steps:
             mean, accuracy = _held_out(problem, ties.model(), group, settings)
-            looks.append(Look(done, mean, 8 * group.payload_bytes / numel, accuracy))
+            elsewhere = _held_out(other, ties.model(), group, settings)[1] if other else None
+            looks.append(Look(done, mean, 8 * group.payload_bytes / numel, accuracy, elsewhere))
             if group.rank() == 0:
                 _log.info("step %d: loss %.4f, %.1f s", done, mean, time.perf_counter() - began)
             if not math.isfinite(looks[-1].loss):
