@@ -1,5 +1,6 @@
 """Links between workers: what is sent arrives, and with a certificate nobody else gets in."""
 
+import errno
 import logging
 import socket
 import threading
@@ -7,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from certificates import made_certificate
+from certificates import issued_certificates, made_certificate
 
+from thinwire.collectives import links
 from thinwire.collectives.certificates import Certificate
 from thinwire.collectives.links import Link, Words, dial, serve
 
@@ -22,11 +24,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Certificate]:
 class Owner:
     """Keeps what arrives, and answers `hello`. `ended`: a link has."""
 
+    limit = 1 << 24
+
     def __init__(self) -> None:
         self.found, self.ended, self.closed = dict[str, bytes](), threading.Event(), False
-
-    def limit(self) -> int:
-        return 1 << 24
 
     def status(self) -> Words:
         return {"kind": "nothing"}
@@ -79,6 +80,42 @@ def test_a_stranger_is_refused(
     stranger.closed = True
     assert caplog.text.count("refused a connection from 127.0.0.1") == 1
     assert not here.found
+    assert not stranger.found
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(
+    certificates: list[Certificate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = iter([OSError(errno.EMFILE, "too many open files")])
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        for error in accept:
+            raise error
+        return accepted(listener)
+
+    accepted = socket.socket.accept
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    for name, value in {"SILENCE": 0.5, "_ANSWERED": 2, "_TICK": 0.1}.items():
+        monkeypatch.setattr(links, name, value)
+    here, there = Owner(), Owner()
+    address = serve(here, "127.0.0.1", certificates[0])
+    silent = [socket.create_connection(address) for _ in range(5)]
+    there.call(address, certificates[0])
+    assert there.has("99", 60.0)
+    there.closed = True
+    for each in silent:
+        each.close()
+
+
+def test_another_certificate_of_the_same_authority_is_refused(tmp_path: Path) -> None:
+    files = issued_certificates(tmp_path, 2)
+    ours, theirs = (Certificate(each) for each in files)
+    here, stranger, friend = Owner(), Owner(), Owner()
+    address = serve(here, "127.0.0.1", ours)
+    stranger.call(address, theirs)
+    friend.call(address, ours)
+    assert friend.has("99")
+    friend.closed = stranger.closed = True
     assert not stranger.found
 
 

@@ -1,5 +1,6 @@
 """One secret for all workers of a run: a certificate with its key. It encrypts links; others are refused."""
 
+import base64
 import hashlib
 import os
 import socket
@@ -26,10 +27,16 @@ class Certificate:
             side.check_hostname, side.verify_mode = False, ssl.CERT_REQUIRED
             try:
                 side.load_cert_chain(file)
-                side.load_verify_locations(file)  # it vouches for itself, and nobody else does
+                side.load_verify_locations(file)
             except ssl.SSLError as error:
                 raise ValueError(f"{file} does not hold a certificate and its key, in PEM: {error}") from error
+        parts = file.read_text().split("-----")
+        self._own = base64.b64decode(parts[parts.index("BEGIN CERTIFICATE") + 1])
 
     def secured(self, connection: socket.socket, *, answers: bool) -> socket.socket:
         """Return the connection once both sides have shown that they have the key. Otherwise raises OSError."""
-        return self._sides[answers].wrap_socket(connection, server_side=answers)
+        found = self._sides[answers].wrap_socket(connection, server_side=answers)
+        if found.getpeercert(binary_form=True) != self._own:  # such as another one of the same authority
+            found.close()
+            raise ConnectionError("the other side has another certificate")
+        return found

@@ -12,6 +12,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -28,15 +29,15 @@ _HEAD = struct.Struct("<4sIQ")
 _MAGIC, _MOST_WORDS = b"TWOS", 1 << 20
 _PIECE = 1 << 16  # bytes
 _REMEMBERED = 1024  # addresses of strangers
+_ANSWERED = 64  # connections at once that have yet to show what they are
 
 Words = Mapping[str, Any]
 
 
 class Owner(Protocol):
-    """Whose links these are."""
+    """Whose links these are. `limit`: the most bytes that a body may have."""
 
-    def limit(self) -> int:
-        """Return the most bytes that a body may have."""
+    limit: int
 
     def status(self) -> Words:
         """Return what a worker with nothing to say says."""
@@ -71,7 +72,7 @@ class Link:
         try:
             while True:
                 magic, words, body = _HEAD.unpack(self._read(_HEAD.size))
-                if magic != _MAGIC or words > _MOST_WORDS or body > self._owner.limit():
+                if magic != _MAGIC or words > _MOST_WORDS or body > self._owner.limit:
                     raise ValueError(f"{magic!r} with {words} and {body} bytes is not a valid frame")
                 said, self.arriving = json.loads(self._read(words)), body > 0
                 whole, self.arriving = self._read(body), False
@@ -137,6 +138,7 @@ class Link:
 def serve(owner: Owner, host: str, certificate: Certificate | None = None) -> tuple[str, int]:
     """Listen at a free port, in a thread. Return the address."""
     listener, strangers = socket.create_server((host, 0)), set[str]()
+    free = threading.Semaphore(_ANSWERED)
 
     def answer(connection: socket.socket, whence: str) -> None:
         try:
@@ -145,12 +147,19 @@ def serve(owner: Owner, host: str, certificate: Certificate | None = None) -> tu
             if whence not in strangers and len(strangers) < _REMEMBERED:
                 strangers.add(whence)
                 _log.warning("refused a connection from %s: %s. Its further ones are not logged", whence, error)
-        else:
-            link.listen()
+            return
+        finally:
+            free.release()
+        link.listen()
 
     def accept() -> None:
         while True:
-            connection, (whence, *_) = listener.accept()
+            try:
+                connection, (whence, *_) = listener.accept()
+            except OSError:  # such as for want of file descriptors
+                time.sleep(_TICK)
+                continue
+            free.acquire()
             threading.Thread(target=answer, args=(connection, whence), daemon=True, name="thinwire-link").start()
 
     threading.Thread(target=accept, daemon=True, name="thinwire-links").start()

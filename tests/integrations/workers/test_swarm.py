@@ -19,8 +19,10 @@ from ranks import Ranks, told
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire.integrations.workers import swarm
+from thinwire.collectives import links
+from thinwire.integrations.workers import agreement
 from thinwire.integrations.workers.directory import Directory
+from thinwire.integrations.workers.member import Member
 from thinwire.integrations.workers.swarm import Swarm
 
 H = 3
@@ -34,7 +36,8 @@ def _store() -> Iterator[str]:
     found = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 0 else None
     port = torch.tensor([found.port if found else 0])
     dist.broadcast(port, 0)
-    yield f"tcp://127.0.0.1:{int(port)}"
+    with patch.object(links, "SILENCE", 60.0):  # a machine with other work may be silent for long
+        yield f"tcp://127.0.0.1:{int(port)}"
     dist.barrier()
 
 
@@ -93,6 +96,11 @@ class Worker:
         return self
 
 
+def _member(worker: Worker) -> Member:
+    assert isinstance(worker.handle, Member)
+    return worker.handle
+
+
 def _sparse() -> tw.OuterSteps:
     return tw.outer_steps.sparseloco(every=H, minimum_size=64)
 
@@ -115,6 +123,13 @@ def _together(method: str, certificate: Path | None) -> Log:
     with _store() as store:
         worker = Worker(store, METHODS[method](), workers=3, grace=60.0, certificate=certificate).train(4 * H)
         dist.barrier()
+        assert worker.handle.verify_replicas()
+        dist.barrier()
+        with torch.no_grad():
+            worker.shared()[0].mul_(2.0 if dist.get_rank() else 1.0)
+        names = ["0.weight"] if dist.get_rank() else []
+        assert worker.handle.differing_parameters() == names  # the others' are of the outer step
+        dist.barrier()
         worker.handle.remove()
         return worker.log
 
@@ -131,14 +146,13 @@ def _one_is_late(method: str) -> tuple[Log, float, bool]:
     late = dist.get_rank() == 2
     with _store() as store:
         worker, far, sent = Worker(store, METHODS[method](), workers=3, grace=0.2, quorum=0.5), 0.0, True
-        while not late and (worker.handle._swarm is None or worker.handle._swarm.at < 2 * H):
+        while not late and _member(worker)._swarm.at < 2 * H:
             worker.train()  # one of the two may be late as well, and has then fewer steps to take
         dist.barrier()
         if late:
             worker.train(H - 1)
-            before, handle = worker.ahead(), worker.handle
-            assert handle._swarm is not None
-            handle._catch_up(handle._swarm)
+            before, handle = worker.ahead(), _member(worker)
+            handle._catch_up()
             far = max(float((a - b).abs().max()) for a, b in zip(worker.ahead(), before, strict=True))
             worker.log[handle._swarm.at] = worker.hash()
             sent = max(float(x.abs().max()) for x in before) > 1e-3
@@ -157,16 +171,15 @@ def test_who_is_late_follows_and_keeps_what_it_has_learnt(ranks: Ranks, method: 
 
 def _takes_over(at: int) -> tuple[bool, int, bool]:
     """A worker takes over its own state. Whether what it has learnt stays, the steps that count, and what is common."""
-    with _store() as store, patch.object(swarm, "_FOUNDING", 0.0):
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0):
         worker, states = Worker(store, _sparse()).train(at + 1), list[bytes]()
-        handle, found = worker.handle, worker.handle._swarm
-        assert found is not None
+        handle = _member(worker)
         with patch.object(Swarm, "give", lambda self, state: states.append(state)):
-            handle._give(found)
+            handle._give()
         handle._clock.ticks()
         common = worker.hash()
-        with patch.object(Swarm, "fetch", lambda self: (at, self._view, *states)):
-            handle._take_over(found)
+        with patch.object(Swarm, "fetch", lambda self: (at, self.known.view, *states)):
+            handle._take_over()
         handle.remove()
         return any(bool(x.any()) for x in worker.ahead()), handle._clock.steps, worker.hash() == common
 
@@ -184,7 +197,7 @@ def _come_and_go() -> Log:
     with _store() as store:
         if rank == 3:
             dist.barrier()
-        worker = Worker(store, _sparse(), workers=3, grace=1.0, quorum=0.5)
+        worker = Worker(store, _sparse(), workers=3, grace=20.0, quorum=0.5)
         known = set(worker.handle.workers)
         if rank < 3:
             worker.train(2 * H)
@@ -317,7 +330,7 @@ def _swarms(count: int, lost: float = 1.0, **options: Any) -> Iterator[list[Swar
     """So many workers in a process, which have met. None has a state."""
     kept = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     chosen: dict[str, Any] = {"workers": count, "quorum": 0.75, "grace": 0.1} | options
-    with patch.object(swarm, "_LOST", lost):
+    with patch.object(agreement, "LOST", lost):
         found = [Swarm(f"tcp://127.0.0.1:{kept.port}", "", lambda tick: tick + 1, **chosen) for _ in range(count)]
         _wait(lambda: all(len(each.workers) == count for each in found))
         yield found
@@ -335,8 +348,8 @@ def _wait(until: Callable[[], bool]) -> None:
 def _began(swarms: list[Swarm], waited_for: list[bool]) -> list[Swarm]:
     """The same workers at tick 0, with a view of this."""
     for each in swarms:
-        each.begin(0, {peer.id: waits for peer, waits in zip(swarms, waited_for, strict=True)}, 0)
-    _wait(lambda: all(len(each._status) == len(swarms) - 1 and each._all_have_a_state() for each in swarms))
+        each.stand(0, {}, {peer.id: waits for peer, waits in zip(swarms, waited_for, strict=True)})
+    _wait(lambda: all(len(each.known.status) == len(swarms) - 1 and each._all_have_a_state() for each in swarms))
     return swarms
 
 
@@ -345,29 +358,29 @@ def _shares_of(one: Swarm, tick: int = 1) -> set[str]:
     one.send(tick, b"share", 0.0)
     found = one.outcome(tick)
     assert found is not None
-    one.applied(tick, 0)
+    one.stand(tick, {})
     return set(found[0].shares)
 
 
 def test_who_has_no_state_is_not_waited_for() -> None:
     with _swarms(2, quorum=1.0, grace=60.0) as (one, other):
-        one.begin(0, dict.fromkeys(one.workers, True), 0)
+        one.stand(0, {}, dict.fromkeys(one.workers, True))
         assert _shares_of(one) == {one.id}
         assert other.at == -1
 
 
 def test_who_has_not_met_all_yet_does_not_go_on_without_them() -> None:
-    with _swarms(3, lost=1000.0, quorum=0.5, grace=60.0) as swarms, patch.object(swarm, "_TURN", 0.0):
+    with _swarms(3, lost=1000.0, quorum=0.5, grace=60.0) as swarms, patch.object(agreement, "TURN", 0.0):
         one, other, far = _began(swarms, [True, True, True])
         with other._changed:
-            del other._links[far.id], other._status[far.id]
+            del other._links[far.id], other.known.status[far.id]
         for each in (one, other):
             each.send(1, b"share", 0.0)
-        _wait(lambda: len(other._shares[1]) == 2)
+        _wait(lambda: len(other.known.shares[1]) == 2)
         with other._changed:
-            assert other._proposal() is None
-            with patch.object(swarm, "_FOUNDING", 0.0):
-                assert other._proposal() is not None
+            assert other.known.proposal() is None
+            with patch.object(agreement, "FOUNDING", 0.0):
+                assert other.known.proposal() is not None
 
 
 @pytest.mark.parametrize("waited_for", [[True, False], [True, True]])
@@ -381,10 +394,48 @@ def test_who_is_stuck_or_dead_holds_up_nobody(waited_for: list[bool], dies: bool
         assert _shares_of(other) == {other.id}
 
 
+def test_a_share_that_only_a_dead_worker_held_blocks_nobody() -> None:
+    """It has all shares, and none has reached the others of its own, so it must not decide that they count."""
+    with _swarms(3, lost=1000.0, quorum=0.5, grace=0.0) as swarms, patch.multiple(agreement, TURN=0.0, STALLED=0.0):
+        lonely, *others = _began(swarms, [True, True, True])
+        for each in others:
+            each.known.grace = 1000.0
+            each.send(1, b"share", 0.0)
+        with (
+            patch.object(lonely, "_broadcast"),  # as if its upload were slow
+            patch.object(lonely.known, "proposal", wraps=lonely.known.proposal) as proposals,
+        ):
+            _wait(lambda: len(lonely.known.shares[1]) == 2)
+            lonely.send(1, b"share", 0.0)
+            seen = proposals.call_count
+            _wait(lambda: proposals.call_count > seen + 5)
+            lonely.close(goodbye=False)
+        for each in others:
+            each.known.grace = 0.0
+        _wait(lambda: all(each.known.last == 1 for each in others))
+        assert {each.known.decisions[1].shares for each in others} == {tuple(sorted(each.id for each in others))}
+
+
+def test_parameters_are_compared_with_those_of_the_others() -> None:
+    """After the latest outer step that both have taken."""
+    with _swarms(3) as swarms:
+        _, ahead, wrong = _began(swarms, [True] * 3)
+        for each in swarms:
+            each.stand(1, {"weight": 5, "bias": 7 + (each is wrong)}, each.known.view)
+        ahead.stand(2, {"weight": 6, "bias": 9}, ahead.known.view)
+        assert swarms[0].differing({"weight": 5, "bias": 7}) == ahead.differing({"weight": 6, "bias": 9}) == ["bias"]
+        wrong.stand(3, {"weight": 6, "bias": 9}, wrong.known.view)
+        wrong._digests = {3: wrong._digests[3]}
+        assert ahead.differing({"weight": 6, "bias": 9}) == []
+        assert ahead.differing({"weight": 0, "bias": 9}) == []
+        ahead.stand(3, {"weight": 6, "bias": 9}, ahead.known.view)
+        assert ahead.differing({"weight": 0, "bias": 9}) == ["weight"]
+
+
 def test_the_store_is_not_asked_about_who_is_slow() -> None:
     with _swarms(3, grace=60.0) as swarms:
         for each in swarms[1:]:
-            each.seconds = 1000.0
+            each.known.seconds = 1000.0
         one, slow, late = _began(swarms, [True, False, False])
         assert _shares_of(one) == {one.id}
         assert not one._directory.has("step 1")
@@ -392,19 +443,19 @@ def test_the_store_is_not_asked_about_who_is_slow() -> None:
             assert _shares_of(one, 2) == {one.id}
             assert one._directory.has("step 2")
             assert _shares_of(one, 3) == {one.id}
-        assert one._view == {one.id: True, slow.id: False}
+        assert one.known.view == {one.id: True, slow.id: False}
 
 
 def test_who_is_stuck_is_not_the_only_one_asked_for_a_state() -> None:
     with _swarms(3) as swarms:
         *both, late = swarms
         for each in both:
-            each.begin(0, dict.fromkeys([one.id for one in both], True), 0)
-        _wait(lambda: all(late._status[one.id]["at"] == 0 for one in both))
+            each.stand(0, {}, dict.fromkeys([one.id for one in both], True))
+        _wait(lambda: all(late.known.status[one.id].at == 0 for one in both))
         well = min(both, key=lambda one: one.id)  # the other is asked first
         with ThreadPoolExecutor() as pool:
             fetched = pool.submit(late.fetch)
-            _wait(well.asked)
+            _wait(lambda: bool(well.wanting))
             well.give(b"state")
             assert fetched.result(60.0)[2] == b"state"
 
@@ -414,7 +465,7 @@ def test_who_takes_over_a_state_is_not_waited_for() -> None:
         one, late = _began(swarms, [True, True])
         fetched = pool.submit(late.fetch)
         assert _shares_of(one) == {one.id}
-        _wait(one.asked)
+        _wait(lambda: bool(one.wanting))
         one.give(b"state")
         assert fetched.result(60.0)[2] == b"state"
 
@@ -448,8 +499,8 @@ def test_a_restarted_store_is_trusted_while_others_are_there() -> None:
 
 
 def test_who_reaches_no_elector_says_so() -> None:
-    with _swarms(2) as (one, other), patch.object(swarm, "_GIVEN_UP", 0.5):
-        one.begin(0, {other.id: True}, 0)
+    with _swarms(2) as (one, other), patch.object(agreement, "GIVEN_UP", 0.5):
+        one.stand(0, {}, {other.id: True})
         other.close(goodbye=True)
         one.send(1, b"share", 0.0)
         with pytest.raises(tw.errors.StateError, match="restart the store"):
@@ -458,9 +509,9 @@ def test_who_reaches_no_elector_says_so() -> None:
 
 def _nobody_can_be_reached() -> list[str]:
     """One worker takes a step alone, and cannot be reached by another one that wants to join."""
-    with _store() as store, patch.multiple(swarm, _LOST=1.0, _FOUNDING=0.0):
+    with _store() as store, patch.multiple(agreement, LOST=1.0, FOUNDING=0.0):
         first, late = (Swarm(store, "", lambda tick: tick + 1, workers=1, quorum=1.0, grace=1.0) for _ in range(2))
-        first.begin(0, {first.id: True}, 0)
+        first.stand(0, {}, {first.id: True})
         first.send(1, b"share", 0.0)
         assert first.outcome(1) is not None
         while not first._directory.has("begun"):

@@ -2,6 +2,6 @@
 
 `fragments` hold the global parameters and exchange how far workers have moved, `meeting` is one exchange, `weights`
 says whose share is how large, `starting` compares what they start from, and `running` averages batch normalisation.
-Without process groups, `swarm` has workers find each other and agree on whose shares count, with what `directory` asks
-a store.
+Without process groups, `member` is a worker among those that `swarm` finds, with what `directory` asks a store. They
+agree on whose shares count, as `agreement` says.
 """

@@ -33,6 +33,7 @@ from thinwire.integrations.membership.together import agreed, given_group, group
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import is_dtensor, local
 from thinwire.integrations.workers.fragments import Fragment, cut
+from thinwire.integrations.workers.member import Member
 from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
 from thinwire.integrations.workers.outer_state import plain
 from thinwire.integrations.workers.running import RunningStatistics
@@ -120,16 +121,18 @@ def outer(
             "store= cannot be combined with a model wrapped in DDP, FSDP2 or thinwire.shard: with a store each worker "
             "is one process with the whole model"
         )
-    optimizers, parts = agreed([group], lambda: _checked(whole, optimizer, steps, alone=alone))
-    own = {name: p for part in parts for name, p in part.items()}
+    optimizers, pieces = agreed([group], lambda: _checked(whole, optimizer, steps, alone=alone))
+    own = {name: p for part in pieces for name, p in part.items()}
     settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
     check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
     start_alike(whole, group)
     weights = Weights(group, steps, samples)
-    fragments = [_fragment(part, steps, weights, offload=offload) for part in parts]
+    fragments = [_fragment(part, steps, weights, offload=offload) for part in pieces]
     frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
-    swarm = None
-    if store is not None:
+    parts = steps, fragments, optimizers, RunningStatistics(whole), frozen, weights
+    if store is None:
+        handle = Outer(*parts)
+    else:
         terms = f"{words(steps.recipe)} {settings} {described(optimizers)} {plain(fragments[0].optimizer)}"
         shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in own.items()}
         swarm = Swarm(
@@ -141,8 +144,7 @@ def outer(
             grace=grace,
             certificate=None if certificate is None else Certificate(certificate),
         )
-    running = RunningStatistics(whole)
-    handle = Outer(steps, fragments, optimizers, running, frozen, weights, swarm)
+        handle = Member(swarm, *parts)
     handle.watch(whole)
     return handle
 

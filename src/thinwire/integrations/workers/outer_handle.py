@@ -1,22 +1,16 @@
 """What `outer` returns: a worker that trains on its own between outer steps."""
 
-import json
-import logging
-import time
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
 
-from thinwire import trace
-from thinwire.collectives import Group, all_gather_plain, packed, unpacked
+from thinwire.collectives import Group, all_gather_plain
 from thinwire.handle import Handle, MemoryUse
-from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
@@ -32,19 +26,19 @@ from thinwire.integrations.workers.weights import Clock, Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
 
-_log = logging.getLogger("thinwire")
-
 AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 """Optimizers whose steps a handle counts."""
 
 
-@final
 class Outer(Handle):
     """A worker that trains on its own between outer steps: what `outer` returns.
 
     `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
     `ticks` is the same on all workers: inner steps or, if `every` is a time, outer steps.
     """
+
+    _swarm: Swarm | None = None
+    _whole = False  # whether everything travels in one message
 
     def __init__(
         self,
@@ -54,13 +48,10 @@ class Outer(Handle):
         running: RunningStatistics,
         frozen: Mapping[str, Tensor],
         weights: Weights,
-        swarm: Swarm | None = None,
     ) -> None:
         self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
         self._running, self._frozen = running, dict(frozen)
         self._weights, self._clock = weights, Clock(steps.every)
-        self._swarm = swarm
-        self._began, self.waited_for_others = time.monotonic(), 0.0
         self.inner_steps = self.ticks = 0
         self._meter, self._sick = Meter(), Sick()
         self._known = {id(p) for fragment in fragments for p in fragment.own_parameters}
@@ -71,8 +62,6 @@ class Outer(Handle):
         self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
         self._hooks += [each.register_step_post_hook(self._after) for each in optimizers]
         AT_WORK.update(optimizers)
-        if swarm is not None:
-            self._join(swarm)
 
     def watch(self, model: nn.Module) -> None:
         """Warn if a state is loaded into this model in mid-training."""
@@ -87,17 +76,17 @@ class Outer(Handle):
     @property
     def workers(self) -> list[str]:
         """The names of the present workers, this one included (only with `store=`)."""
-        return [] if self._swarm is None else self._swarm.workers
+        return self._swarm.workers if self._swarm else []
 
     @property
     def waited_for(self) -> dict[str, float]:
         """Seconds this worker has waited for each other worker's share, by worker name (only with `store=`)."""
-        return {} if self._swarm is None else dict(self._swarm.waited_for)
+        return dict(self._swarm.waited_for) if self._swarm else {}
 
     @property
     def name(self) -> str:
         """This worker's name in `workers`."""
-        return "" if self._swarm is None else self._swarm.id
+        return self._swarm.id if self._swarm else ""
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -112,7 +101,7 @@ class Outer(Handle):
     @property
     def waited(self) -> float:
         """Seconds for which this worker has waited for exchanges, in all outer steps together."""
-        return self.waited_for_others + sum(fragment.waited for fragment in self.fragments)
+        return sum(fragment.waited for fragment in self.fragments) + (self._swarm.waited if self._swarm else 0.0)
 
     @property
     def skipped(self) -> int:
@@ -139,7 +128,13 @@ class Outer(Handle):
         )
 
     def differing_parameters(self) -> list[str]:
-        """Return the names of global and of frozen parameters that differ between workers. A collective."""
+        """Return the names of global and of frozen parameters that differ between workers. A collective.
+
+        With `store=` one worker may call it alone. It compares the global ones with those that the other present
+        workers had after the latest outer step that both have taken.
+        """
+        if self._swarm:
+            return self._swarm.differing(self._digests())
         return differing(self.parameters | self._frozen, self.group)
 
     def go_back(self) -> None:
@@ -166,8 +161,6 @@ class Outer(Handle):
         Waits for exchanges in flight. Save it on every worker, beside each worker's own model and optimizer.
         """
         for fragment in self.fragments:
-            if self._swarm and fragment.meeting and fragment.meeting.taken is None:
-                self._decided(self._swarm, fragment.meeting)
             fragment.arrive()
         return self._state()
 
@@ -192,14 +185,10 @@ class Outer(Handle):
             RuntimeError: With `store=`, after an inner step.
         """
         agree(self.group, lambda: self.check_state_dict(saved))
-        if self._swarm is not None and not self._resumes(self._swarm, saved):
-            return
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
         self.inner_steps, self._clock.steps = saved["own"]
         self._meter.end()
-        if self._swarm is not None:
-            self._swarm.resume(self.steps.latest(self.ticks), self._digest())
 
     def remove(self, *, goodbye: bool = True) -> None:
         """Stop taking outer steps, and free all memory. The model keeps this worker's own parameters.
@@ -211,11 +200,8 @@ class Outer(Handle):
             hook.remove()
         self._hooks = []
         AT_WORK.difference_update(self._optimizers)
-        if self._swarm is not None:
-            self._swarm.close(goodbye=goodbye)
+        self._leave(goodbye=goodbye)
         for fragment in self.fragments:
-            if fragment.meeting and fragment.meeting.taken is None:
-                fragment.meeting.fail()
             fragment.land_if_possible()
             fragment.attachment.end()
 
@@ -240,13 +226,12 @@ class Outer(Handle):
 
     def _step(self) -> None:
         self.inner_steps += 1
-        if self._swarm is not None and self._swarm.asked():
-            self._give(self._swarm)
-        if not self._clock.ticks():
-            return
-        self.ticks += 1
-        if self._swarm is not None and self.steps.parts_due(self.ticks):
-            self._catch_up(self._swarm)
+        if self._clock.ticks():
+            self.ticks += 1
+            self._meet()
+
+    def _meet(self) -> None:
+        """Start and end what is due at this tick."""
         self._start(self.steps.parts_due(self.ticks))
         self._finish(self.steps.parts_due(self.ticks - self.steps.delay))
         self._clock.restart()
@@ -261,17 +246,16 @@ class Outer(Handle):
             fragment.measure()
         counts = not self.steps.leave_out or all(fragment.finite() for fragment in fragments)
         weight = self._weights.take(self._clock.steps if counts else 0)
-        found = self._encode(parts, weight)
-        if self._swarm is None:
-            found.begin(self.group)
-        else:
-            found.taken = None
-            message = found.message.numpy().tobytes()
-            trace.count("sent_bytes", len(message) * (len(self.workers) - 1), self._meter)
-            self._swarm.send(found.tick, message, time.monotonic() - self._began)
+        self._send(self._encode(parts, weight))
+
+    def _send(self, found: Meeting) -> None:
+        found.begin(self.group)
+
+    def _leave(self, *, goodbye: bool) -> None:
+        """Tell the others, where they would not know."""
 
     def _encode(self, parts: Sequence[int], weight: float) -> Meeting:
-        with meeting(self.group, self.ticks, weight, whole=self._swarm is not None) as (found, pool):
+        with meeting(self.group, self.ticks, weight, whole=self._whole) as (found, pool):
             if 0 in parts:
                 self._running.share(pool)
             for part in parts:
@@ -280,14 +264,8 @@ class Outer(Handle):
 
     def _finish(self, parts: Sequence[int]) -> None:
         """Take the mean of these fragments, and go on from there."""
-        found = self.fragments[parts[0]].meeting if parts else None
-        if self._swarm and found and found.taken is None and not self._decided(self._swarm, found):
-            return
         for part in parts:
             self._take(part)
-        if self._swarm is not None and parts:
-            self._swarm.applied(self.ticks - self.steps.delay, self._digest())
-            self._began = time.monotonic()
 
     def _take(self, part: int) -> None:
         fragment = self.fragments[part]
@@ -314,84 +292,8 @@ class Outer(Handle):
             fragment.merge(self.steps.mixing)
         return applied
 
-    # --- where workers find each other by a store ---
-
-    def _join(self, swarm: Swarm) -> None:
-        """Begin the training, or take over the state of another worker."""
-        if swarm.found():
-            swarm.begin(self.ticks, dict.fromkeys(swarm.workers, True), self._digest())
-            while swarm.settling():
-                self._give(swarm)
-        else:
-            self._take_over(swarm)
-            self._begin.joins()
-
-    def _resumes(self, swarm: Swarm, saved: Mapping[str, Any]) -> bool:
-        """Return whether this worker goes on from what it has saved; otherwise it goes on with the others."""
-        if self.inner_steps:
-            raise RuntimeError(
-                f"load_state_dict() was called after {self.inner_steps} inner steps, and with store= a worker cannot "
-                "make the other workers return to that state: load before the first step, on all workers, with a new "
-                "store"
-            )
-        tick = self.steps.latest(int(saved["step"]))
-        if swarm.at == tick:
-            same = self._digest() == _digest(outer_state.global_parameters(saved, list(self.parameters)))
-        else:
-            same = swarm.at == 0 and swarm.furthest in (0, tick)
-        if not same:
-            _log.info("the others are at tick %d: not resumed from tick %d, but from theirs", swarm.furthest, tick)
-            self.go_back()
-        return same
-
-    def _decided(self, swarm: Swarm, found: Meeting) -> bool:
-        """Wait until it is decided whose shares count, and take them; or else a later state, and return False."""
-        began = time.perf_counter()
-        outcome = swarm.outcome(found.tick)
-        self.waited_for_others += time.perf_counter() - began
-        if outcome is None:
-            found.fail()
-            for fragment in self.fragments:
-                fragment.land_if_possible()
-            self._take_over(swarm)
-            return False
-        decision, shares = outcome
-        found.arrive([share.message for share in shares], taken=swarm.id in decision.shares)
-        return True
-
-    def _catch_up(self, swarm: Swarm) -> None:
-        """Take the outer steps that others have taken without this worker. Then comes the one that is still open."""
-        while (tick := swarm.missed()) is not None:
-            self.ticks = tick
-            found = self._encode(self.steps.parts_due(tick), 0.0)
-            found.taken = None
-            self.ticks += self.steps.delay
-            self._finish(self.steps.parts_due(tick))
-            self.ticks = swarm.at
-        self.ticks = self.steps.following(swarm.at)
-
-    def _take_over(self, swarm: Swarm) -> None:
-        """Go on from the state of another worker. What this one has learnt since an outer step is yet to be sent."""
-        tick, view, body = swarm.fetch()
-        saved, running, frozen = unpacked(body)
-        with ExitStack() as stack:
-            for fragment in self.fragments if swarm.at > 0 else ():
-                stack.enter_context(fragment.keeping_moves())
-            self._load_common(saved, running, frozen)
-        if swarm.at <= 0:  # the others may have resumed from a checkpoint, which this worker's start has no part in
-            self.go_back()
-            self._clock.restart()
-        self.ticks = tick
-        swarm.begin(tick, view, self._digest())
-
-    def _give(self, swarm: Swarm) -> None:
-        """Give others the state of the latest outer step, unless the next is under way."""
-        if all(fragment.meeting is None or fragment.meeting.tick <= swarm.at for fragment in self.fragments):
-            state = without_residuals(self._state()) | {"step": swarm.at}
-            swarm.give(packed([state, self._running.agreed, self._frozen]))
-
-    def _digest(self) -> int:
-        return _digest(self.parameters.values())
+    def _digests(self) -> dict[str, int]:
+        return digests(self.parameters)
 
     def _check_known(self) -> None:
         """Raise RuntimeError if the optimizers train what they did not when the handle was made."""
@@ -402,16 +304,10 @@ class Outer(Handle):
                 "drift apart in them: remove() this handle on every worker, and make another"
             )
 
-    def _load_common(self, saved: Mapping[str, Any], running: Sequence[Tensor], frozen: Mapping[str, Tensor]) -> None:
-        """Take over what all workers have alike."""
-        self.ticks = outer_state.load(saved, self.fragments, self.steps, joining=True)
-        self._running.take(running)
-        for name, mine in self._frozen.items():
-            mine.copy_(frozen[name])
-
     def _state(self) -> dict[str, Any]:
         return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}
 
 
-def _digest(tensors: Iterable[Tensor]) -> int:
-    return zlib.crc32(json.dumps([digest(x).tolist() for x in tensors]).encode())
+def digests(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return a hash of each."""
+    return {name: int(digest(x)) for name, x in tensors.items()}

@@ -81,10 +81,10 @@ def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSt
     return ticks
 
 
-def global_parameters(saved: Mapping[str, Any], names: Sequence[str]) -> list[Tensor]:
+def global_parameters(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
     """Return the global parameters of these names in what `check` has found to fit."""
     common = renamed(saved, names)["memories"][-1]
-    return [common[name][_GLOBAL] for name in names]
+    return {name: common[name][_GLOBAL] for name in names}
 
 
 def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:

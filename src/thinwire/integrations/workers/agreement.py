@@ -1,0 +1,200 @@
+"""Of whose shares an outer step is made: workers agree on that at each one.
+
+Every worker sends its share to all others. Whoever has the shares of all that are waited for says so to everybody, and
+once all electors have, that is decided: two trips, and nobody asks the store. Where somebody is late, gone or new, an
+elector with a share proposes to the store what the step is made of, and who elects and is waited for in the next one;
+the first proposal decides. Who has said that it has all shares proposes nothing else, so the two ways cannot disagree.
+
+Present workers that nobody waits for, because they are slow or stuck, are electors, too: their links say what they
+have while they compute, and if all others die they can go on.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any, NamedTuple, final
+
+KEPT = 1 << 26  # bytes of shares that are kept for those who missed them
+FOUNDING = 5.0  # seconds for others to be heard of before a worker begins alone
+LOST = 30.0  # seconds after which somebody silent, or that long overdue, does not count for a quorum
+GIVEN_UP = 600.0  # seconds for which a worker that is gone is called, and others are waited for by who cannot go on
+TURN = 0.5  # seconds by which the next one is later to propose
+STALLED = 2.0  # seconds for everybody to say that all is there
+
+
+class Share(NamedTuple):
+    """What a worker sends in an outer step. `seconds`: what its inner steps took; `digest`: of where it began."""
+
+    message: bytes
+    seconds: float
+    digest: int
+
+
+class Standing(NamedTuple):
+    """The tick of the latest outer step that a worker has taken, and the seconds that its inner steps took."""
+
+    at: int
+    seconds: float
+
+
+View = Mapping[str, bool]
+"""The electors of an outer step, and whether it waits for their shares."""
+
+
+class Decision(NamedTuple):
+    """Of whose shares the outer step at a tick is made, and the view of the next."""
+
+    tick: int
+    shares: tuple[str, ...]
+    view: View
+
+    @classmethod
+    def of(cls, words: Mapping[str, Any]) -> "Decision":
+        """Return what another worker, or the store, says."""
+        return cls(int(words["tick"]), tuple(map(str, words["shares"])), view_of(words))
+
+
+def view_of(words: Mapping[str, Any]) -> View:
+    """Return the view that another worker says."""
+    return {str(peer): bool(waits) for peer, waits in words["view"].items()}
+
+
+@final
+class Agreement:
+    """What a worker, `own`, knows of outer steps.
+
+    It stands `at` a tick, -1 before any state. `last` is the latest tick that is decided, and `view` that of the `next`
+    one. `status`: who else is present; `lost`: who has left, when, and whether silently. `have`: who has said that it
+    has all shares; `mute`: who has them too late to say so in time. `reached`: the latest tick of which another one has
+    this worker's share. `sent`, `voted`: at which tick, and when.
+    """
+
+    def __init__(self, own: str, following: Callable[[int], int], quorum: float, grace: float) -> None:
+        self.own, self.following, self._quorum, self.grace = own, following, quorum, grace
+        self.at, self.seconds, self.last, self.next = -1, 0.0, -1, -1
+        self.view: View = {}
+        self.status: dict[str, Standing] = {}
+        self.lost: dict[str, tuple[float, bool]] = {}
+        self.decisions: dict[int, Decision] = {}
+        self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
+        self.have: dict[int, set[str]] = defaultdict(set)
+        self.mute = set[str]()
+        self.began, self.reached, self.sent = time.monotonic(), -1, (-1, 0.0)
+        self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
+
+    @property
+    def awaited(self) -> set[str]:
+        """Whose shares the next outer step waits for."""
+        return {peer for peer, waits in self.view.items() if waits}
+
+    @property
+    def present(self) -> set[str]:
+        """Who is there, this worker too."""
+        return {self.own, *self.status}
+
+    def begin(self, tick: int, view: View) -> None:
+        """Go on from a state: that of this tick, and the view of the next outer step."""
+        if tick > self.last:
+            self.last, self.view, self.next = tick, view, self.following(tick)
+        self.began = time.monotonic()
+        self._advance()
+
+    def votes(self) -> bool:
+        """Return whether this worker is to say that all shares are here, which it does once."""
+        tick = self.next
+        complete = bool(self.view) and self.shares.get(tick, {}).keys() == self.awaited != set()
+        if not complete or self.own not in self.view or tick in (self._voted[0], self._proposed):
+            return False
+        if self.own in self.awaited and self._is_to_change():
+            return False
+        self._voted = tick, time.monotonic()
+        self.have[tick].add(self.own)
+        return True
+
+    def count(self) -> None:
+        """See whether everybody has said so."""
+        if self.view and self.view.keys() <= self.have.get(self.next, set()):
+            self.learn(Decision(self.next, tuple(sorted(self.awaited)), self.view))
+
+    def learn(self, decision: Decision) -> None:
+        """Take what was decided."""
+        if decision.tick > self.last:
+            self.decisions[decision.tick] = decision
+            self._advance()
+
+    def _advance(self) -> None:
+        while decision := self.decisions.get(self.next):
+            self.last, self.view, self.next = self.next, decision.view, self.following(self.next)
+        kept = 0
+        for tick in sorted(self.shares, reverse=True):  # what those who are late may need, as far as there is room
+            kept += sum(len(share.message) for share in self.shares[tick].values())
+            if tick < self.last and kept > KEPT:
+                for held in (self.shares, self.decisions, self.have):
+                    held.pop(tick, None)
+
+    def _is_to_change(self) -> bool:
+        """Whether the view must, so that the store is asked."""
+        heard_late = {peer for peer in self.view.keys() & self.mute if not self.view[peer]}
+        return bool(self._newcomers() or self.view.keys() - self.present or heard_late)
+
+    def _newcomers(self) -> set[str]:
+        """Return who is ready for the next outer step without being waited for, and as fast as this worker."""
+        most, awaited = self.seconds + self.grace, self.awaited
+        return {peer for peer, (at, seconds) in self.status.items() if at == self.last and seconds <= most} - awaited
+
+    def proposal(self) -> Decision | None:
+        """Return what to propose to the store, if it is time."""
+        tick, view, now = self.next, self.view, time.monotonic()
+        here = self.shares.get(tick, {})
+        if self.own not in view or self.own not in here or tick in self.decisions:
+            return None
+        others = (self.status.keys() | here.keys()) - {self.own}
+        if self.reached < tick and not all(map(self._is_out, others)):
+            return None  # should this worker die now, they could not take such a step
+        turn = TURN * sorted(self.present & view.keys() & here.keys()).index(self.own)
+        if self._voted[0] == tick:
+            if now - self._voted[1] <= STALLED + turn:
+                return None
+            self.mute |= view.keys() - self.have[tick]
+            return Decision(tick, tuple(sorted(self.awaited)), view)
+        if len(here) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in self.awaited | here.keys())):
+            return None
+        newcomers = self._newcomers()
+        awaited = {peer for peer in self.awaited - (self.lost.keys() - self.status.keys()) if not self._is_out(peer)}
+        late = (awaited | newcomers) - here.keys()
+        if self._since[0] != tick:
+            self._since = tick, now, now
+        if late and now - self._since[1] < self.grace:
+            self._since = tick, self._since[1], now
+            return None
+        if now - self._since[2] < turn:
+            return None
+        self._proposed = tick
+        most = median(share.seconds for share in here.values()) + self.grace
+        in_time = {peer for peer, share in here.items() if share.seconds <= most}
+        others = (view.keys() | here.keys() | newcomers) & self.present - self.mute
+        return Decision(tick, tuple(sorted(here)), {peer: peer in in_time for peer in sorted(in_time | others)})
+
+    def _is_out(self, peer: str) -> bool:
+        """Whether a worker sends no share, however long the others wait: it is gone or stuck, or has no state yet.
+
+        Who has not been met yet may still be heard of.
+        """
+        now = time.monotonic()
+        if peer in self.status:
+            (at, seconds), (tick, when) = self.status[peer], self.sent
+            overdue = now - when - max(self.seconds, seconds)
+            return at < 0 or (tick == self.next and overdue > LOST and peer not in self.shares[tick])
+        if peer not in self.lost:
+            return peer != self.own and now - self.began > FOUNDING
+        when, silent = self.lost[peer]
+        return not silent or now - when > LOST
+
+    def is_majority(self) -> bool:
+        """Whether more than half of the electors are here, not counting those that are gone for long."""
+        now = time.monotonic()
+        gone = {peer for peer, (when, silent) in self.lost.items() if now - when > (GIVEN_UP if silent else LOST)}
+        present = self.view.keys() & self.present
+        return 2 * len(present) > len(present | self.view.keys() - gone)

@@ -1,0 +1,150 @@
+"""A worker of a training that others join and leave: it finds them by a store."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, final
+
+from typing_extensions import override
+
+from thinwire import trace
+from thinwire.collectives import packed, unpacked
+from thinwire.integrations.membership.redistribution import without_residuals
+from thinwire.integrations.workers import outer_state
+from thinwire.integrations.workers.meeting import Meeting
+from thinwire.integrations.workers.outer_handle import Outer, digests
+from thinwire.integrations.workers.swarm import Swarm
+
+_log = logging.getLogger("thinwire")
+
+
+@final
+class Member(Outer):
+    """What `outer` returns with `store=`: it takes an outer step with those whose shares are there in time."""
+
+    _swarm: Swarm
+    _whole = True
+
+    def __init__(self, swarm: Swarm, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._swarm, self._began = swarm, time.monotonic()
+        if swarm.found():
+            swarm.stand(self.ticks, self._digests(), dict.fromkeys(swarm.workers, True))
+            while swarm.settling():
+                self._give()
+        else:
+            self._take_over()
+            self._begin.joins()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        for fragment in self.fragments:
+            if fragment.meeting and fragment.meeting.taken is None:
+                self._decided(fragment.meeting)
+        return super().state_dict()
+
+    @override
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.check_state_dict(saved)
+        if self._resumes(saved):
+            super().load_state_dict(saved)
+            self._swarm.stand(self.steps.latest(self.ticks), self._digests(), self._swarm.known.view)
+
+    def _resumes(self, saved: Mapping[str, Any]) -> bool:
+        """Return whether this worker goes on from what it has saved; otherwise it goes on with the others."""
+        if self.inner_steps:
+            raise RuntimeError(
+                f"load_state_dict() was called after {self.inner_steps} inner steps, and with store= a worker cannot "
+                "make the other workers return to that state: load before the first step, on all workers, with a new "
+                "store"
+            )
+        tick, others = self.steps.latest(int(saved["step"])), self._swarm.furthest
+        if self._swarm.at == tick:
+            same = self._digests() == digests(outer_state.global_parameters(saved, list(self.parameters)))
+        else:
+            same = self._swarm.at == 0 and others in (0, tick)
+        if not same:
+            _log.info("the others are at tick %d: not resumed from tick %d, but from theirs", others, tick)
+            self.go_back()
+        return same
+
+    @override
+    def _step(self) -> None:
+        if self._swarm.wanting:
+            self._give()
+        super()._step()
+
+    @override
+    def _meet(self) -> None:
+        if self.steps.parts_due(self.ticks):
+            self._catch_up()
+        super()._meet()
+
+    @override
+    def _send(self, found: Meeting) -> None:
+        found.taken, message = None, found.message.numpy().tobytes()
+        trace.count("sent_bytes", len(message) * (len(self.workers) - 1), self._meter)
+        self._swarm.send(found.tick, message, time.monotonic() - self._began)
+
+    @override
+    def _finish(self, parts: Sequence[int]) -> None:
+        found = self.fragments[parts[0]].meeting if parts else None
+        if not parts or (found and found.taken is None and not self._decided(found)):
+            return
+        super()._finish(parts)
+        self._swarm.stand(self.ticks - self.steps.delay, self._digests())
+        self._began = time.monotonic()
+
+    def _decided(self, found: Meeting) -> bool:
+        """Wait until it is decided whose shares count, and take them; or else a later state, and return False."""
+        outcome = self._swarm.outcome(found.tick)
+        if outcome is None:
+            found.fail()
+            for fragment in self.fragments:
+                fragment.land_if_possible()
+            self._take_over()
+            return False
+        decision, shares = outcome
+        found.arrive([share.message for share in shares], taken=self.name in decision.shares)
+        return True
+
+    def _catch_up(self) -> None:
+        """Take the outer steps that others have taken without this worker. Then comes the one that is still open."""
+        while (tick := self._swarm.missed()) is not None:
+            self.ticks = tick
+            self._encode(self.steps.parts_due(tick), 0.0).taken = None
+            self.ticks += self.steps.delay
+            self._finish(self.steps.parts_due(tick))
+            self.ticks = self._swarm.at
+        self.ticks = self.steps.following(self._swarm.at)
+
+    def _take_over(self) -> None:
+        """Go on from the state of another worker. What this one has learnt since an outer step is yet to be sent."""
+        tick, view, body = self._swarm.fetch()
+        saved, running, frozen = unpacked(body)
+        with ExitStack() as stack:
+            for fragment in self.fragments if self._swarm.at > 0 else ():
+                stack.enter_context(fragment.keeping_moves())
+            outer_state.load(saved, self.fragments, self.steps, joining=True)
+            self._running.take(running)
+            for name, mine in self._frozen.items():
+                mine.copy_(frozen[name])
+        if self._swarm.at <= 0:  # the others may have resumed from a checkpoint: this start has no part in theirs
+            self.go_back()
+            self._clock.restart()
+        self.ticks = tick
+        self._swarm.stand(tick, self._digests(), view)
+
+    def _give(self) -> None:
+        """Give others the state of the latest outer step, unless the next is under way."""
+        if all(fragment.meeting is None or fragment.meeting.tick <= self._swarm.at for fragment in self.fragments):
+            state = without_residuals(self._state()) | {"step": self._swarm.at}
+            self._swarm.give(packed([state, self._running.agreed, self._frozen]))
+
+    @override
+    def _leave(self, *, goodbye: bool) -> None:
+        self._swarm.close(goodbye=goodbye)
+        for fragment in self.fragments:
+            if fragment.meeting and fragment.meeting.taken is None:
+                fragment.meeting.fail()
