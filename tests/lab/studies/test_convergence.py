@@ -161,6 +161,13 @@ def test_a_rank_that_fails_ends_the_others() -> None:
         on_ranks(3, work)
 
 
+def test_a_run_looks_at_other_data_too() -> None:
+    constant = replace(_tiny(), held_out=lambda rank, world: [(torch.zeros(5, 19), torch.arange(5))])
+    looks = train(SETTINGS, _tiny(), other=constant).looks
+    assert [look.elsewhere for look in looks] == pytest.approx([0.2] * len(looks))
+    assert train(SETTINGS, _tiny()).looks == [look._replace(elsewhere=None) for look in looks]
+
+
 def test_a_run_that_diverges_stops() -> None:
     run = train(Settings(**{**vars(_with("dense()", "sgd()")), "rate": 1e30}), _tiny(), every=1)
     assert not math.isfinite(run.loss)

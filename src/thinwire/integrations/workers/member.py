@@ -24,7 +24,6 @@ class Member(Outer):
     """What `outer` returns with `store=`: it takes an outer step with those whose shares are there in time."""
 
     _swarm: Swarm
-    _whole = True
 
     def __init__(self, swarm: Swarm, *parts: Any) -> None:
         super().__init__(*parts)

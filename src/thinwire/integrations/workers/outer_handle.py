@@ -38,7 +38,6 @@ class Outer(Handle):
     """
 
     _swarm: Swarm | None = None
-    _whole = False  # whether everything travels in one message
 
     def __init__(
         self,
@@ -255,7 +254,7 @@ class Outer(Handle):
         """Tell the others, where they would not know."""
 
     def _encode(self, parts: Sequence[int], weight: float) -> Meeting:
-        with meeting(self.group, self.ticks, weight, whole=self._whole) as (found, pool):
+        with meeting(self.group, self.ticks, weight, whole=self._swarm is not None) as (found, pool):
             if 0 in parts:
                 self._running.share(pool)
             for part in parts:
