@@ -49,8 +49,7 @@ class Copies:
     ) -> None:
         self._modules, self._groups, self._lane = set(modules), groups, Lane(groups[0])
         self._verdict, self._agreements = Verdict(), 0
-        held = {tuple(records(module)): module for module in modules}  # once for a list of modules
-        held.pop((), None)
+        held = {tuple(records(module)): module for module in modules if records(module)}  # once for a list of modules
         rank, first = groups[0].rank(), self._agreed
         self._copies = [_Copy(m, names, how, self._verdict, self._lane, rank, first) for m in held.values()]
         self._records = [record for each in held for record in each]
