@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate as running
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,11 +47,11 @@ def largest(x: Tensor, k: int) -> Tensor:
         return largest_of_pieces(indices, pieces, k)
     if k and x.numel() > FEW:
         threshold, capacity = sampled(lambda stride: x[::stride].abs(), k, x.numel())
-        found = _found(loops.select, x, threshold, capacity)
-        if not k <= found.number <= capacity:
-            found = _found(loops.select, x, _counted(x, k), x.numel())
-        if found.number >= k:  # the loop skips zeros, but they may be needed
-            return largest_of_pieces(found.indices, found.bits, k)
+        picks, found, _ = _found(loops.select, x, threshold, capacity)
+        if not k <= sum(map(len, picks)) <= capacity:
+            picks, found, _ = _found(loops.select, x, _counted(x, k), x.numel())
+        if sum(map(len, picks)) >= k:  # the loop skips zeros, but they may be needed
+            return largest_of_pieces(picks, found, k)
     return _largest_of_small([x], [k])[0]
 
 
@@ -127,31 +127,21 @@ def _number(bits: Any, like: Tensor) -> Tensor:
     return torch.tensor(int(bits), dtype=INTEGERS[like.element_size()]).view(like.dtype)
 
 
-class _Found(NamedTuple):
-    """What each range found, at least up to the capacity: indices, the bits there, and the largest magnitude's bits."""
-
-    indices: Sequence[Array]
-    bits: Sequence[Array]
-    peaks: Sequence[int]
-
-    @property
-    def number(self) -> int:
-        """How many were found; above the capacity, only that it is exceeded."""
-        return sum(map(len, self.indices))
-
-
 def _over_ranges(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> Picks:
     """Run a selecting kernel on ranges of `x` in parallel, and join what they found."""
-    found = _found(kernel, x, threshold, capacity, *rest)
-    peak = _number(max(found.peaks), x)
-    if found.number > capacity:
-        indices = largest(x, capacity)
-        return Picks(indices, x.index_select(0, indices), peak)
-    values = torch.from_numpy(np.concatenate(found.bits)).view(x.dtype)
-    return Picks(torch.from_numpy(np.concatenate(found.indices)), values, peak)
+    indices, bits, peaks = _found(kernel, x, threshold, capacity, *rest)
+    peak = _number(max(peaks), x)
+    if sum(map(len, indices)) > capacity:
+        best = largest(x, capacity)
+        return Picks(best, x.index_select(0, best), peak)
+    values = torch.from_numpy(np.concatenate(bits)).view(x.dtype)
+    return Picks(torch.from_numpy(np.concatenate(indices)), values, peak)
 
 
-def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> _Found:
+def _found(
+    kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any
+) -> tuple[Sequence[Array], Sequence[Array], Sequence[int]]:
+    """Return what each range found, up to one more than the capacity: indices, bits, the largest magnitude's bits."""
     bits, sign = as_integers(x)
     level = abs(float(threshold))
     bar = torch.tensor(level if level == level else torch.inf, dtype=x.dtype)
@@ -164,7 +154,8 @@ def _found(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: i
         count = kernel(bits, sign, least, lo, hi, indices, found, capacity, peaks, *rest)
         return indices[:count], found[:count], peaks.max()
 
-    return _Found(*zip(*map_ranges(run, x.numel(), align=loops.BLOCK), strict=True))
+    indices, found, peaks = zip(*map_ranges(run, x.numel(), align=loops.BLOCK), strict=True)
+    return indices, found, peaks
 
 
 def as_integers(x: Tensor) -> tuple[Array, Any]:
