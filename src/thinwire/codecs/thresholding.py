@@ -51,12 +51,7 @@ def sample_bytes(numel: int, picks: int) -> float:
 
 def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
     """Return the elements that reach the threshold (0-dim), or the largest if far more than `picks` do."""
-    return signal.select(threshold, min(signal.numel, most(picks)))
-
-
-def most(picks: int) -> int:
-    """Return how many picks are taken where about `picks` were expected. If there are more, the largest are."""
-    return 4 * picks + PICKS_IN_SAMPLE
+    return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE))
 
 
 def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: int) -> Sparse:
