@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from thinwire.kernels import simd
 from thinwire.kernels.accumulate.cpu import accumulate
@@ -111,9 +112,10 @@ def _cut(chunking: Chunking, dtype: torch.dtype) -> _Cut:
     shape, lanes = (chunking.columns, chunking.height, chunking.width), vectors.BYTES // dtype.itemsize
     how = _how(chunking)
     down = _folded(a) if how == choosing.FOLDED else _padded(a.T, vectors.TOGETHER)
+    up, across, back = (x.numpy() for x in (_padded(a, vectors.TOGETHER), _padded(b.T, lanes), _padded(b, lanes)))
     row_of = np.arange(chunking.size) // chunking.width
-    back = (chunking.kept, how == choosing.PLAIN, _padded(a, vectors.TOGETHER), _padded(b, lanes), row_of)
-    return _Cut((shape, how, down, _padded(b.T, lanes)), (shape, *back))
+    inverse = (chunking.kept, how == choosing.PLAIN, up, back, row_of)
+    return _Cut((shape, how, down.numpy(), across), (shape, *inverse))
 
 
 def _how(chunking: Chunking) -> int:
@@ -122,16 +124,16 @@ def _how(chunking: Chunking) -> int:
     return {None: choosing.PLAIN, "dct": choosing.FOLDED}.get(chunking.transform, choosing.DENSE)
 
 
-def _folded(a: Tensor) -> Array:
+def _folded(a: Tensor) -> Tensor:
     """Return what even rows of a DCT weigh sums with, and beside it what odd rows weigh differences with."""
     half = a[:, : -(-a.shape[0] // 2)].T
     evens, odds = (_padded(half[:, first::2], vectors.TOGETHER) for first in (0, 1))
-    return np.concatenate([evens, np.pad(odds, ((0, 0), (0, evens.shape[1] - odds.shape[1])))], axis=1)
+    return torch.cat([evens, pad(odds, (0, evens.shape[1] - odds.shape[1]))], dim=1)
 
 
-def _padded(matrix: Tensor, multiple: int) -> Array:
-    """Return a matrix with columns of zeros, up to a multiple. It begins at a cache line: no vector lies in two."""
-    return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % multiple)).contiguous().numpy()
+def _padded(matrix: Tensor, multiple: int) -> Tensor:
+    """Return a matrix with columns of zeros, up to a multiple. It begins at a cache line, as all of torch's memory."""
+    return pad(matrix, (0, -matrix.shape[1] % multiple)).contiguous()
 
 
 # The inverse transform of a few coefficients of every chunk: every product and sum is rounded on its own.
