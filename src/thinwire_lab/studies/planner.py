@@ -45,6 +45,7 @@ from thinwire_lab.show.terminal import print_titled
 SMALLEST = 1024  # elements: smaller tensors stay uncompressed where one candidate is used for all
 BUDGET = Budget(names=("fp16", "qsgd_l2", "sampled_topk", "sampled_doubling", "sampled_gtopk"), densities=(0.01,))
 DENSE, AGAIN, PLANNED, WATCHED = "dense", "dense again", "the plan", "auto"
+_MOST = 80  # steps for "auto" to decide
 
 
 class Run:
@@ -77,7 +78,9 @@ class Run:
 def handle(job: dict[str, Any], emit: Emit) -> None:
     """Measure a cell."""
     join_group()
-    measure(problem(**job["problem"]), job["seconds"], emit if dist.get_rank() == 0 else lambda event: None)
+    found = measure(problem(**job["problem"]), job["seconds"])
+    if dist.get_rank() == 0:
+        emit(found)
 
 
 @functools.lru_cache(maxsize=1)
@@ -86,26 +89,29 @@ def problem(name: str, data: str | None, scale: float) -> Problem:
     return build(name, seed=0, data=None if data is None else Path(data), scale=scale)
 
 
-def measure(training: Problem, budget: float, emit: Emit) -> None:
-    """Plan, and train with everything in turns; emit the predictions and the seconds of steps."""
+def measure(training: Problem, budget: float) -> dict[str, Any]:
+    """Plan, and train with everything in turns. Return what a `Cell` has of it."""
     start = time.perf_counter()
     run = Run(training, lambda model: None)
     plan = thinwire.plan(run.model, run.loss, update=run.optimizer.step, budget=BUDGET)
-    emit({"kind": "plan", "seconds": time.perf_counter() - start, "predicted": _predicted(plan)})
+    found = {"planning": time.perf_counter() - start, "predicted": _predicted(plan)}
     runs: dict[str, Run] = {}
     for name, attach in _methods(training.model, plan):
         start = time.perf_counter()
         runs[name] = Run(training, attach)
-        if name == WATCHED:
-            emit({"kind": "attached", "seconds": time.perf_counter() - start})
-    _let_decide(runs[WATCHED], emit)
-    watched = {name: runs.pop(name) for name in (DENSE, WATCHED, AGAIN)}
-    times = _in_turns(runs, budget) | _side_by_side(watched, 2 * budget)
-    for name, seconds in times.items():
-        emit({"kind": "times", "name": name, "seconds": seconds})
-    attached = watched[WATCHED].attachment
+        found |= {"attaching": time.perf_counter() - start} if name == WATCHED else {}
+    attached = runs[WATCHED].attachment
     assert attached is not None
-    emit({"kind": "same", "same": attached.verify_replicas()})
+    adaptive, start = attached.recipe, time.perf_counter()
+    assert isinstance(adaptive, Adaptive)
+    while not adaptive.history and runs[WATCHED].count < _MOST:
+        runs[WATCHED].step()
+    found |= {"deciding": time.perf_counter() - start, "choice": {}, "reason": "undecided"}
+    for decision in adaptive.history[-1:]:
+        found |= {"choice": dict(decision.choice), "reason": decision.reason}
+    watched = {name: runs.pop(name) for name in (DENSE, WATCHED, AGAIN)}
+    found["measured"] = _in_turns(runs, budget) | _side_by_side(watched, 2 * budget)
+    return found | {"same": attached.verify_replicas()}
 
 
 def _predicted(plan: Plan) -> dict[str, float]:
@@ -133,21 +139,6 @@ def _uniform(module: nn.Module, name: str) -> Callable[[DistributedDataParallel]
         return lambda model: None
     large = [who for who, p in module.named_parameters() if p.numel() >= SMALLEST]
     return lambda model: thinwire.attach(model, reducer(dict.fromkeys(large, name), ErrorFeedback()))
-
-
-def _let_decide(run: Run, emit: Emit, most: int = 80) -> None:
-    """Train until the policy has decided."""
-    start = time.perf_counter()
-    while not _history(run) and run.count < most:
-        run.step()
-    emit({"kind": "decided", "steps": run.count, "seconds": time.perf_counter() - start, "history": _history(run)})
-
-
-def _history(run: Run) -> list[dict[str, Any]]:
-    assert run.attachment is not None
-    adaptive = run.attachment.recipe
-    assert isinstance(adaptive, Adaptive)
-    return [decision._asdict() | {"choice": dict(decision.choice)} for decision in adaptive.history]
 
 
 def _in_turns(runs: Mapping[str, Run], budget: float, *, lap: int = 4, most: int = 24) -> dict[str, list[float]]:
@@ -178,9 +169,6 @@ def _count(run: Run, budget: float, *, most: int) -> int:
     assert group is not None
     typical = longest([run.step() for _ in range(3)][-1], group)
     return max(1, min(most, round(budget / typical)))
-
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,26 +213,6 @@ class Cell:
         """By what share is a row slower than plain DDP? The median over steps taken side by side."""
         pairs = zip(self.measured[name], self.measured[DENSE], strict=True)
         return median(other / dense for other, dense in pairs) - 1
-
-
-def cell(model: str, workers: int, link: str, events: Sequence[Event]) -> Cell:
-    """Make a cell from what rank 0 emitted."""
-    one = {event["kind"]: event for event in events}
-    history = one["decided"]["history"]
-    last: Mapping[str, Any] = history[-1] if history else {"choice": {}, "reason": "undecided"}
-    return Cell(
-        model=model,
-        workers=workers,
-        link=link,
-        predicted=one["plan"]["predicted"],
-        measured={event["name"]: event["seconds"] for event in events if event["kind"] == "times"},
-        planning=one["plan"]["seconds"],
-        attaching=one["attached"]["seconds"],
-        deciding=one["decided"]["seconds"],
-        choice=last["choice"],
-        reason=last["reason"],
-        same=one["same"]["same"],
-    )
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, float]:
@@ -309,7 +277,8 @@ def _cell(model: str, job: dict[str, Any], workers: int, link: str) -> Cell:
         if not cluster.throttled:
             raise typer.BadParameter(f"links cannot be limited here: {cluster.label}")
         cluster.limit(parse_rate(link))
-        return cell(model, workers, link, [event for rank, event in cluster.run(job) if rank == 0])
+        ((_, found),) = cluster.run(job)
+        return Cell(model=model, workers=workers, link=link, **found)
 
 
 def _problems(models: str, data: Path | None) -> dict[str, dict[str, Any]]:

@@ -5,29 +5,35 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from thinwire_lab.studies.planner import Cell, cell, summary
+from thinwire_lab.studies.planner import Cell, summary
 
 PROGRAM = [sys.executable, "-m", "thinwire_lab.studies.planner"]
-HISTORY = [{"step": 9, "choice": {"w": "topk:0.01"}, "reason": "first plan"}]
-EVENTS: list[dict[str, Any]] = [
-    {"kind": "plan", "seconds": 4.0, "predicted": {"dense": 1.1, "topk:0.01": 0.5, "the plan": 0.45}},
-    {"kind": "attached", "seconds": 3.0},
-    {"kind": "decided", "seconds": 2.0, "steps": 30, "history": HISTORY},
-    {"kind": "times", "name": "dense", "seconds": [1.0, 1.0, 2.0]},
-    {"kind": "times", "name": "topk:0.01", "seconds": [0.4, 0.5, 0.6]},
-    {"kind": "times", "name": "the plan", "seconds": [0.6]},
-    {"kind": "times", "name": "auto", "seconds": [1.1, 0.9, 2.02]},
-    {"kind": "times", "name": "dense again", "seconds": [1.0, 1.1, 2.0]},
-    {"kind": "same", "same": True},
-]
+MEASURED = {
+    "dense": [1.0, 1.0, 2.0],
+    "topk:0.01": [0.4, 0.5, 0.6],
+    "the plan": [0.6],
+    "auto": [1.1, 0.9, 2.02],
+    "dense again": [1.0, 1.1, 2.0],
+}
 
 
 def _cell(link: str = "1gbit") -> Cell:
-    return cell("transformer", 2, link, EVENTS)
+    return Cell(
+        model="transformer",
+        workers=2,
+        link=link,
+        predicted={"dense": 1.1, "topk:0.01": 0.5, "the plan": 0.45},
+        measured=MEASURED,
+        planning=4.0,
+        attaching=3.0,
+        deciding=2.0,
+        choice={"w": "topk:0.01"},
+        reason="first plan",
+        same=True,
+    )
 
 
 def test_a_cell_by_hand() -> None:
@@ -38,7 +44,6 @@ def test_a_cell_by_hand() -> None:
     assert found.regret("the plan") == pytest.approx(0.2)
     assert found.over_dense("auto") == pytest.approx(0.01)
     assert found.over_dense("dense again") == 0.0
-    assert (found.same, found.choice, found.reason) == (True, {"w": "topk:0.01"}, "first plan")
 
 
 def test_the_summary_by_hand() -> None:
