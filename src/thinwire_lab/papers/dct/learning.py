@@ -1,6 +1,6 @@
 """The claims of DCT-DP about learning, with virtual workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 
@@ -9,15 +9,13 @@ from thinwire_lab.papers.shared.benches import FC_1G, FC_100M, Steps
 from thinwire_lab.papers.shared.figures import Lines
 from thinwire_lab.papers.shared.judging import MARGIN, by_setting, every, no_worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import Interval, Series, over, trained
+from thinwire_lab.papers.shared.trials import Interval, Ways, over, trained
 
 LIVES = (1, 10, 100, 1000)
 DENSITIES = (0.25, 0.1, 0.05, 0.02, 0.005, 0.001)
 _NO_LOSS = [f"{density:g}" for density in DENSITIES[:-1]]
 """Down to which the paper sees no loss."""
 FC, MLP, FC_LIVES, MLP_LIVES = trained("dct").values()
-
-Ways = Mapping[str, Series]
 
 
 @DCT.judge("T4", FC_LIVES, MLP_LIVES)

@@ -1,7 +1,7 @@
 """DRAGONN's claims about steps to a target, with eight virtual workers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from thinwire_lab.papers.dragonn import DRAGONN
@@ -9,7 +9,7 @@ from thinwire_lab.papers.shared.benches import FC_1G, XL_1G, Steps
 from thinwire_lab.papers.shared.figures import Lines, curve
 from thinwire_lab.papers.shared.judging import MARGIN, Range, by_setting, every, no_worse, sooner, worse
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.trials import Interval, Series, Trial, interval, steps_to, trained
+from thinwire_lab.papers.shared.trials import Interval, Series, Trial, Ways, interval, steps_to, trained
 
 XL, MLP, VGG_BY_SIZE = trained("dragonn").values()
 _SLOWER = "randomk at a tenth of the rate"
@@ -17,8 +17,6 @@ _SIGNS = ("signsgd", "signsgd at an eighth of the rate")
 _BY_SIZE = tuple(VGG_BY_SIZE.ways)
 """Those that send the largest elements."""
 XL_BY_SIZE, MLP_BY_SIZE = XL.only(*_BY_SIZE, "unmasked"), MLP.only(*_BY_SIZE)
-
-Ways = Mapping[str, Series]
 
 
 def steps(ways: Ways) -> dict[str, float]:

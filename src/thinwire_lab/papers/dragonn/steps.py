@@ -5,26 +5,8 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from thinwire_lab.papers.dragonn import DRAGONN
-from thinwire_lab.papers.shared.benches import (
-    CNN_1G,
-    CNN_STEPS,
-    FC_1G,
-    LM_1G,
-    LM_STEPS,
-    TEXT_1G,
-    TEXT_100M,
-    TEXT_SPARSER,
-    TEXT_STEPS,
-    XL_1G,
-    XL_STEPS,
-    Grid,
-    Place,
-    Steps,
-    at_every,
-    by_workers,
-    faster,
-    told,
-)
+from thinwire_lab.papers.shared import benches
+from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, by_workers, faster, told
 from thinwire_lab.papers.shared.figures import Bars
 from thinwire_lab.papers.shared.judging import Range, by_setting, every, larger, sooner
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
@@ -44,7 +26,7 @@ def _gain(steps: Steps, label: str) -> str:
     return f"{steps.faster(label):.2f} ({steps.spread(label)})"
 
 
-@DRAGONN.judge("D4", FC_1G)
+@DRAGONN.judge("D4", benches.FC_1G)
 def encoding_eats_gain(fc: Steps) -> Outcome:
     """DGC gains less than its bytes promise, and encoding is at least four fifths of what is missing."""
     promised, split = fc.free + 8 * fc.bytes(_DGC) / 1e9, fc.rows[_DGC].split_seconds
@@ -63,7 +45,7 @@ def encoding_eats_gain(fc: Steps) -> Outcome:
     return Outcome(*every(parts), measured=measured)
 
 
-@DRAGONN.judge("D8", CNN_STEPS, TEXT_STEPS, XL_STEPS)
+@DRAGONN.judge("D8", benches.CNN_STEPS, benches.TEXT_STEPS, benches.XL_STEPS)
 def hashed_first(cnn: Grid, text: Grid, xl: Grid) -> Outcome:
     """Hashed slots are faster than DGC and that than dense, most so on the largest layer."""
     models = {"ResNet-20": cnn, "transformer": text, "XL": xl}
@@ -93,7 +75,7 @@ def _over_dense(steps: Steps) -> str:
     return steps.ahead(_DGC)
 
 
-@DRAGONN.judge("D18", XL_STEPS)
+@DRAGONN.judge("D18", benches.XL_STEPS)
 def order_of_throughput(xl: Grid) -> Outcome:
     """Random-k is faster than DRAGONN, and that than DGC and SignSGD."""
     pairs = (("randomk 0.001", _HASHED), (_HASHED, _DGC), (_HASHED, "signsgd"))
@@ -104,7 +86,7 @@ def order_of_throughput(xl: Grid) -> Outcome:
     return Outcome(*every(parts), measured=f"over dense {asked}")
 
 
-@DRAGONN.judge("D19", TEXT_100M, TEXT_1G, TEXT_SPARSER)
+@DRAGONN.judge("D19", benches.TEXT_100M, benches.TEXT_1G, benches.TEXT_SPARSER)
 def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
     """Hashed slots lead DGC at each density, and QSGD."""
     found = {"100mbit": slow, "1gbit": fast}
@@ -131,7 +113,7 @@ def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
     return Outcome(*every(parts), measured=f"least at {density} and {link}: {ours} where DGC has {theirs}")
 
 
-@DRAGONN.judge("D20", LM_STEPS)
+@DRAGONN.judge("D20", benches.LM_STEPS)
 def language_model(lm: Grid) -> Outcome:
     """Faster than DGC, and both than dense, on a model with a large embedding."""
     asked = lm[_ASKED]
@@ -139,7 +121,7 @@ def language_model(lm: Grid) -> Outcome:
     return Outcome(*every({"over DGC": _over_dgc(asked), "DGC over dense": _over_dense(asked)}), measured=measured)
 
 
-@DRAGONN.judge("D26", XL_STEPS)
+@DRAGONN.judge("D26", benches.XL_STEPS)
 def more_on_faster_links(xl: Grid) -> Outcome:
     """The lead over DGC is larger on the faster link."""
     word, note = by_setting(
@@ -200,7 +182,7 @@ def leaving_out(found: Mapping[str, Any]) -> Iterator[LeftOut]:
             yield LeftOut(cell["link"], len(cell["choice"]), 1 / _times(cell, name), ahead)
 
 
-@DRAGONN.redraws("figure_3", CNN_1G, TEXT_1G, LM_1G, XL_1G)
+@DRAGONN.redraws("figure_3", benches.CNN_1G, benches.TEXT_1G, benches.LM_1G, benches.XL_1G)
 def figure_3(*found: Steps) -> Bars:
     """Throughput over dense, by model."""
     ours = {

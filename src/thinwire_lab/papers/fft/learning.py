@@ -7,13 +7,11 @@ from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.shared.figures import Lines, curve
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, rising, worse
 from thinwire_lab.papers.shared.ledger import UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import Series, points_lost, trained
+from thinwire_lab.papers.shared.trials import Ways, points_lost, trained
 
 MLP, FC, MLP_TOGETHER, FC_TOGETHER = trained("fft").values()
 _FREE, _BACK = ("dense", "theta 0.5", "theta 0.9"), ("dense", "theta 0.9", "recovery")
 _FOUR = ("theta 0.85", "topk", "qsgd", "terngrad")
-
-Ways = Mapping[str, Series]
 
 
 def _said(models: Mapping[str, Ways], names: Sequence[str]) -> str:

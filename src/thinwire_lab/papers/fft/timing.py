@@ -6,21 +6,8 @@ from typing import Any
 
 from thinwire_lab.cluster.rounds import straight
 from thinwire_lab.papers.fft import FFT_PAPER
-from thinwire_lab.papers.shared.benches import (
-    CNN_1G,
-    CNN_STEPS,
-    FC_1G,
-    FC_STEPS,
-    LM_STEPS,
-    TEXT_STEPS,
-    Grid,
-    Place,
-    Steps,
-    at_every,
-    by_workers,
-    faster,
-    spans,
-)
+from thinwire_lab.papers.shared import benches
+from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, by_workers, faster, spans
 from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
@@ -44,7 +31,7 @@ LAYERS = Document(name="layers", words="python -m thinwire_lab.papers.shared.tim
 _FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
 
 
-@FFT_PAPER.judge("F1", CNN_STEPS, FC_STEPS, LM_STEPS)
+@FFT_PAPER.judge("F1", benches.CNN_STEPS, benches.FC_STEPS, benches.LM_STEPS)
 def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
     """The model with most parameters for its computing spends the largest share of its step communicating."""
     models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
@@ -72,7 +59,7 @@ def _share(steps: Steps) -> list[float]:
     return [max(0.0, 1 - steps.free / steps.seconds("dense"))]
 
 
-@FFT_PAPER.judge("F20", FC_STEPS, CNN_STEPS, SWEEP)
+@FFT_PAPER.judge("F20", benches.FC_STEPS, benches.CNN_STEPS, SWEEP)
 def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
     """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
     models = {"small VGG": fc, "ResNet-20": cnn}
@@ -109,7 +96,7 @@ def _gathered(steps: Steps, found: Found, place: Place) -> float:
     return 1 + more / steps.seconds("dense")
 
 
-@FFT_PAPER.judge("F24", FC_STEPS, CNN_STEPS, TEXT_STEPS)
+@FFT_PAPER.judge("F24", benches.FC_STEPS, benches.CNN_STEPS, benches.TEXT_STEPS)
 def scales(*found: Grid) -> Outcome:
     """From four workers on FFT has the highest rate of the four."""
     models = dict(zip(_MODELS, found, strict=True))
@@ -126,7 +113,7 @@ def _first(steps: Steps) -> str:
 _MODELS = ("small VGG", "ResNet-20", "transformer")
 
 
-@FFT_PAPER.judge("F25", FC_STEPS, CNN_STEPS, TEXT_STEPS)
+@FFT_PAPER.judge("F25", benches.FC_STEPS, benches.CNN_STEPS, benches.TEXT_STEPS)
 def slower_is_better(*found: Grid) -> Outcome:
     """Gains are larger on the slower link."""
     models = dict(zip(_MODELS, found, strict=True))
@@ -168,7 +155,7 @@ def figure_11(found: Found) -> Lines:
     return Lines(title="Ours: Gloo, 1 MiB a worker", along="workers", up="ms", lines=lines, log="y")
 
 
-@FFT_PAPER.redraws("table_2", FC_1G, CNN_1G)
+@FFT_PAPER.redraws("table_2", benches.FC_1G, benches.CNN_1G)
 def table_2(fc: Steps, cnn: Steps) -> Bars:
     """Speed-up over SGD, by method."""
     named = dict(zip(("FFT", "Top-k", "QSGD", "TernGrad"), _FOUR, strict=True))

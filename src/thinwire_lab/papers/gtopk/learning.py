@@ -1,6 +1,6 @@
 """gTop-k's claims about learning, with virtual workers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from math import exp
 
@@ -8,11 +8,10 @@ from thinwire_lab.papers.gtopk import GTOPK
 from thinwire_lab.papers.shared.figures import Lines, curve
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, MARGIN, by_setting, every, no_worse, rising, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import RATES, Interval, Series, Trials, Way, interval, over, points_lost, trained
+from thinwire_lab.papers.shared.trials import RATES, Interval, Trials, Way, Ways, interval, over, points_lost, trained
 
 CNN, FC, CNN_WHOLE, FC_WHOLE, LM, CNN_OF_32, FC_OF_32 = trained("gtopk").values()
 
-Ways = Mapping[str, Series]
 _HALVED = ("0.001", "0.0005", "density warm-up", "density warm-up to 0.0005")
 _WARMED = ("0.001", "density warm-up")
 _LIKE_DENSE = ("dense", *_WARMED)

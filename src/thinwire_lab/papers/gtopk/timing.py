@@ -10,22 +10,8 @@ import numpy as np
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.rounds import line, straight
 from thinwire_lab.papers.gtopk import GTOPK
-from thinwire_lab.papers.shared.benches import (
-    CNN_1G,
-    CNN_STEPS,
-    FC_1G,
-    FC_STEPS,
-    LM_STEPS,
-    MORE,
-    TEXT_STEPS,
-    XL_STEPS,
-    Grid,
-    Place,
-    Steps,
-    at_every,
-    gains,
-    span,
-)
+from thinwire_lab.papers.shared import benches
+from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, gains, span
 from thinwire_lab.papers.shared.claims import GRADIENTS
 from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, verdict
@@ -138,7 +124,7 @@ def tree_costs(found: Mapping[str, Any]) -> Outcome:
             parts[f"P = {row['world_size']} at {row['link']}"] = word
             times.setdefault(row["link"], []).append(f"{1 + off.middle:.2f}")
     by_link = ", ".join(f"{link} {', '.join(each)}" for link, each in times.items())
-    return Outcome(*by_setting(parts), more=MORE, measured=f"times the formula, by workers: {by_link}")
+    return Outcome(*by_setting(parts), more=benches.MORE, measured=f"times the formula, by workers: {by_link}")
 
 
 def _off_tree(row: Mapping[str, Any]) -> _Off:
@@ -151,7 +137,7 @@ def _off_tree(row: Mapping[str, Any]) -> _Off:
 _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 
 
-@GTOPK.judge("G11", TEXT_STEPS)
+@GTOPK.judge("G11", benches.TEXT_STEPS)
 def scales(text: Grid) -> Outcome:
     """About as fast as an all-gather at 8, where the model says so."""
     parts = at_every(text, _as_the_model, workers=(8,))
@@ -165,7 +151,7 @@ def _as_the_model(steps: Steps) -> str:
     return FAILS if most < 0.83 or least > 1.17 else UNDECIDED
 
 
-@GTOPK.judge("G22", CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
+@GTOPK.judge("G22", benches.CNN_STEPS, benches.FC_STEPS, benches.TEXT_STEPS, benches.LM_STEPS, benches.XL_STEPS)
 def efficiency(*found: Grid) -> Outcome:
     """Faster than dense and than Top-k, on every model."""
     models = dict(zip(("ResNet-20", "small VGG", "transformer", "LSTM", "XL"), found, strict=True))
@@ -185,7 +171,16 @@ def efficiency(*found: Grid) -> Outcome:
     return Outcome(*every(parts), measured="; ".join(said))
 
 
-@GTOPK.judge("G12", GRADIENTS, SWEEP, CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
+@GTOPK.judge(
+    "G12",
+    GRADIENTS,
+    SWEEP,
+    benches.CNN_STEPS,
+    benches.FC_STEPS,
+    benches.TEXT_STEPS,
+    benches.LM_STEPS,
+    benches.XL_STEPS,
+)
 def throughput(published: Mapping[str, Outcome], found: Found, *models: Grid) -> Outcome:
     """The published throughputs follow from the cost model, and our own steps do."""
     arithmetic, places = published["G12"], [each for model in models for each in model.items()]
@@ -204,7 +199,7 @@ def _off_model(found: Found, place: Place, steps: Steps, label: str) -> _Off:
     return _Off(*(seconds / model - 1 for seconds in (steps.seconds(label), *steps.range(label))))
 
 
-@GTOPK.judge("G13", FC_1G, CNN_1G, ROUTES)
+@GTOPK.judge("G13", benches.FC_1G, benches.CNN_1G, ROUTES)
 def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
     """By `torch.topk`, selecting from dense layers takes as long as computing; ResNets reach 80 % of linear scaling."""
     nbytes = fc.gradient(4)
@@ -240,7 +235,7 @@ def figure_8(found: Found) -> tuple[Lines, Lines]:
     return fit, pings
 
 
-@GTOPK.redraws("figure_10", TEXT_STEPS)
+@GTOPK.redraws("figure_10", benches.TEXT_STEPS)
 def figure_10(text: Grid) -> Bars:
     """Gains by number of workers."""
     ours = {

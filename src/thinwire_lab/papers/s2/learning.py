@@ -8,13 +8,11 @@ from thinwire_lab.papers.shared.benches import TEXT_1G, Steps
 from thinwire_lab.papers.shared.claims import GRADIENTS
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, points, sooner, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import Series, interval, points_lost, steps_to, trained
+from thinwire_lab.papers.shared.trials import Series, Ways, interval, points_lost, steps_to, trained
 
 RATIOS = (2, 1, 0.5, 0.25, 0.1, 0.05)
 _BENCHED = "s2_reducer 0.0312"
 TEXT, SLOWLY, LONGER, CNN, SECOND, CNN_WHOLE, SECOND_WHOLE, LM = trained("s2").values()
-
-Ways = Mapping[str, Series]
 
 
 def _steps(text: Ways) -> dict[str, float]:

@@ -6,25 +6,14 @@ from math import exp
 from typing import Any, NamedTuple
 
 from thinwire_lab.papers.s2 import S2
-from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT, Ways
-from thinwire_lab.papers.shared.benches import (
-    CNN_1G,
-    CNN_STEPS,
-    LM_1G,
-    LM_STEPS,
-    TEXT_STEPS,
-    Grid,
-    Steps,
-    at_every,
-    faster,
-    gains,
-    span,
-)
+from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT
+from thinwire_lab.papers.shared import benches
+from thinwire_lab.papers.shared.benches import Grid, Steps, at_every, faster, gains, span
 from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.links import EXCHANGES, SWEEP, Found, collective, kept, links, worlds
-from thinwire_lab.papers.shared.trials import Interval, interval, points_lost
+from thinwire_lab.papers.shared.trials import Interval, Ways, interval, points_lost
 
 
 @S2.judge("S15", SWEEP)
@@ -50,7 +39,7 @@ def gather_over_reduce(found: Found, link: str, world: int) -> float:
 SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
 
 
-@S2.judge("S9", LM_STEPS, LM.on(5))
+@S2.judge("S9", benches.LM_STEPS, LM.on(5))
 def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
     """On a model with a large embedding faster than all-gathers of values and indices, at the same perplexity."""
     apart = _perplexity(trained)
@@ -72,7 +61,7 @@ def _before_union(steps: Steps) -> str:
     return steps.ahead(SKETCH, UNION)
 
 
-@S2.judge("S13", LM_STEPS, TEXT_STEPS, LM.on(5), TEXT)
+@S2.judge("S13", benches.LM_STEPS, benches.TEXT_STEPS, LM.on(5), TEXT)
 def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> Outcome:
     """Fewer bytes and shorter steps than sending blocks' values exactly, at the same quality."""
     models = {"LSTM": lm, "transformer": {place: steps for place, steps in text.items() if SKETCH in steps.rows}}
@@ -97,7 +86,7 @@ def _smaller(steps: Steps, *others: str) -> str:
     return verdict(steps.bytes(SKETCH) < min(map(steps.bytes, others)))
 
 
-@S2.judge("S11", CNN_STEPS, CNN, CNN_WHOLE)
+@S2.judge("S11", benches.CNN_STEPS, CNN, CNN_WHOLE)
 def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
     """Fewer bytes, shorter steps, and the same accuracy."""
     parts = {
@@ -160,7 +149,7 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways) -> Outcome:
     return Outcome(*every(parts), measured=f"{faster}; perplexity {apart} over dense's")
 
 
-@S2.redraws("figure_3", LM_1G, CNN_1G)
+@S2.redraws("figure_3", benches.LM_1G, benches.CNN_1G)
 def figure_3(lm: Steps, cnn: Steps) -> Bars:
     """How much faster the sketch is than the others."""
     others = {"all-gather": GATHER, "exact union, packed": UNION, "dense": "dense"}

@@ -47,18 +47,13 @@ Draw = Callable[[Sequence[Run]], Figure]
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Decides a claim: `decide` takes what each of the evidence found, in order."""
+    """Decides a claim, or draws a figure of the paper's beside ours.
+
+    `decide` takes what each of the evidence found, in order.
+    """
 
     evidence: Sequence[Evidence]
-    decide: Decide
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """A figure of the paper beside ours: `redraw` takes what each of the evidence found, in order."""
-
-    evidence: Sequence[Evidence]
-    redraw: Redraw
+    decide: Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +62,7 @@ class Paper:
 
     name: str
     judges: dict[str, Judge] = field(default_factory=dict)
-    drawings: dict[str, Drawing] = field(default_factory=dict)
+    drawings: dict[str, Judge] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
     figures: dict[str, Draw] = field(default_factory=dict)
 
@@ -81,7 +76,7 @@ class Paper:
 
     def redraws(self, name: str, *evidence: Evidence) -> Callable[[Redraw], Redraw]:
         """Register a function that returns ours of a figure of the paper: `name`.png in the paper's folder."""
-        return _registering(self.drawings, name, lambda redraw: Drawing(evidence=evidence, redraw=redraw))
+        return _registering(self.drawings, name, lambda redraw: Judge(evidence=evidence, decide=redraw))
 
     def figure(self, name: str) -> Callable[[Draw], Draw]:
         """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""

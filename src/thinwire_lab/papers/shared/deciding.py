@@ -95,7 +95,7 @@ def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]
         told = tomllib.loads((FOLDER / paper.name / "figures.toml").read_text())
         for name, drawing in paper.drawings.items():
             with suppress(Absent):
-                panels = drawing.redraw(*(each.read(shelf) for each in drawing.evidence))
+                panels = drawing.decide(*(each.read(shelf) for each in drawing.evidence))
                 yield f"{paper.name}/{name}.png", beside(panels, told[name])
 
 

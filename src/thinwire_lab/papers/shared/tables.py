@@ -6,62 +6,39 @@ from pathlib import Path
 
 from thinwire_lab.inputs import write_atomically
 from thinwire_lab.papers.dct import crossing
-from thinwire_lab.papers.shared.benches import (
-    CNN_STEPS,
-    FC_STEPS,
-    LINKS,
-    LM_STEPS,
-    TEXT_STEPS,
-    WORKERS,
-    XL_STEPS,
-    Grid,
-    Place,
-    Steps,
-)
-from thinwire_lab.papers.shared.ledger import (
-    BEYOND,
-    DECIDES,
-    DEPENDS,
-    FAILS,
-    FOLDER,
-    HOLDS,
-    NAMES,
-    NOTHING,
-    OPEN,
-    UNDECIDED,
-    Row,
-    catalogue,
-    counts,
-)
+from thinwire_lab.papers.shared import benches, ledger
+from thinwire_lab.papers.shared.benches import Grid, Place, Steps
 from thinwire_lab.papers.shared.shelf import Shelf
 
 PAGE = Path("docs/how-to/choose-a-recipe.md")
 GAINS_HEAD = "| model | gradients | link | 2 workers | 4 | 8 |\n| --- | ---: | --- | ---: | ---: | ---: |\n"
 MODELS = {
-    "ResNet-20: much compute, few weights": CNN_STEPS,
-    "byte-level transformer": TEXT_STEPS,
-    "LSTM with an embedding": LM_STEPS,
-    "small VGG: most weights in fully connected layers": FC_STEPS,
-    "one linear layer of 12.7 M weights": XL_STEPS,
+    "ResNet-20: much compute, few weights": benches.CNN_STEPS,
+    "byte-level transformer": benches.TEXT_STEPS,
+    "LSTM with an embedding": benches.LM_STEPS,
+    "small VGG: most weights in fully connected layers": benches.FC_STEPS,
+    "one linear layer of 12.7 M weights": benches.XL_STEPS,
 }
 SPARSE = ("topk 0.001", "dgc 0.001", "dragonn 0.001", "gtopk 0.001")
 
 
 def gains_lines(shelf: Shelf) -> str:
     """Return a line for each model and link. Raises Absent where a run is missing."""
-    return "".join(_gains_of(name, benches.read(shelf)) for name, benches in MODELS.items())
+    return "".join(_gains_of(name, runs.read(shelf)) for name, runs in MODELS.items())
 
 
 def _gains_of(name: str, found: Grid) -> str:
-    megabytes = f"{found[Place(4, LINKS[0])].gradient(4) / 1e6:.2g} MB"
-    return _gains_line(f"{name} | {megabytes} | 1 Gbit/s", LINKS[1], found) + _gains_line(
-        "| | 100 Mbit/s", LINKS[0], found
+    megabytes = f"{found[Place(4, benches.LINKS[0])].gradient(4) / 1e6:.2g} MB"
+    return _gains_line(f"{name} | {megabytes} | 1 Gbit/s", benches.LINKS[1], found) + _gains_line(
+        "| | 100 Mbit/s", benches.LINKS[0], found
     )
 
 
 def _gains_line(begin: str, link: str, found: Grid) -> str:
-    places = [Place(workers, link) for workers in WORKERS]
-    return f"| {' | '.join((begin, *(_span(found[place]) if place in found else NOTHING for place in places)))} |\n"
+    places = [Place(workers, link) for workers in benches.WORKERS]
+    return (
+        f"| {' | '.join((begin, *(_span(found[place]) if place in found else ledger.NOTHING for place in places)))} |\n"
+    )
 
 
 def _span(steps: Steps) -> str:
@@ -73,16 +50,16 @@ def _span(steps: Steps) -> str:
 
 HEAD = "| id | the paper's claim | it holds if | verdict | ours |\n| --- | --- | --- | --- | --- |\n"
 _WORDS = {
-    HOLDS: ("holds", "hold"),
-    FAILS: ("does not", "do not"),
-    DEPENDS: ("depends on the setting", "depend on the setting"),
-    UNDECIDED: ("is undecided", "are undecided"),
-    BEYOND: ("is out of reach here", "are out of reach here"),
-    OPEN: ("is open", "are open"),
+    ledger.HOLDS: ("holds", "hold"),
+    ledger.FAILS: ("does not", "do not"),
+    ledger.DEPENDS: ("depends on the setting", "depend on the setting"),
+    ledger.UNDECIDED: ("is undecided", "are undecided"),
+    ledger.BEYOND: ("is out of reach here", "are out of reach here"),
+    ledger.OPEN: ("is open", "are open"),
 }
 """Of one claim, and of several."""
-_COUNTED = (HOLDS, FAILS, DEPENDS, UNDECIDED)
-"""What the table of counts has a column for; the sentence above it has all."""
+_COUNTED = (ledger.HOLDS, ledger.FAILS, ledger.DEPENDS, ledger.UNDECIDED)
+"""What the table of ledger.counts has a column for; the sentence above it has all."""
 TITLES = {
     "dragonn": "[DRAGONN](dragonn/README.md)",
     "fft": "[FFT sparsification and the offset float](fft/README.md)",
@@ -96,29 +73,29 @@ _RANGE = re.compile(r"\(([\d.,e+]+)%? to ([\d.,e+]+%?)\)")
 YEARS = {"dragonn": 2022, "fft": 2020, "s2": 2021, "dct": 2021, "gtopk": 2019}
 
 
-def renew(rows: Mapping[str, Row], folder: Path = FOLDER) -> None:
+def renew(rows: Mapping[str, ledger.Row], folder: Path = ledger.FOLDER) -> None:
     """Write every table of the papers anew."""
     for path, text in _pages(rows, folder):
         write_atomically(path, text)
 
 
-def stale(rows: Mapping[str, Row], folder: Path = FOLDER) -> list[str]:
+def stale(rows: Mapping[str, ledger.Row], folder: Path = ledger.FOLDER) -> list[str]:
     """Return the pages whose tables are not what the ledger says."""
     return [str(path.relative_to(folder.parent)) for path, text in _pages(rows, folder) if path.read_text() != text]
 
 
-def counted(rows: Sequence[Row]) -> str:
+def counted(rows: Sequence[ledger.Row]) -> str:
     """Return how many claims have which verdict, as a sentence."""
     if not rows:
         return "None."
-    numbers = counts(rows)
+    numbers = ledger.counts(rows)
     found = [(numbers[verdict], words) for verdict, words in _WORDS.items() if numbers[verdict]]
     said = ", ".join(f"{number} {several if number > 1 else one}" for number, (one, several) in found)
     return f"Of {len(rows)} claims {said}."
 
 
-def _pages(rows: Mapping[str, Row], folder: Path) -> Iterator[tuple[Path, str]]:
-    for name in NAMES:
+def _pages(rows: Mapping[str, ledger.Row], folder: Path) -> Iterator[tuple[Path, str]]:
+    for name in ledger.NAMES:
         path, mine = folder / name / "README.md", [row for row in rows.values() if row.paper == name]
         text = _put(_counted(path, mine), HEAD, "".join(map(_line, mine)))
         yield path, _put(text, crossing.HEAD, crossing.lines(Shelf())) if name == "dct" else text
@@ -128,7 +105,7 @@ def _pages(rows: Mapping[str, Row], folder: Path) -> Iterator[tuple[Path, str]]:
     yield path, _put(path.read_text(), GAINS_HEAD, gains_lines(Shelf()))
 
 
-def _counted(path: Path, rows: Sequence[Row]) -> str:
+def _counted(path: Path, rows: Sequence[ledger.Row]) -> str:
     return re.sub(r"Of \d+ claims [^.]*\.", counted(rows), path.read_text(), count=1)
 
 
@@ -140,24 +117,24 @@ def _put(text: str, head: str, lines: str) -> str:
     return before + head + lines + re.sub(r"\A(\|.*\n)*", "", after)
 
 
-def _line(row: Row) -> str:
+def _line(row: ledger.Row) -> str:
     """Return a claim's line: of what we measured the clauses that decide."""
-    clauses = row.measured.split("; ")[: catalogue()[row.id].clauses]
-    ours = _RANGE.sub(rf"(\1{NOTHING}\2)", "; ".join(clauses)) + (f" ({row.spread})" if row.spread else "")
-    *_, more = row.how.partition(DECIDES)
+    clauses = row.measured.split("; ")[: ledger.catalogue()[row.id].clauses]
+    ours = _RANGE.sub(rf"(\1{ledger.NOTHING}\2)", "; ".join(clauses)) + (f" ({row.spread})" if row.spread else "")
+    *_, more = row.how.partition(ledger.DECIDES)
     verdict = f"**{row.verdict}**{row.note}" + (f"; {more} would decide" if more else "")
     cells = (row.id, row.claim, row.criterion, verdict, ours)
     return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |\n"
 
 
-def _numbers(rows: Mapping[str, Row]) -> tuple[str, str]:
-    """Return the head and the lines of the table of counts."""
+def _numbers(rows: Mapping[str, ledger.Row]) -> tuple[str, str]:
+    """Return the head and the lines of the table of ledger.counts."""
     head = "| paper | claims | hold | do not hold | depend on the setting | undecided |\n"
     lines = []
-    for name in NAMES:
+    for name in ledger.NAMES:
         mine = [row for row in rows.values() if row.paper == name]
-        numbers = [len(mine), *(counts(mine)[verdict] for verdict in _COUNTED)]
+        numbers = [len(mine), *(ledger.counts(mine)[verdict] for verdict in _COUNTED)]
         lines.append(f"| {TITLES[name]} ({YEARS[name]}) | " + " | ".join(map(str, numbers)) + " |\n")
-    total = [len(rows), *(counts(rows.values())[verdict] for verdict in _COUNTED)]
+    total = [len(rows), *(ledger.counts(rows.values())[verdict] for verdict in _COUNTED)]
     lines.append("| **all** | " + " | ".join(f"**{number}**" for number in total) + " |\n")
     return head + "| --- |" + " ---: |" * len(numbers) + "\n", "".join(lines)

@@ -53,6 +53,7 @@ class Trial:
 
 
 Series = Sequence[Trial]
+Ways = Mapping[str, Series]
 
 
 @dataclass(frozen=True, kw_only=True)
