@@ -4,12 +4,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Self, final
+from typing import Annotated, Any, NamedTuple, Self, final
 
-from thinwire.checked import Bandwidth, Count, Number, Range, Seconds, Size, checked
+from thinwire.checked import Count, Range, Seconds, Size, checked
 from thinwire.exchanges import Link
 from thinwire.planner.plan import Plan
 from thinwire.planner.reasons import ms
+from thinwire_lab.plan.words import bit_rate
 
 AS_IT_IS = "as it is"
 ActivationShare = Annotated[float, Range("a share of activations, above 0 and below 1", above=0, below=1)]
@@ -42,16 +43,6 @@ class Cut:
     def __post_init__(self) -> None:
         if not self.link.seconds(max(self.dense_bytes, self.nbytes, 1)) < _FOREVER:
             raise ValueError(f"the link behind stage {self.stage} carries nothing: {self.link}; expected a bandwidth")
-
-    @property
-    def full(self) -> float:
-        """Seconds on the link, both directions, unchanged."""
-        return _WAYS * self.link.seconds(self.dense_bytes)
-
-    @property
-    def sparse(self) -> float:
-        """Seconds on the link, both directions, sparsified."""
-        return _WAYS * self.link.seconds(self.nbytes)
 
     @property
     def gain(self) -> float:
@@ -94,16 +85,13 @@ class Crossings:
         return cls(**{**found, "cuts": tuple(Cut(**{**cut, "link": Link(**cut["link"])}) for cut in found["cuts"])})
 
 
-@final
-@checked
-@dataclass(frozen=True, kw_only=True)
-class BoundaryRow:
+class BoundaryRow(NamedTuple):
     """One cut: what is chosen, the seconds it saves in a step, the cut's `break_even`, and why."""
 
     cut: Cut
     choice: str
-    saves: Number
-    break_even: Bandwidth
+    saves: float
+    break_even: float
     reason: str
 
     @property
@@ -113,13 +101,11 @@ class BoundaryRow:
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON, an infinite break-even as None."""
-        return asdict(self) | {"break_even": self.break_even if self.break_even < math.inf else None}
+        break_even = self.break_even if self.break_even < math.inf else None
+        return self._asdict() | {"cut": asdict(self.cut), "break_even": break_even}
 
 
-@final
-@checked
-@dataclass(frozen=True, kw_only=True)
-class PipelinePlan:
+class PipelinePlan(NamedTuple):
     """A plan for the gradients of each stage's replicas, and what to do at each cut."""
 
     stages: Sequence[Plan]
@@ -136,39 +122,39 @@ class PipelinePlan:
         where = f"{len(paying)} of {len(self.boundaries)} cuts"
         return f"{self.crossings.name} at {where} saves up to {saved:.1f} ms a step"
 
-    def to_json(self) -> str:
-        """Return all of it as JSON, each stage's plan as `Plan.to_json` has it."""
+    def document(self) -> dict[str, Any]:
+        """Return all of it for JSON, each stage's plan as `Plan.to_json` has it."""
         pays = any(row.pays for row in self.boundaries) or any(plan.pays for plan in self.stages)
-        whole = {"schema": "thinwire.pipeline-plan/1", "verdict": self.verdict, "pays": pays}
-        whole |= {name: getattr(self.crossings, name) for name in ("density", "values", "micro_batches")}
-        whole |= {"boundaries": [row.document() for row in self.boundaries]}
-        return json.dumps(whole | {"stages": [json.loads(plan.to_json()) for plan in self.stages]}, indent=1)
+        found = {"schema": "thinwire.pipeline-plan/1", "verdict": self.verdict, "pays": pays}
+        found |= {name: getattr(self.crossings, name) for name in ("density", "values", "micro_batches")}
+        found |= {"boundaries": [row.document() for row in self.boundaries]}
+        return found | {"stages": [json.loads(plan.to_json()) for plan in self.stages]}
 
 
-@checked
 def decide_boundaries(crossings: Crossings) -> list[BoundaryRow]:
     """Return a row for each cut, sparsified where computing takes less time than the link saves."""
-    return [_row(cut, crossings) for cut in crossings.cuts]
+    rows = []
+    for cut in crossings.cuts:
+        pays, reason = cut.gain > 0, f"{_reason(cut, crossings.name)}; {_up_to(cut.break_even)}"
+        choice, saves = (crossings.name, crossings.micro_batches * cut.gain) if pays else (AS_IT_IS, 0.0)
+        rows.append(BoundaryRow(cut, choice, saves, cut.break_even, reason))
+    return rows
 
 
-def _row(cut: Cut, crossings: Crossings) -> BoundaryRow:
-    pays = cut.gain > 0
-    return BoundaryRow(
-        cut=cut,
-        choice=crossings.name if pays else AS_IT_IS,
-        saves=crossings.micro_batches * cut.gain if pays else 0.0,
-        break_even=cut.break_even,
-        reason=_reason(cut, crossings.name, pays),
-    )
-
-
-def _reason(cut: Cut, name: str, pays: bool) -> str:
+def _reason(cut: Cut, name: str) -> str:
     """Give the value of each term of the rule."""
+    full, sparse = (ms(_WAYS * cut.link.seconds(nbytes)) for nbytes in (cut.dense_bytes, cut.nbytes))
     if not cut.dense_bytes:
         return "nothing crosses here"
     if cut.nbytes >= cut.dense_bytes:
         return f"{name} takes no fewer bytes"
-    if pays:
-        took = f"the round trip takes {ms(cut.sparse)} instead of {ms(cut.full)}"
-        return f"{took}; encoding and decoding take {ms(cut.codec)}"
-    return f"the round trip takes {ms(cut.full)}; {name} takes {ms(cut.sparse)}, and {ms(cut.codec)} to compute"
+    if cut.gain > 0:
+        return f"the round trip takes {sparse} instead of {full}; encoding and decoding take {ms(cut.codec)}"
+    return f"the round trip takes {full}; {name} takes {sparse}, and {ms(cut.codec)} to compute"
+
+
+def _up_to(break_even: float) -> str:
+    """Say up to which bandwidth sparsifying pays."""
+    if math.isinf(break_even):
+        return "pays at any bandwidth"
+    return f"pays below {bit_rate(break_even)} here" if break_even else "never pays here, however slow the link"

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from json import dumps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from thinwire_lab.plan.command import decided, guarded, hint
 from thinwire_lab.plan.cuts import BoundaryRow, Crossings, PipelinePlan, decide_boundaries
 from thinwire_lab.plan.report import every, folded
 from thinwire_lab.plan.sources import Known, Wishes, accepted
-from thinwire_lab.plan.words import bit_rate, boundary_reason
+from thinwire_lab.plan.words import bit_rate
 from thinwire_lab.plan.worker import checked, measure_stages
 from thinwire_lab.show import page
 from thinwire_lab.show.table import Column, Table, tabulated
@@ -40,7 +41,7 @@ _OWN = "Each stage's step is predicted by itself: waiting for its neighbours is 
 def print_pipeline(console: Console, plan: PipelinePlan, *, unfolded: bool) -> None:
     """Print the table of cuts, and each stage's plan; `unfolded` shows every tensor."""
     say(console, _heading(plan), "bold")
-    for name, link in _links(plan):
+    for name, link in _links(plan).items():
         say(console, f"  {name}  {link}")
     say(console, f"{plan.crossings.micro_batches} micro-batches a step", "dim")
     console.print()
@@ -66,7 +67,7 @@ def drawn(plan: PipelinePlan) -> str:
             "Boundaries",
             page.table(_table(plan)),
             page.paragraphs([f"{plan.crossings.micro_batches} micro-batches a step. {_NOTE}"], "soft"),
-            page.definitions(dict(_links(plan))),
+            page.definitions(_links(plan)),
         ),
         *_stages(plan),
         page.paragraphs([_OWN], "soft"),
@@ -80,7 +81,7 @@ def _stages(plan: PipelinePlan) -> Iterator[str]:
 
 
 def _table(plan: PipelinePlan) -> Table:
-    reasons = [boundary_reason(row) for row in plan.boundaries]
+    reasons = [row.reason for row in plan.boundaries]
     return tabulated(_COLUMNS, plan.boundaries, why=reasons, under=reasons)
 
 
@@ -96,13 +97,13 @@ def _heading(plan: PipelinePlan) -> str:
     return f"{each} of {stages} stages, {stages * replicas} workers · {link}"
 
 
-def _links(plan: PipelinePlan) -> list[tuple[str, str]]:
+def _links(plan: PipelinePlan) -> dict[str, str]:
     """Return the link across each cut."""
-    found = [(row.cut.stage, row.cut.link) for row in plan.boundaries]
-    return [
-        (f"stage {stage} to {stage + 1}", f"latency {1e3 * link.latency:.2f} ms  bandwidth {bit_rate(link.bandwidth)}")
-        for stage, link in found
-    ]
+    links = {f"stage {cut.stage} to {cut.stage + 1}": cut.link for cut in plan.crossings.cuts}
+    return {
+        name: f"latency {1e3 * link.latency:.2f} ms  bandwidth {bit_rate(link.bandwidth)}"
+        for name, link in links.items()
+    }
 
 
 def _stage_heading(plan: PipelinePlan, stage: int) -> str:
@@ -111,13 +112,6 @@ def _stage_heading(plan: PipelinePlan, stage: int) -> str:
     if replicas == 1:
         return f"Stage {stage} has only one replica: no gradients to exchange."
     return f"Stage {stage}, gradients between its {replicas} replicas:"
-
-
-class Found(NamedTuple):
-    """What was measured: a profile for each stage, and the cuts."""
-
-    stages: list[Known]
-    crossings: Crossings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +136,8 @@ class Pipelined:
         if not 0 < self.density < 1:
             raise BadInput(f"--boundary {self.density:g} is not a share of activations; expected above 0 and below 1")
 
-    def found(self, wishes: Wishes) -> Found:
-        """Start the workers, let them measure, and end them."""
+    def planned(self, wishes: Wishes) -> PipelinePlan:
+        """Start the workers, let them measure, end them, and decide."""
         checked(self.subject, self.stages, self.micro_batches)  # otherwise every worker would refuse
         budget = wishes.budget()
         job = {"subject": self.subject, "budget": asdict(budget), "stages": self.stages}
@@ -153,7 +147,8 @@ class Pipelined:
             label = workers.label
         measured = [Profile.from_json(text) for text in event["profiles"]]
         stages = [replace(profile, made={**profile.made, "link": label}) for profile in measured]
-        return Found([Known(stage, stage, budget) for stage in stages], Crossings.of(event["crossings"]))
+        plans, crossings = [decided(Known(each, each, budget)) for each in stages], Crossings.of(event["crossings"])
+        return PipelinePlan(plans, crossings, decide_boundaries(crossings))
 
 
 def run(source: Pipelined, wishes: Wishes, *, json: Path | None, html: Path | None, unfolded: bool) -> int:
@@ -164,10 +159,8 @@ def run(source: Pipelined, wishes: Wishes, *, json: Path | None, html: Path | No
 
     def work() -> None:
         with console.status("measuring"):
-            found = source.found(wishes)
-            plans = [decided(known) for known in found.stages]
-            plan = PipelinePlan(stages=plans, crossings=found.crossings, boundaries=decide_boundaries(found.crossings))
-        for path, make in zip(files, (lambda plan: plan.to_json() + "\n", drawn), strict=True):
+            plan = source.planned(wishes)
+        for path, make in zip(files, (lambda plan: dumps(plan.document(), indent=1) + "\n", drawn), strict=True):
             if path is not None:
                 write_atomically(path, make(plan))
         print_pipeline(console, plan, unfolded=unfolded)

@@ -4,7 +4,6 @@ import math
 
 from thinwire.exchanges import Transport
 from thinwire.planner import Plan, Profile
-from thinwire_lab.plan.cuts import BoundaryRow
 from thinwire_lab.show.units import UNKNOWN, human_bytes
 
 UNKNOWN_OPTIMIZER = (
@@ -66,15 +65,6 @@ def conclusions(plan: Plan) -> list[str]:
     if not plan.pays and not plan.missing:
         lines.insert(0, 'Nothing pays here: thinwire.attach(model, "auto") then leaves plain DDP.')
     return [line for line in lines if line]
-
-
-def boundary_reason(row: BoundaryRow) -> str:
-    """Say why this cut is sparsified or not, and up to which bandwidth sparsifying pays."""
-    if math.isinf(row.break_even):
-        return f"{row.reason}; pays at any bandwidth"
-    if not row.break_even:
-        return f"{row.reason}; never pays here, however slow the link"
-    return f"{row.reason}; pays below {bit_rate(row.break_even)} here"
 
 
 def _step(plan: Plan) -> str:
