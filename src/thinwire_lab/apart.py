@@ -139,25 +139,8 @@ OUTER_LOSSES: tuple[MeasuredApart, ...] = (
 )
 """Of docs/measurements/outer.md, with AdamW inside. Both of `diloco` are means of three seeds."""
 
-_STEPS = range(20, 301, 20)
-_LOSSES = (
-    2.4135,
-    2.2243,
-    2.1189,
-    2.0257,
-    1.9719,
-    1.9172,
-    1.8698,
-    1.8227,
-    1.7982,
-    1.7672,
-    1.7522,
-    1.7355,
-    1.7115,
-    1.6877,
-    1.6684,
-)
-_DENSE = MappingProxyType(dict(zip(_STEPS, _LOSSES, strict=True)))
+_LOSSES = "2.4135 2.2243 2.1189 2.0257 1.9719 1.9172 1.8698 1.8227 1.7982 1.7672 1.7522 1.7355 1.7115 1.6877 1.6684"
+_DENSE = MappingProxyType(dict(zip(range(20, 301, 20), map(float, _LOSSES.split()), strict=True)))
 """Loss by step of uncompressed training, a mean of three seeds."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -260,17 +260,10 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        absent = {
-            "spread": None,
-            "outer": 0,
-            "outer_exchange_seconds": None,
-            "waited_for": None,
-            "served": False,
-            "gathers": "",
-            "memory": None,
-            "process": None,
-        }
-        rows = [_without(_plain(asdict(row)), **absent) for row in self.rows]
+        absent = {each.name: each.default for each in fields(Row) if each.default is not MISSING}
+        rows = [
+            {k: v for k, v in _plain(asdict(row)).items() if k not in absent or v != absent[k]} for row in self.rows
+        ]
         document = {"schema": SCHEMA, "environment": _plain(self.environment), "rows": rows}
         return document if self.then is None else document | {"then": self.then.to_json()}
 
@@ -285,11 +278,6 @@ class Results:
     def write(self, path: Path) -> None:
         """Write the document; an earlier file stays whole if that fails."""
         write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
-
-
-def _without(entries: Mapping[str, Any], **absent: Any) -> dict[str, Any]:
-    """Return the entries without those that are what their absence says."""
-    return {key: entry for key, entry in entries.items() if key not in absent or entry != absent[key]}
 
 
 def _plain(value: Any) -> Any:

@@ -112,28 +112,18 @@ class Session:
         workers.throttle(True)
 
     def _events(
-        self,
-        workers: Workers,
-        setting: Setting,
-        steps: int,
-        seed: int,
-        *,
-        target: float | None,
-        quick: bool = False,
+        self, workers: Workers, setting: Setting, steps: int, seed: int, *, target: float | None, quick: bool = False
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
-        row = setting._asdict() | {"steps": steps, "most_steps": most, "target": target}
-        row |= {"stages": self.options.pipeline, "micro_batches": self.options.micro_batches}
-        row["optimizer"] = self.options.optimizer
-        row["shards"] = self.options.shard or 1
-        row |= {"trainers": self.options.workers, "servers": self.options.servers, "slow": self.options.slow}
-        apart = setting.served or setting.outer
-        row |= {"kill": self.options.kill, "ports": free_ports(1 + self.options.servers) if apart else ()}
-        row["skip"] = _skip(steps)
+        options, apart = self.options, setting.served or setting.outer
+        row = setting._asdict() | {"steps": steps, "most_steps": most, "target": target, "skip": _skip(steps)}
+        row |= {name: getattr(options, name) for name in ("micro_batches", "optimizer", "servers", "slow", "kill")}
+        row |= {"stages": options.pipeline, "shards": options.shard or 1, "trainers": options.workers}
+        row |= {"ports": free_ports(1 + options.servers) if apart else ()}
         row["warmup"] = _WARMUP if steps >= 4 * _WARMUP else 0
-        row["every"] = most + 1 if quick else self.options.every
-        problem = {"name": self.options.model, "data": self.options.data, "seed": seed, "scale": self.options.scale}
-        problem["data"] = None if problem["data"] is None else str(problem["data"])
+        row["every"] = most + 1 if quick else options.every
+        data = None if options.data is None else str(options.data)
+        problem = {"name": options.model, "data": data, "seed": seed, "scale": options.scale}
         for rank, event in workers.run({"row": row, "problem": problem}):
             if rank == 0:
                 yield event
@@ -152,13 +142,9 @@ def _skip(steps: int) -> int:
 
 def _environment(options: Options) -> dict[str, Any]:
     """Return the machine and versions of the run: a reader needs them to judge the figures."""
-    return {
-        "model": options.model,
-        "workers": options.workers,
-        "pipeline": options.pipeline,
+    named = ("model", "workers", "pipeline", "steps", "optimizer", "scale")
+    return {name: getattr(options, name) for name in named} | {
         "micro_batches": options.micro_batches if options.pipeline > 1 else None,
-        "steps": options.steps,
-        "optimizer": options.optimizer,
         "learning_rate": getattr(RATES[options.model], options.optimizer),
         "seed": options.seed,
         **({"seeds": list(options.every_seed)} if options.seeds > 1 else {}),
@@ -167,7 +153,6 @@ def _environment(options: Options) -> dict[str, Any]:
         **({"servers": options.servers} if options.servers else {}),
         **({"slow": options.slow, "kill": options.kill} if options.servers or options.outer else {}),
         **({"left_out": list(options.left_out)} if options.left_out else {}),
-        "scale": options.scale,
         "cpu": processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "thinwire": __version__}

@@ -124,22 +124,15 @@ _SAID = Column[Finding](heading="found", text=lambda found: found.said, left=Tru
 
 def _table(section: str, found: Sequence[Finding]) -> Table:
     kind = section.partition(",")[0]
-    name = Column[Finding](heading=_NAMES.get(kind, ""), text=_name, left=True)
-    columns = [name, _MARK, *(column for column in _FIGURES.get(kind, ()) if _is_there(column, found)), _SAID]
+    name = Column[Finding](heading=_NAMES.get(kind, ""), text=lambda each: each.name, left=True)
+    figures = (column for column in _FIGURES.get(kind, ()) if any(column.text(each) != UNKNOWN for each in found))
+    columns = [name, _MARK, *figures, _SAID]
     return tabulated(columns, found, title=section)
 
 
 def _cut(text: str) -> str:
     """Return a cell of the printed table; the line to paste below has all of it."""
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-def _name(found: Finding) -> str:
-    return found.name
-
-
-def _is_there(column: Column[Finding], found: Sequence[Finding]) -> bool:
-    return any(column.text(each) != UNKNOWN for each in found)
 
 
 def _figure(heading: str, name: str, text: str = "{:g}") -> Column[Finding]:
@@ -150,10 +143,6 @@ def _figure(heading: str, name: str, text: str = "{:g}") -> Column[Finding]:
     return Column(heading=heading, text=shown)
 
 
-def _ran(found: Finding) -> str:
-    return "+".join(found.figures.get("ran", ())) or UNKNOWN
-
-
 def _sent(found: Finding) -> str:
     figures = found.figures
     return human_bytes(figures["sent_bytes"] / figures["steps"]) if "steps" in figures else UNKNOWN
@@ -162,7 +151,7 @@ def _sent(found: Finding) -> str:
 _NAMES: Mapping[str, str] = {"kernels": "kernel", "exchanges": "recipe", "recipes": "recipe"}
 _FIGURES: Mapping[str, Sequence[Column[Finding]]] = {
     "kernels": (
-        Column(heading="runs in", text=_ran, left=True),
+        Column(heading="runs in", text=lambda found: "+".join(found.figures.get("ran", ())) or UNKNOWN, left=True),
         Column(heading="s", text=lambda found: f"{found.seconds:.1f}"),
     ),
     "exchanges": (_figure("bytes sent", "sent_bytes", "{:,.0f}"),),

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from signal import Signals
 from threading import Event
-from typing import IO
+from typing import IO, Any
 
 from torch._C._distributed_c10d import Store
 
@@ -66,22 +66,12 @@ class _Member:
     def start(cls, section: Section, place: Place, rank: int, row: int) -> _Member:
         """Start a process that works through the rows of a section from `row` on."""
         ours, theirs = socket.socketpair()
-        spec = Spec(
-            title=section.title,
-            kind=section.kind,
-            rows=list(section.rows),
-            start=row,
-            device=place.device,
-            threads=place.threads,
-            pipe=theirs.fileno(),
-            rank=rank,
-            world=section.world,
-            backend=section.backend,
-            store=place.address,
-            prefix=place.prefix,
-            patience=section.limit,
-            options=dict(section.options),
-        )
+        told: dict[str, Any] = {
+            name: getattr(section, name) for name in ("title", "kind", "rows", "world", "backend", "options")
+        }
+        told |= {name: getattr(place, name) for name in ("device", "threads", "prefix")}
+        told |= {"start": row, "rank": rank, "pipe": theirs.fileno(), "store": place.address, "patience": section.limit}
+        spec = Spec(**told)
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         process = subprocess.Popen(
             [sys.executable, "-Pu", "-X", "faulthandler", "-m", WORKER, json.dumps(asdict(spec))],

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -113,33 +113,30 @@ def _exponents(decode: bool) -> Callable[[Kit, int], Trials]:
     return trials
 
 
+_WHOLE: dict[str, Any] = {"dtypes": ONLY_32, "contents": ("normal",)}
+"""For kernels of whole numbers."""
+
 CASES: Mapping[str, Case] = {
     "codes_encode": Case(make=_codes_encode, dtypes=ONLY_32),
-    "elias_fano_decode": Case(make=_elias_fano(encode=False), dtypes=ONLY_32, contents=("normal",)),
-    "elias_fano_encode": Case(make=_elias_fano(encode=True), dtypes=ONLY_32, contents=("normal",)),
-    "exponents_count": Case(
-        make=lambda kit, n: [Trial((kit.whole(n, -(1 << 15), 1 << 15, torch.int16),))],
-        dtypes=ONLY_32,
-        contents=("normal",),
-    ),
-    "exponents_decode": Case(make=_exponents(decode=True), dtypes=ONLY_32, contents=("normal",)),
-    "exponents_encode": Case(make=_exponents(decode=False), dtypes=ONLY_32, contents=("normal",)),
+    "elias_fano_decode": Case(make=_elias_fano(encode=False), **_WHOLE),
+    "elias_fano_encode": Case(make=_elias_fano(encode=True), **_WHOLE),
+    "exponents_count": Case(make=lambda kit, n: [Trial((kit.whole(n, -(1 << 15), 1 << 15, torch.int16),))], **_WHOLE),
+    "exponents_decode": Case(make=_exponents(decode=True), **_WHOLE),
+    "exponents_encode": Case(make=_exponents(decode=False), **_WHOLE),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
     "scales_of": Case(make=_scales_of, dtypes=ONLY_32),
     "ones": Case(
-        make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)],
-        dtypes=ONLY_32,
-        contents=("normal",),
+        make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)], **_WHOLE
     ),
-    "pack_bits": Case(make=_pack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
+    "pack_bits": Case(make=_pack_bits, **_WHOLE, nbytes=300),
     "sign_encode": Case(
         make=lambda kit, n: [
             Trial((kit.room(n, dtype=code), kit.vector(n)), (0,)) for code in (torch.uint8, torch.int16)
         ],
         dtypes=ONLY_32,
     ),
-    "subsets_decode": Case(make=_subsets(decode=True), dtypes=ONLY_32, contents=("normal",)),
-    "subsets_encode": Case(make=_subsets(decode=False), dtypes=ONLY_32, contents=("normal",)),
+    "subsets_decode": Case(make=_subsets(decode=True), **_WHOLE),
+    "subsets_encode": Case(make=_subsets(decode=False), **_WHOLE),
     "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),
-    "unpack_bits": Case(make=_unpack_bits, dtypes=ONLY_32, contents=("normal",), nbytes=300),
+    "unpack_bits": Case(make=_unpack_bits, **_WHOLE, nbytes=300),
 }

@@ -30,18 +30,8 @@ from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path, patc
 WORLD = 4
 PHASES = ("encode", "exchange", "decode")
 RECIPES = (
-    "dense",
-    "bf16",
-    "topk",
-    "sampled_topk",
-    "dgc",
-    "dragonn",
-    "fading",
-    "orthogonal",
-    "qsgd",
-    "terngrad",
-    "signsgd",
-)
+    "dense", "bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "orthogonal", "qsgd", "terngrad", "signsgd",
+)  # fmt: skip
 _WARM_UP, _TIMED = 14, 9  # steps: by then a step's kernels are captured
 _MARK = "thinwire: "
 
