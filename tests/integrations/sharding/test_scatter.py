@@ -547,6 +547,29 @@ def test_what_was_attached_before_goes_on_where_another_fails_to_open(ranks: Ran
     assert ranks.run(2, _kept_open) == [("RuntimeError: too many files", True)] * 2
 
 
+def _joined() -> tuple[str, str, list[bool]]:
+    """Serve two parts, then the whole: at once, and after the parts' residuals are gone."""
+    each = Native()
+    net: Any = each.net
+    parts = [tw.scatter(part, MAKE["some"](), mesh=each.mesh) for part in (net.first, net.middle)]
+    whole = partial(tw.scatter, net, MAKE["some"](), mesh=each.mesh)
+    each.step(0)
+    refused = told(whole)
+    for part in parts:
+        part.remove()
+    each.step(1)
+    done = told(whole)
+    each.step(2)
+    return refused, done, [part.attachment.ended for part in parts]
+
+
+def test_parts_with_residuals_are_joined_once_these_are_sent(ranks: Ranks) -> None:
+    for refused, done, ended in ranks.run(2, _joined):
+        assert "2 earlier attachments" in refused
+        assert done == "nothing"
+        assert ended == [True, True]
+
+
 # --- what is refused ---
 
 

@@ -48,7 +48,7 @@ def assembled(
     """
     group, size = groups[0], groups[0].size()
 
-    def work() -> tuple[Attachment, Attachment | None]:
+    def work() -> Attachment:
         earlier = _earlier(parameters)
         since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
         check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
@@ -71,11 +71,11 @@ def assembled(
         attachment.steps.know(optimizers)
         for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
             attachment.advice.attached(each)
-        return attachment, earlier
+        return attachment
 
-    made = agreed(groups, work, FingerprintError, MomentumError, RuntimeError, undo=lambda made: made[0].end())
-    _set_to_work(*made)
-    return made[0]
+    attachment = agreed(groups, work, FingerprintError, MomentumError, RuntimeError, undo=Attachment.end)
+    _set_to_work(attachment)
+    return attachment
 
 
 @contextmanager
@@ -88,10 +88,10 @@ def opening(attachment: Attachment) -> Iterator[None]:
         raise
 
 
-def _set_to_work(attachment: Attachment, earlier: Attachment | None) -> None:
-    """End an earlier attachment, and have the new one know of others that serve some of its parameters."""
-    if earlier is not None:
-        earlier.end()
+def _set_to_work(attachment: Attachment) -> None:
+    """End what it replaces, and have it know of others that serve some of its parameters."""
+    for each in _replaced(attachment.parameters):
+        each.end()
     _serving.update({id(memory): attachment for memory in attachment.recipe.memories() if memory.stateful})
     for other in _serving_any(attachment.parameters):
         attachment.sharing.add(other)
@@ -176,20 +176,26 @@ _serving: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictio
 _alive: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
-def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
-    """Return what has served these parameters until now; it stays at work if it also serves others in training."""
+def _replaced(parameters: Mapping[str, nn.Parameter]) -> list[Attachment]:
+    """Return what has served these parameters until now; what also serves others in training stays at work."""
     mine = set(parameters.values())
-    found = [
+    return [
         each
         for each in _serving_any(parameters)
         if mine.issuperset(p for p in each.parameters.values() if p.requires_grad)
     ]
-    if len(found) > 1:
+
+
+def _earlier(parameters: Mapping[str, nn.Parameter]) -> Attachment | None:
+    """Return which to take over from; RuntimeError if several have residuals or momentum."""
+    found = _replaced(parameters)
+    waiting = [each for each in found if each.waits or each.membership.handover.active]
+    if len(waiting) > 1:
         raise RuntimeError(
             f"these parameters have {len(found)} earlier attachments, and residuals can be taken over from only one: "
-            "call remove() on the others"
+            "call remove() on the others, and train a step"
         )
-    return found[0] if found else None
+    return next(iter(waiting or found), None)
 
 
 def _serving_any(parameters: Mapping[str, nn.Parameter]) -> list[Attachment]:
