@@ -396,6 +396,8 @@ class Swarm:
         while not self._closed:
             with self._changed:
                 self._changed.wait(0.1)
+                if self._closed:  # and so without links, as if it were the last one
+                    return
                 proposal, most = self.known.proposal(), self.known.is_majority()
             with suppress(StoreError):
                 if proposal is not None:
