@@ -22,12 +22,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Certificate]:
 
 
 class Owner:
-    """Keeps what arrives, and answers `hello`. `ended`: a link has."""
+    """Keeps what arrives, and answers `hello`. `ended`: a link has, and `silent`, in silence."""
 
     limit = 1 << 24
 
     def __init__(self) -> None:
         self.found, self.ended, self.closed = dict[str, bytes](), threading.Event(), False
+        self.silent = False
 
     def status(self) -> Words:
         return {"kind": "nothing"}
@@ -40,6 +41,7 @@ class Owner:
                 link.send({"kind": f"{each}"}, b"x" * each)
 
     def lost(self, link: Link, *, silent: bool) -> None:
+        self.silent = silent
         self.ended.set()
 
     def call(self, address: tuple[str, int], certificate: Certificate | None) -> None:
@@ -105,6 +107,23 @@ def test_strangers_who_say_nothing_keep_nobody_out(
     there.closed = True
     for each in silent:
         each.close()
+
+
+def test_both_sides_of_a_silent_link_know_that_the_other_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SILENCE", 0.5)
+    here, there = Owner(), Owner()
+    with socket.create_connection(serve(here, "127.0.0.1")) as mute:
+        said = b"".join(iter(lambda: _read(mute), b""))
+    assert here.ended.wait(60.0)
+    assert here.silent
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there.call(listener.getsockname(), None)
+        connection, _ = listener.accept()
+        connection.sendall(said)
+        connection.close()
+        assert there.ended.wait(60.0)
+    there.closed = True
+    assert there.silent
 
 
 def test_another_certificate_of_the_same_authority_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Connections between workers that find each other by themselves, outside any process group.
 
 A frame is `TWOS`, the length of its words (u32) and of its body (u64), little-endian; then the words, as JSON, and the
-body. Who has nothing to say says so every second, and who is silent for longer than `SILENCE` is taken for gone. With a
-certificate all of it is in TLS.
+body. Who has nothing to say says so every second, and who is silent for longer than `SILENCE` is taken for gone, and
+told: a link that ends without a word would look as if this side were gone. With a certificate all of it is in TLS.
 """
 
 import json
@@ -32,6 +32,7 @@ _REMEMBERED = 1024  # addresses of strangers
 _ANSWERED = 64  # connections at once that have yet to show what they are
 
 Words = Mapping[str, Any]
+_UNHEARD: Words = {"kind": "unheard"}
 
 
 class Owner(Protocol):
@@ -46,7 +47,7 @@ class Owner(Protocol):
         """Take a frame. Raises ValueError for one that must not come."""
 
     def lost(self, link: "Link", *, silent: bool) -> None:
-        """A link has ended; `silent`: nothing was heard, so the other side may yet be there."""
+        """A link has ended; `silent`: one side heard nothing, so the other may yet be there."""
 
 
 @final
@@ -76,9 +77,12 @@ class Link:
                     raise ValueError(f"{magic!r} with {words} and {body} bytes is not a valid frame")
                 said, self.arriving = json.loads(self._read(words)), body > 0
                 whole, self.arriving = self._read(body), False
+                if said == _UNHEARD:
+                    raise TimeoutError("the other side has heard nothing")
                 self._owner.take(self, said, whole)
         except TimeoutError:
             silent = True
+            self.send(_UNHEARD)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         finally:
