@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from thinwire import kernels
 from thinwire.codecs import TopK
-from thinwire.exchanges import AllGather, all_gather
+from thinwire.exchanges import AllGather, Exchanged, all_gather
 from thinwire.memories import ErrorFeedback, NoMemory
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
@@ -214,7 +214,7 @@ def test_a_sum_that_is_wrong_is_found(ranks: Ranks, how: Any, said: str) -> None
 
 def _boasting() -> Finding:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(all_gather.AllGather, "sent_bytes", lambda self, payload, world_size: payload.nbytes / 2)
+        patch.setattr(all_gather, "Exchanged", lambda sent_bytes, **rest: Exchanged(sent_bytes=sent_bytes / 2, **rest))
         return _exchanged("qsgd")
 
 
