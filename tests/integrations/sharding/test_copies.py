@@ -1,6 +1,8 @@
 """FSDP's all-gathers through thinwire: what every rank computes with, what is sent for it, and when nothing is."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -741,6 +743,24 @@ def test_who_scatters_anew_what_is_still_trained_hears_of_the_rest(ranks: Ranks)
     for said, count, verified in ranks.run(2, _a_part_again):
         assert said == [count - 1]
         assert verified
+
+
+def _outlived(gathers: str | None, removed: bool) -> bool:
+    """Whether a model outlives all names for it."""
+    each = Gathered(gathers).run(range(2))
+    if removed:
+        each.handle.remove()
+    net = weakref.ref(each.net)
+    del each
+    gc.collect()
+    return net() is not None
+
+
+@pytest.mark.parametrize(
+    ("gathers", "removed"), [(None, False), ("4 bits", False), ("4 bits", True), ("lossless", True)]
+)
+def test_a_model_goes_with_its_last_name(ranks: Ranks, gathers: str | None, removed: bool) -> None:
+    assert ranks.run(2, _outlived, gathers, removed) == [False] * 2
 
 
 def _assigned() -> tuple[bool, bool, float]:

@@ -1,5 +1,6 @@
 """FSDP's backward passes: when one begins, which gradients it brings, and when it is over."""
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, final
@@ -49,8 +50,9 @@ class Backwards:
         self._hooks = [module.register_forward_hook(self._after_forward) for module in modules]
         for module in modules:  # before FSDP's own, which gathers parameters
             self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
+        me = weakref.ref(self)  # modules keep this object alive, and would never go if their parameters did
         for name, p in attachment.parameters.items():
-            self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note_arrived, name)))
+            self._hooks.append(p.register_post_accumulate_grad_hook(partial(_arrived, me, name)))
 
     def compare(self, mine: Callable[[], state.Standing]) -> None:
         """Compare where the ranks of the mesh stand. Raises on every rank of it or on none."""
@@ -133,6 +135,12 @@ class Backwards:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
         steps = self._attachment.steps
         self.compare(lambda: state.Standing(step=steps.step, draw=steps.draw))
+
+
+def _arrived(followed: "weakref.ref[Backwards]", name: str, p: nn.Parameter) -> None:
+    backwards = followed()
+    if backwards is not None:
+        backwards._note_arrived(name, p)
 
 
 def _at_the_end(call: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from thinwire.integrations.sharding.fsdp import sharded_modules
 
 _log = logging.getLogger("thinwire")
 
-_at_work: "weakref.WeakKeyDictionary[nn.Module, Copies | Coded]" = weakref.WeakKeyDictionary()
+_at_work: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Copies | Coded]]" = weakref.WeakKeyDictionary()
 """What gathers the parameters of each module that `fully_shard` was called with, if FSDP does not."""
 
 
@@ -47,8 +47,8 @@ class Gathering(Served):
     def _gather(self, model: nn.Module, gathers: Copies | Coded | None) -> None:
         """Have the all-gathers of this model travel so. What an earlier handle has them do ends."""
         self._gathers, modules = gathers, sharded_modules(model)
-        for earlier in {_at_work.pop(module) for module in modules if module in _at_work}:
-            if left := [module for module, each in _at_work.items() if each is earlier]:
+        for earlier in {each for module in modules if module in _at_work and (each := _at_work.pop(module)())}:
+            if left := [module for module, each in _at_work.items() if each() is earlier]:
                 _log.warning(
                     "%d modules of an earlier handle are gathered uncompressed from now on: to go on as they were, "
                     "pass the whole model",
@@ -59,7 +59,7 @@ class Gathering(Served):
             earlier.remove()
         if gathers:
             gathers.begin()
-            _at_work.update(dict.fromkeys(modules, gathers))
+            _at_work.update(dict.fromkeys(modules, weakref.ref(gathers)))
 
     @property
     def gathered_bytes(self) -> int:
