@@ -812,11 +812,17 @@ def _refusals() -> dict[str, str]:
         net.last.requires_grad_(False).bfloat16()
         return fully_shard(net, mesh=mesh)
 
+    def unmade() -> Any:
+        net = Net()
+        net.last.requires_grad_(False).to("meta")
+        return fully_shard(net, mesh=mesh)
+
     unlike = GATHERS["2 bits" if dist.get_rank() else "3 bits"]
     attempts: dict[str, Callable[[], object]] = {
         "bits": lambda: tw.gathers.Differences(bits=5),  # type: ignore[arg-type]
         "a name": lambda: tw.scatter(build(use, mesh), tw.recipes.topk(), mesh=mesh, gathers="4"),  # type: ignore[arg-type]
         "mixed": lambda: tw.scatter(mixed(), tw.recipes.topk(), mesh=mesh, gathers=how),
+        "meta": lambda: tw.scatter(unmade(), tw.recipes.topk(), mesh=mesh, gathers=how),
         "unlike": lambda: tw.scatter(build(use, mesh), tw.recipes.topk(), mesh=mesh, gathers=unlike),
     }
     return {name: told(attempt) for name, attempt in attempts.items()}
@@ -827,4 +833,5 @@ def test_gathers_are_refused_with_the_fix(ranks: Ranks) -> None:
         assert "expected one of 2, 3, 4, 8, 16" in said["bits"]
         assert said["a name"].startswith("TypeError")
         assert "give each dtype its own fully_shard" in said["mixed"]
+        assert "on the meta device: call to_empty()" in said["meta"]
         assert said["unlike"].startswith("FingerprintError")

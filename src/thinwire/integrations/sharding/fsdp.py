@@ -114,6 +114,8 @@ def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str], sh
         raise TypeError(
             "gathers= needs parameters that are sharded by rows over one dimension of the mesh: leave it out"
         )
+    if late := sorted(names[p] for p in found if p.is_meta):
+        raise TypeError(f"{late[0]} is on the meta device: {_FIX[True]}")
     for module in modules:
         groups = list(_groups([module]))
         if len(groups) > 1:
