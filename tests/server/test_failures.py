@@ -3,12 +3,14 @@
 import math
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -141,15 +143,22 @@ def test_the_log_says_who_is_waited_for(staleness: int | None, waits: bool, capl
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
+def test_a_forked_child_keeps_neither_port_nor_connections_and_changes_nothing(tmp_path: Path) -> None:
     pipes = socket.socketpair()  # as multiprocessing has them: not the server's business
-    server = started()
-    joined(server)
+    server = started(checkpoint=tmp_path / "checkpoint")
+    trainer = joined(server)
+    server.save()
     assert connections(server.address, listening=True) == 2
     child = os.fork()
     if not child:
+        signal.alarm(60)
+        server.close()  # which saves nothing
+        with suppress(ServerError):
+            trainer.step()
+            os._exit(100)
         os._exit(connections(server.address, listening=True))
     assert os.waitpid(child, 0)[1] == 0
+    server.save()
     assert joined(server).step()
     for each in pipes:
         each.close()
@@ -441,6 +450,24 @@ def test_closing_does_not_wait_for_a_server_that_is_gone_or_fails(gone: bool, mo
     closing.start()
     closing.join(10)
     assert not closing.is_alive()
+
+
+def test_a_server_waits_until_those_who_leave_know_that_all_has_arrived() -> None:
+    server, passing = started(Vector(100_000), thresholded(0.001)), threading.Event()
+    passing.set()
+    slow = Proxy(server.address, lambda data: data if len(data) < PIECE // 8 or passing.wait(30) else b"")
+    options = {"address": slow.address, "ticket": server.ticket, "in_flight": 1}
+    trainer = joined(server, thresholded(0.001), Vector(100_000), **options)
+    trainer.model.give(torch.arange(1e5, dtype=torch.float64))  # type: ignore[operator]
+    passing.clear()  # from now on, no parameters
+    assert trainer.step()
+    leaving = ThreadPoolExecutor(1).submit(trainer.close)
+    assert soon(lambda: bool(server.status().updates) and not server.status().trainers)
+    early = server.wait(0.5)
+    passing.set()
+    assert not early
+    assert server.wait(20)
+    leaving.result(20)
 
 
 def test_leaving_without_a_goodbye_waits_for_nobody() -> None:

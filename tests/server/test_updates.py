@@ -92,6 +92,14 @@ def test_nothing_is_lost_or_applied_twice_when_connections_break() -> None:
         assert list(server.status().updates.values()) == [60]
 
 
+def test_a_trainer_that_joins_again_keeps_its_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, ended = started(), list[int]()
+    monkeypatch.setattr(server._hub.listener, "end", ended.append)
+    _, trainer = Raw(server.address), Raw(server.address)
+    assert trainer.update(1, trainer.body(1, gradients(1)[0])).number == 1
+    assert not ended  # that number may be the new one's
+
+
 def test_a_server_that_starts_again_applies_what_it_had_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "server.pt"
     model, recipe, steps = Vector(), thresholded(), gradients(30)

@@ -222,8 +222,8 @@ class Session:
         layout = central.layout
         if found := difference(layout.agreed, asked["agreed"]):
             raise RefusedError(*found)
-        if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # it has not been noticed to be dead
-            earlier.end("this trainer has joined anew")
+        if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # dead: its descriptor may be ours by now
+            earlier.leave(goodbye=False)
         self.trainer = asked["trainer"]
         hub.sessions[self.trainer] = self
         hub.received += self._received
@@ -271,6 +271,11 @@ class Hub:
         self.sessions, self.sent, self.received = dict[str, Session](), 0, 0
         self.listener, self._peers, self._gone = listener, dict[bytes, Session](), list[Session]()
         self._due, self._open, self._met = 0.0, True, set[str]()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all have left for good, and hung up: who says BYE does so when it is answered. Hold the lock."""
+        return self.rule.ended and not any(each.trainer for each in self._peers.values())
 
     def status(self) -> ServerStatus:
         """Return the server's status. The caller holds the lock."""

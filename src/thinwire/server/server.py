@@ -42,6 +42,7 @@ class Server:
         self.ticket = ticket
         """What lets a trainer join: `connect(..., ticket=)`. Whoever has it can join, so keep it secret."""
         self._hub, self._every, self._ending, self._closing = hub, every, ending, threading.Event()
+        self._process = os.getpid()
         self._threads = [threading.Thread(target=job, daemon=True) for job in (self._hub.run, self._keep_saving)]
         for each in self._threads:
             each.start()
@@ -68,7 +69,7 @@ class Server:
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._hub.lock:
-            while not (done := self._hub.rule.ended) and time.monotonic() < end:
+            while not (done := self._hub.ended) and time.monotonic() < end:
                 self._hub.central.check()
                 self._hub.lock.wait(min(0.5, max(0.0, end - time.monotonic())))
             self._hub.central.check()
@@ -90,7 +91,7 @@ class Server:
         Raises:
             OSError: If it cannot be written. Everything else is done; make room and call `save`.
         """
-        if self._closing.is_set():
+        if self._closing.is_set() or os.getpid() != self._process:  # a forked child shares its files
             return
         self._closing.set()
         with self._ending:  # whatever is raised

@@ -117,7 +117,7 @@ class Channel:
         self._full = self._joined = self._bid = False  # `_joined`, and has bid goodbye: over this connection
         self._goodbye = self._left = False  # what `close` was told, and whether the server has answered BYE
         self._sound, self._deadline = True, 0.0  # whether a loss now is one of its own, and until when it is borne
-        self._closed = threading.Event()
+        self._closed, self._process = threading.Event(), os.getpid()
         self._error: Exception | None = None
         self._told: Exception | None = None  # the error that a caller knows of
         self._link: Link | None = None
@@ -197,7 +197,9 @@ class Channel:
             ) from self._error
 
     def check(self) -> None:
-        """Raise the error that ended the channel, if any."""
+        """Raise the error that ended the channel, if any; in a forked child, whose threads are gone, there is one."""
+        if os.getpid() != self._process:
+            self._error = ServerError("this trainer belongs to another process, which forked this one: connect anew")
         if self._error is not None:
             self._told = self._error
             raise self._error
