@@ -824,6 +824,9 @@ def _refusals() -> dict[str, str]:
         "mixed": lambda: tw.scatter(mixed(), tw.recipes.topk(), mesh=mesh, gathers=how),
         "meta": lambda: tw.scatter(unmade(), tw.recipes.topk(), mesh=mesh, gathers=how),
         "unlike": lambda: tw.scatter(build(use, mesh), tw.recipes.topk(), mesh=mesh, gathers=unlike),
+        "one without": lambda: tw.scatter(
+            build(use, mesh), tw.recipes.topk(), mesh=mesh, gathers=how if dist.get_rank() else None
+        ),
     }
     return {name: told(attempt) for name, attempt in attempts.items()}
 
@@ -835,3 +838,5 @@ def test_gathers_are_refused_with_the_fix(ranks: Ranks) -> None:
         assert "give each dtype its own fully_shard" in said["mixed"]
         assert "on the meta device: call to_empty()" in said["meta"]
         assert said["unlike"].startswith("FingerprintError")
+        assert "FingerprintError" in said["one without"]
+        assert "gathers None" in said["one without"]

@@ -12,10 +12,12 @@ from typing_extensions import override
 from thinwire.checked import BODY, checked
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
+from thinwire.errors import FingerprintError
 from thinwire.gathers import Gathers
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
     assembled,
+    check_fingerprint,
     check_recipe,
     check_takeover,
     check_whole,
@@ -24,7 +26,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed, raise_on_all
+from thinwire.integrations.membership.together import agreed, raise_on_all, together
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
 from thinwire.integrations.sharding.coded import Coded
@@ -159,12 +161,14 @@ def scatter(
     parameters, contributions, optimizers = agreed(
         groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params), gathers is not None)
     )
+    settings = f"scatter, gathers {gathers}"  # compared first: what carries gathers makes a group
+    together(groups, lambda group: check_fingerprint(contributions, parameters, group, settings), FingerprintError)
     carrier = carried(model, gathers, groups)
     attachment = assembled(
         groups,
         contributions,
         parameters,
-        settings=f"scatter, gathers {gathers}",
+        settings=settings,
         optimizers=optimizers,
         scaler=scaler,
         everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
