@@ -1,6 +1,7 @@
 """Workers that find each other by a store: one global state, whoever is late, gone or new."""
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -430,6 +431,16 @@ def test_parameters_are_compared_with_those_of_the_others() -> None:
         assert ahead.differing({"weight": 0, "bias": 9}) == []
         ahead.stand(3, {"weight": 6, "bias": 9}, ahead.known.view)
         assert ahead.differing({"weight": 0, "bias": 9}) == ["weight"]
+
+
+def test_who_is_gone_is_named_as_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    with _swarms(3) as swarms, patch.object(agreement, "FOUNDING", 0.0):
+        one, _, gone = _began(swarms, [True] * 3)
+        gone.close(goodbye=False)
+        _wait(lambda: gone.id not in one.known.status)
+        with caplog.at_level(logging.WARNING, logger="thinwire"):
+            assert one.differing({}) == []
+    assert f"not compared with {gone.id}," in caplog.text
 
 
 def test_the_store_is_not_asked_about_who_is_slow() -> None:

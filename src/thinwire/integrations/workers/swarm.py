@@ -60,6 +60,7 @@ class Swarm:
         self._view: View = {}  # after the outer step that this worker has taken last
         self._digests: dict[int, Digests] = {}
         self._compared: dict[str, tuple[int, Digests]] = {}
+        self._comparisons = 0
         self.wanting = set[str]()
         self._state: tuple[Words, bytes] | None = None
         self._far = self._closed = self._fetches = False
@@ -160,17 +161,24 @@ class Swarm:
     def differing(self, mine: Digests) -> list[str]:
         """Return of which parameters another one's digest differs, after the latest outer step that both have taken.
 
-        Who says nothing for long is not compared, and named.
+        Who says nothing for long, or was there and is gone, is not compared, and named.
         """
         with self._changed:
-            self._compared = {}
-            self._broadcast({"kind": "compare", "tick": self.at})
-            self._changed.wait_for(lambda: self._links.keys() <= self._compared.keys(), timeout=agreement.LOST)
-            if late := self._links.keys() - self._compared.keys():
-                _log.warning("not compared with %s, as they do not answer", ", ".join(sorted(late)))
+            self._compared, self._comparisons, began = {}, self._comparisons + 1, time.monotonic()
+            while late := self._not_compared():
+                here = late & self._links.keys()
+                if time.monotonic() - began > (agreement.LOST if here else agreement.FOUNDING):
+                    _log.warning("not compared with %s, as they do not answer", ", ".join(sorted(late)))
+                    break
+                for peer in here:
+                    self._links[peer].send({"kind": "compare", "tick": self.at, "number": self._comparisons})
+                self._changed.wait_for(lambda: not self._not_compared(), timeout=1.0)
             ours = self._digests | {self.at: mine}
             pairs = [(ours[tick], theirs) for tick, theirs in self._compared.values() if tick in ours]
             return [name for name in mine if any(one[name] != other[name] for one, other in pairs)]
+
+    def _not_compared(self) -> set[str]:
+        return (self.known.view.keys() | self._links.keys()) - self._compared.keys() - {self.id}
 
     def send(self, tick: int, message: bytes, seconds: float) -> None:
         """Send this worker's share to all."""
@@ -363,10 +371,12 @@ class Swarm:
 
     def _take_compare(self, link: Link, words: Words, body: bytes) -> None:
         tick = max((each for each in self._digests if each <= int(words["tick"])), default=-1)
-        link.send({"kind": "digests", "tick": tick}, json.dumps(self._digests.get(tick)).encode())
+        said = {"kind": "digests", "tick": tick, "number": words["number"]}
+        link.send(said, json.dumps(self._digests.get(tick)).encode())
 
     def _take_digests(self, link: Link, words: Words, body: bytes) -> None:
-        self._compared[link.peer] = int(words["tick"]), json.loads(body)
+        if words["number"] == self._comparisons:  # else it answers an earlier question
+            self._compared[link.peer] = int(words["tick"]), json.loads(body)
 
     def _take_want_state(self, link: Link, words: Words, body: bytes) -> None:
         self.wanting.add(link.peer)
