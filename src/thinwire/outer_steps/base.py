@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, final
 
@@ -28,9 +27,7 @@ class OuterSteps:
     """How workers that train independently stay together: pass it to `thinwire.outer`.
 
     Args:
-        every: H, the inner steps from one outer step to the next. Or a time, where workers differ in speed: each then
-            takes as many inner steps as it can, and its Δ is weighted by their number. Or a schedule of H by outer
-            step, from 0.
+        every: H, the inner steps from one outer step to the next, or a schedule of H by outer step, from 0.
         recipe: Reduces the workers' Δ = global − own parameters to their mean.
         make_optimizer: Makes the outer optimizer, which takes that mean as the gradient of the global parameters. By
             default it is SGD with Nesterov's momentum of 0.9 and a learning rate of 0.7, as in DiLoCo.
@@ -45,12 +42,11 @@ class OuterSteps:
             step.
 
     Raises:
-        ValueError: If delay is not below `every`; if `every` is a time of 0, or a time together with fragments or a
-            delay, or a schedule with a delay.
+        ValueError: If delay is not below `every`, or if `every` is a schedule and there is a delay.
         TypeError: For anything but a recipe.
     """
 
-    every: Count | timedelta | Schedule
+    every: Count | Schedule
     recipe: Annotated[Reducer, BODY] = field(default_factory=dense)
     make_optimizer: MakeOptimizer = NESTEROV
     rate: Schedule | None = None
@@ -63,9 +59,7 @@ class OuterSteps:
     def __post_init__(self) -> None:
         if not isinstance(self.recipe, Reducer):
             raise TypeError(f"recipe is {self.recipe!r:.100}; expected one such as recipes.topk(density=0.01)")
-        if isinstance(self.every, timedelta):
-            self._check_time(self.every)
-        elif isinstance(self.every, Schedule):
+        if isinstance(self.every, Schedule):
             if self.delay:
                 raise ValueError(
                     f"delay is {self.delay} and every is a schedule; expected no delay, or a number of steps"
@@ -76,25 +70,13 @@ class OuterSteps:
                 "sent again before it has arrived"
             )
 
-    def _check_time(self, every: timedelta) -> None:
-        if every <= timedelta(0):
-            raise ValueError(f"every is {every!r}; expected a positive time, such as timedelta(minutes=2)")
-        if self.parts > 1 or self.delay:
-            raise ValueError(
-                f"every is a time, with {self.parts} fragments and a delay of {self.delay}; expected one fragment and "
-                "no delay, as workers take different numbers of inner steps: give `every` as a number of steps"
-            )
-
     @property
     def parts(self) -> int:
         """How many fragments there are."""
         return self.fragments if isinstance(self.fragments, int) else len(self.fragments)
 
     def due(self, part: int, tick: int) -> bool:
-        """Return whether the exchange of fragment `part` (from 0) starts at this tick (from 1).
-
-        A tick is an inner step or, if `every` is a time, that time.
-        """
+        """Return whether the exchange of fragment `part` (from 0) starts at this tick (an inner step, from 1)."""
         return tick == self._due(part, tick)
 
     def parts_due(self, tick: int) -> list[int]:
@@ -123,9 +105,8 @@ class OuterSteps:
     def _round(self, tick: int) -> tuple[int, int, int]:
         """Return which round of H inner steps a tick is in, from 0, the tick before that, and H."""
         if not isinstance(self.every, Schedule):
-            length = 1 if isinstance(self.every, timedelta) else self.every
-            index = max(0, tick - 1) // length
-            return index, index * length, length
+            index = max(0, tick - 1) // self.every
+            return index, index * self.every, self.every
         ends = self._ends[0]
         while ends[-1] < max(1, tick):
             ends = (*ends, ends[-1] + self._length(self.every, len(ends) - 1))

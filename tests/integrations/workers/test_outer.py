@@ -4,11 +4,9 @@ import copy
 import logging
 import math
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -817,25 +815,6 @@ def test_samples_weigh(ranks: Ranks) -> None:
     assert max(ranks.run(3, _weighed)) < 1e-14
 
 
-def _by_time() -> tuple[int, int, bool]:
-    """One worker takes thrice the time for a step."""
-    every = timedelta(milliseconds=60)
-    worker, step = Worker(tw.OuterSteps(every=every, make_optimizer=partial(SGD, lr=1.0))), 0
-    while worker.handle.ticks < 3:
-        time.sleep(0.03 if dist.get_rank() == 1 else 0.01)
-        worker.train(range(step, step + 1))
-        step += 1
-    return worker.handle.ticks, worker.handle.inner_steps, worker.handle.verify_replicas()
-
-
-def test_the_slow_take_fewer_steps(ranks: Ranks) -> None:
-    (ticks, many, alike), (also, few, alike_too) = ranks.run(2, _by_time)
-    assert ticks == also == 3
-    assert many > few >= 3
-    assert alike
-    assert alike_too
-
-
 # --- models and loops ---
 
 
@@ -914,20 +893,6 @@ def _one_bad_shard(leave_out: bool) -> tuple[bool, bool]:
 @pytest.mark.parametrize("leave_out", [False, True])
 def test_a_nan_in_one_shard_is_one_in_all(ranks: Ranks, leave_out: bool) -> None:
     assert ranks.run(4, _one_bad_shard, leave_out) == [(True, True)] * 4
-
-
-def _timed_island() -> str:
-    model = _model()
-    islands = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    within = DistributedDataParallel(model, process_group=islands[dist.get_rank() // 2])
-    timed = tw.OuterSteps(every=timedelta(seconds=1))
-    return told(lambda: tw.outer(within, SGD(model.parameters()), timed, group=between[dist.get_rank() % 2]))
-
-
-def test_islands_meet_after_steps_and_not_after_a_time(ranks: Ranks) -> None:
-    for said in ranks.run(4, _timed_island):
-        assert re.search("ValueError.*island.*give `every` as a number", said), said
 
 
 def _two_optimizers() -> tuple[int, bool]:
@@ -1070,9 +1035,6 @@ def test_what_is_wrong_on_one_worker_is_refused_on_all(ranks: Ranks, wrong: str)
     [
         ({"every": 0}, "every is 0; expected an integer of at least 1"),
         ({"every": 3, "delay": 3}, "expected a delay below it"),
-        ({"every": timedelta(0)}, "expected a positive time"),
-        ({"every": timedelta(1), "fragments": 2}, "a time, with 2 fragments and a delay of 0; expected one"),
-        ({"every": timedelta(1), "delay": 1}, "a time, with 1 fragments and a delay of 1; expected one"),
         ({"every": tw.schedules.Every(steps=1), "delay": 1}, "every is a schedule; expected no delay"),
         ({"every": 3, "mixing": 1.0}, "mixing is 1.0"),
         ({"every": 3, "fragments": 0}, "fragments is 0"),

@@ -131,7 +131,7 @@ class Member(Outer):
                 mine.copy_(frozen[name])
         if self._swarm.at <= 0:  # the others may have resumed from a checkpoint: this start has no part in theirs
             self.go_back()
-            self._clock.restart()
+            self._learnt = False
         self.ticks = tick
         self._swarm.stand(tick, self._digests(), view)
 

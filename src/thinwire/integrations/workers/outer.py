@@ -7,7 +7,6 @@ through the same recipes, memories and exchanges.
 import copy
 import os
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -121,12 +120,12 @@ def outer(
             "store= cannot be combined with a model wrapped in DDP, FSDP2 or thinwire.shard: with a store each worker "
             "is one process with the whole model"
         )
-    optimizers, pieces = agreed([group], lambda: _checked(whole, optimizer, steps, alone=alone))
+    optimizers, pieces = agreed([group], lambda: _checked(whole, optimizer, steps))
     own = {name: p for part in pieces for name, p in part.items()}
     settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
     check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
     start_alike(whole, group)
-    weights = Weights(group, steps, samples)
+    weights = Weights(group, samples)
     fragments = [_fragment(part, steps, weights, offload=offload) for part in pieces]
     frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
     parts = steps, fragments, optimizers, RunningStatistics(whole), frozen, weights
@@ -221,15 +220,10 @@ def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) 
 
 
 def _checked(
-    whole: nn.Module, optimizer: Optimizers, steps: OuterSteps, *, alone: bool
+    whole: nn.Module, optimizer: Optimizers, steps: OuterSteps
 ) -> tuple[list[torch.optim.Optimizer], list[dict[str, nn.Parameter]]]:
     """Return the optimizers and the fragments' parameters. Raises whatever is wrong on this rank alone."""
     check_free(steps.recipe)
-    if isinstance(steps.every, timedelta) and not alone:
-        raise ValueError(
-            f"every is {steps.every!r}, a time, and the model is wrapped within an island, whose ranks would not reach "
-            "the outer step at the same inner step: give `every` as a number of inner steps"
-        )
     optimizers = listed(optimizer)
     if not optimizers:
         raise TypeError("optimizer is None; expected the torch.optim.Optimizer that trains the model, or several")

@@ -22,7 +22,7 @@ from thinwire.integrations.workers.meeting import Meeting, meeting
 from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.starting import Start
 from thinwire.integrations.workers.swarm import Swarm
-from thinwire.integrations.workers.weights import Clock, Sick, Weights
+from thinwire.integrations.workers.weights import Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
 
@@ -34,7 +34,7 @@ class Outer(Handle):
     """A worker that trains on its own between outer steps: what `outer` returns.
 
     `steps` says when workers meet. `fragments` hold the global parameters. `inner_steps` counts this worker's own.
-    `ticks` is the same on all workers: inner steps or, if `every` is a time, outer steps.
+    `ticks` counts those that all workers have in common.
     """
 
     _swarm: Swarm | None = None
@@ -50,8 +50,9 @@ class Outer(Handle):
     ) -> None:
         self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
         self._running, self._frozen = running, dict(frozen)
-        self._weights, self._clock = weights, Clock(steps.every)
+        self._weights = weights
         self.inner_steps = self.ticks = 0
+        self._learnt = False
         self._meter, self._sick = Meter(), Sick()
         self._known = {id(p) for fragment in fragments for p in fragment.own_parameters}
         for fragment in fragments:
@@ -186,7 +187,7 @@ class Outer(Handle):
         agree(self.group, lambda: self.check_state_dict(saved))
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
-        self.inner_steps, self._clock.steps = saved["own"]
+        self.inner_steps, _ = saved["own"]
         self._meter.end()
 
     def remove(self, *, goodbye: bool = True) -> None:
@@ -225,15 +226,14 @@ class Outer(Handle):
 
     def _step(self) -> None:
         self.inner_steps += 1
-        if self._clock.ticks():
-            self.ticks += 1
-            self._meet()
+        self.ticks += 1
+        self._learnt = True
+        self._meet()
 
     def _meet(self) -> None:
         """Start and end what is due at this tick."""
         self._start(self.steps.parts_due(self.ticks))
         self._finish(self.steps.parts_due(self.ticks - self.steps.delay))
-        self._clock.restart()
 
     def _start(self, parts: Sequence[int]) -> None:
         """Start the exchange of these fragments, in one message."""
@@ -243,9 +243,8 @@ class Outer(Handle):
         fragments = [self.fragments[part] for part in parts]
         for fragment in fragments:
             fragment.measure()
-        counts = not self.steps.leave_out or all(fragment.finite() for fragment in fragments)
-        weight = self._weights.take(self._clock.steps if counts else 0)
-        self._send(self._encode(parts, weight))
+        counts = self._learnt and (not self.steps.leave_out or all(fragment.finite() for fragment in fragments))
+        self._send(self._encode(parts, self._weights.take(counts)))
 
     def _send(self, found: Meeting) -> None:
         found.begin(self.group)
@@ -304,7 +303,7 @@ class Outer(Handle):
             )
 
     def _state(self) -> dict[str, Any]:
-        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, self._clock.steps]}
+        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, 0]}
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, int]:

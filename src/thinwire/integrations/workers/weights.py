@@ -1,48 +1,25 @@
-"""Workers of unequal speed: when they meet, how much of the mean is whose, and whose part was not finite."""
+"""How much of the workers' mean is whose, and whose part was not finite."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import final
 
 from thinwire.collectives import Group
-from thinwire.outer_steps import OuterSteps
 
 _log = logging.getLogger("thinwire")
 
 
 @final
-class Clock:
-    """Ticks after each inner step, or after the first at which so much time is over. `steps`: those since then."""
-
-    def __init__(self, every: object) -> None:
-        self._seconds = every.total_seconds() if isinstance(every, timedelta) else 0.0
-        self.steps = 0
-        self._began = time.monotonic()
-
-    def ticks(self) -> bool:
-        """Count an inner step, and return whether the clock ticks after it."""
-        self.steps += 1
-        return time.monotonic() - self._began >= self._seconds
-
-    def restart(self) -> None:
-        """Measure from now on."""
-        self.steps, self._began = 0, time.monotonic()
-
-
-@final
 class Weights:
-    """How much this worker's Δ counts: its samples, by the inner steps that they were taken in where those differ."""
+    """How much this worker's Δ counts: its samples."""
 
-    def __init__(self, group: Group, steps: OuterSteps, samples: int | None) -> None:
-        self.group, self._samples = group, samples or 1
-        self._timed, self._own = isinstance(steps.every, timedelta), 1.0
+    def __init__(self, group: Group, samples: int | None) -> None:
+        self.group, self._samples, self._own = group, samples or 1, 1.0
 
-    def take(self, steps: int) -> float:
-        """Return what the Δ of so many inner steps counts; 0 if it is left out."""
-        self._own = float(self._samples * (steps if self._timed else bool(steps)))
+    def take(self, counts: bool) -> float:
+        """Return what the Δ counts; 0 if it is left out."""
+        self._own = float(self._samples * counts)
         return self._own
 
     def divide(self, joined: bool, steps: object) -> float:
