@@ -137,13 +137,6 @@ def plan(
     seed: int | None = Option(None, help="Seed of weights and batches.", show_default="0"),
     profile: Path | None = Option(None, help="Plan from this profile; nothing is measured."),
     save_profile: Path | None = Option(None, help="Write what was measured here."),
-    pipeline: int = Option(1, help="Number of stages to split the model into, each on a worker."),
-    micro_batches: int | None = Option(
-        None, help="Micro-batches that a pipeline splits each batch into.", show_default="4"
-    ),
-    boundary: float | None = Option(
-        None, help="Share of activations to send between stages, where the plan sparsifies them.", show_default="0.05"
-    ),
     density: str | None = Option(None, help="Densities that may be chosen.", show_default="0.01"),
     candidates: str | None = Option(
         None, help="What may be chosen, least harm to the loss first.", show_default=",".join(Budget().names)
@@ -178,9 +171,7 @@ def plan(
 ) -> None:
     """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
     asked = dict(locals())
-    from thinwire_lab.inputs import BadInput
     from thinwire_lab.plan import apart, command, options
-    from thinwire_lab.plan import pipeline as stages
     from thinwire_lab.plan.explain import Explained
     from thinwire_lab.plan.report import Chapter
 
@@ -192,13 +183,8 @@ def plan(
         )
         alone = apart.read(outer, more_steps)
         chapters: list[Chapter] = [*([alone] if alone else ()), *([Explained()] if explain else ())]
-        if pipeline == 1:
-            source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
-            code = command.run(source, wishes, **files, unfolded=unfolded, tensors=not explain, chapters=chapters)
-        elif chapters:
-            raise BadInput("--outer and --explain are about models in one piece; leave --pipeline out")
-        else:
-            code = stages.run(request.pipelined(pipeline), wishes, json=json, html=html, unfolded=unfolded)
+        source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
+        code = command.run(source, wishes, **files, unfolded=unfolded, tensors=not explain, chapters=chapters)
         raise typer.Exit(code)
 
 

@@ -142,7 +142,6 @@ class Plan:
         if self.unmeasured:
             whole |= {"unmeasured": self.unmeasured}
         whole["break_even"] = self.break_even if self.break_even != float("inf") else None
-        whole["boundaries"] = []  # those of a model in one piece; a `PipelinePlan` has more
         return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)
 
 

@@ -1,8 +1,7 @@
 """`thinwire plan`, from a request to the printed plan and written files."""
 
 import json as documents
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from thinwire.planner import Plan, decide
 from thinwire_lab.cluster.workers import ended, is_first
 from thinwire_lab.inputs import BadInput, check_writable, write_atomically
 from thinwire_lab.plan.report import Chapter, every, folded, print_plan, write_html
-from thinwire_lab.plan.sources import Known, Source, Wishes
+from thinwire_lab.plan.sources import Source, Wishes
 from thinwire_lab.plan.words import UNKNOWN_OPTIMIZER
 from thinwire_lab.show.terminal import complain, print_raw, print_written
 
@@ -36,17 +35,23 @@ def run(
         with console.status("measuring"):
             known = source.known(wishes)
             _write(files[0], known.measured.to_json() + "\n")  # first of all: measuring takes longest
-            plan = decided(known)
+            try:
+                plan = decide(known.profile, known.budget)
+            except ValueError as error:  # a profile that cannot be planned for
+                raise BadInput(str(error)) from error
         _write(files[1], _document(plan, chapters) + "\n")
         if files[2] is not None:
             write_html(known.measured, plan, files[2], chapters)
         rows = (every if unfolded else folded)(plan) if tensors else None
         print_plan(console, known.measured, plan, rows, chapters)
         print_written(console, files)
-        if tensors:
-            hint(replace(wishes, optimizer=known.budget.optimizer))
+        if tensors and first and known.budget.optimizer is None and wishes.names is None:
+            print_raw(Console(stderr=True), UNKNOWN_OPTIMIZER)
 
-    return guarded(work)
+    code, reason = ended(work)
+    if reason:
+        complain("plan", reason)
+    return code
 
 
 def _write(path: Path | None, text: str) -> None:
@@ -57,25 +62,3 @@ def _write(path: Path | None, text: str) -> None:
 def _document(plan: Plan, chapters: Sequence[Chapter]) -> str:
     whole = documents.loads(plan.to_json())
     return documents.dumps(whole | {each.key: each.document(plan) for each in chapters}, indent=1)
-
-
-def guarded(work: Callable[[], None]) -> int:
-    """Do the work and return the exit code. If something cuts it short, say what. Raises BadInput."""
-    code, reason = ended(work)
-    if reason:
-        complain("plan", reason)
-    return code
-
-
-def hint(wishes: Wishes) -> None:
-    """Where the plan chose as if the optimizer did not matter, say on standard error how to name it."""
-    if is_first() and wishes.optimizer is None and wishes.names is None:
-        print_raw(Console(stderr=True), UNKNOWN_OPTIMIZER)
-
-
-def decided(known: Known) -> Plan:
-    """Decide. Raises BadInput for a profile that cannot be planned for."""
-    try:
-        return decide(known.profile, known.budget)
-    except ValueError as error:
-        raise BadInput(str(error)) from error

@@ -8,7 +8,6 @@ from thinwire.planner.losses import OptimizerName
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.workers import in_group, world_size
 from thinwire_lab.inputs import BadInput, names, numbers
-from thinwire_lab.plan.pipeline import Pipelined
 from thinwire_lab.plan.sources import Asked, Measured, Saved, Source, Wishes
 from thinwire_lab.problems.optimizers import check_optimizer
 
@@ -26,31 +25,14 @@ class Request:
     link: str | None
     profile: Path | None
     save_profile: Path | None
-    micro_batches: int | None = None
-    boundary: float | None = None
     optimizer: OptimizerName | None = None
     explain: bool | None = None
 
     def source(self) -> Source:
         """Return where the profile comes from. Raises BadInput if options do not go together."""
-        self._check_workers()
-        self._leave_out("without --pipeline STAGES a model has no cuts", "micro_batches", "boundary")
+        if self.workers is not None and self.workers < 1:
+            raise BadInput(f"--workers is {self.workers}; expected 1 or more")
         return self._measured() if self.profile is None else self._saved(self.profile)
-
-    def pipelined(self, stages: int) -> Pipelined:
-        """Return what to measure for a model in stages. Raises BadInput if options do not go together."""
-        self._check_workers()
-        self._leave_out("--pipeline splits a model of the bench, and measures it anew", "target", "profile")
-        self._leave_out("with --pipeline every stage has a profile of its own", "save_profile")
-        whole = self._measured()
-        return Pipelined(
-            subject=whole.subject,
-            workers=whole.workers,
-            rate=whole.rate,
-            stages=stages,
-            micro_batches=4 if self.micro_batches is None else self.micro_batches,
-            density=0.05 if self.boundary is None else self.boundary,
-        )
 
     def _saved(self, path: Path) -> Saved:
         self._leave_out(
@@ -80,10 +62,6 @@ class Request:
             rate=parse_rate("100mbit" if self.link is None else self.link),
             explain=bool(self.explain),
         )
-
-    def _check_workers(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise BadInput(f"--workers is {self.workers}; expected 1 or more")
 
     def _leave_out(self, why: str, *options: str) -> None:
         if given := [option for option in options if getattr(self, option) is not None]:
