@@ -65,7 +65,7 @@ def _one_alone(wrong: int) -> dict[str, str]:
     said = {
         "attach: recipe": attach(3 if mine else tw.recipes.topk()),
         "attach: type": attach(tw.recipes.topk(), scaler=3 if mine else None),
-        "attach: range": attach(tw.recipes.topk(), rebroadcast=0 if mine else None),
+        "attach: range": attach(tw.recipes.topk(), samples=0 if mine else None),
         "replicate: type": replicate(module(), tw.recipes.topk(), scaler=3 if mine else None),
         "attach: used": attach(used if mine else tw.recipes.topk()),
         "attach: momentum": told(lambda: tw.attach(DistributedDataParallel(whole), tw.recipes.dgc(), optimizer=sgd)),
@@ -83,7 +83,7 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
     expected = {
         "attach: recipe": ("TypeError: ", "attach takes a recipe"),
         "attach: type": ("TypeError: ", "scaler is 3; expected"),
-        "attach: range": ("ValueError: ", "rebroadcast is 0; expected"),
+        "attach: range": ("ValueError: ", "samples is 0; expected"),
         "replicate: type": ("TypeError: ", "scaler is 3; expected"),
         "attach: used": ("RuntimeError: ", "attached to a model already"),
         "attach: momentum": ("MomentumError: ", "optimizer"),

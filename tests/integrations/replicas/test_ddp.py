@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import SCENARIOS, WIDTH, Scenario, Tied, Training, batch, digest, flat, mlp
-from ranks import RankError, Ranks, told
+from ranks import Ranks, told
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -476,66 +476,6 @@ def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
     messages = ranks.run(1, _refusals)[0]
     for name, parts in expected.items():
         assert all(part in messages[name] for part in parts), messages[name]
-
-
-# --- rebroadcast ---
-
-
-def _drifting(rebroadcast: int | None) -> list[bool]:
-    """Return after each step whether replicas are alike, though rank 1 damages its own after each."""
-    training = Training("no_sync")
-    training.attachment = tw.attach(
-        training.model, RECIPES["fft"].make(), optimizer=training.optimizer, rebroadcast=rebroadcast
-    )
-    alike = []
-    for step in range(6):
-        training.step(step)
-        alike.append(training.attachment.verify_replicas())
-        training.model.eval()
-        if dist.get_rank() == 0:
-            with torch.no_grad():
-                training.model(torch.zeros(1, WIDTH))  # evaluation on one rank takes no part
-        training.model.train()
-        if dist.get_rank() == 1:
-            training.parameters()["2.weight"].detach()[0, 0] += 1
-    return alike
-
-
-@pytest.mark.parametrize(
-    ("rebroadcast", "alike"),
-    [(None, [True] + [False] * 5), (1, [True] * 6), (3, [True, False, True, False, False, True])],
-)
-def test_parameters_are_broadcast_every_so_many_steps(ranks: Ranks, rebroadcast: int | None, alike: list[bool]) -> None:
-    assert ranks.run(2, _drifting, rebroadcast) == [alike] * 2
-
-
-def _ignored_is_left_alone() -> float:
-    model = nn.Module()
-    model.net, model.table = mlp(torch.float32), nn.Linear(1, 1)
-    model.forward = model.net.forward
-    nn.init.constant_(model.table.weight, float(dist.get_rank()))
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight", "table.bias"])
-    ddp = DistributedDataParallel(model)
-    tw.attach(ddp, RECIPES["fft"].make(), rebroadcast=1)
-    optimizer = torch.optim.SGD(ddp.module.net.parameters(), lr=0.1)
-    for _ in range(3):
-        ddp(torch.ones(2, WIDTH)).sum().backward()
-        optimizer.step()
-    return float(model.table.weight.detach())
-
-
-def test_parameters_that_ddp_ignores_are_not_broadcast(ranks: Ranks) -> None:
-    assert ranks.run(2, _ignored_is_left_alone) == [0.0, 1.0]
-
-
-def _never_rebroadcast() -> None:
-    training = Training("one bucket")
-    tw.attach(training.model, RECIPES["fft"].make(), rebroadcast=0)
-
-
-def test_an_impossible_rebroadcast_is_refused(ranks: Ranks) -> None:
-    with pytest.raises(RankError, match="rebroadcast is 0; expected"):
-        ranks.run(1, _never_rebroadcast)
 
 
 # --- sparse embeddings ---

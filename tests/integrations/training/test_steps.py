@@ -928,11 +928,9 @@ def test_a_broken_backward_is_as_in_plain_ddp(ranks: Ranks) -> None:
 # --- copies, and the end ---
 
 
-def _copied(recipe: str, rebroadcast: int | None) -> bool:
+def _copied(recipe: str) -> bool:
     training = Training("several buckets")
-    attachment = tw.attach(
-        training.model, RECIPES[recipe].make(), optimizer=training.optimizer, rebroadcast=rebroadcast
-    )
+    attachment = tw.attach(training.model, RECIPES[recipe].make(), optimizer=training.optimizer)
     training.run(range(2))
     twins = [copy.deepcopy(training.model), torch.optim.swa_utils.AveragedModel(training.model).module]
     file = io.BytesIO()
@@ -946,11 +944,9 @@ def _copied(recipe: str, rebroadcast: int | None) -> bool:
     return attachment.verify_replicas() and all(digest(twin) == digest(twins[0]) for twin in twins)
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("rebroadcast", [None, 2])
 @pytest.mark.parametrize("recipe", ["topk", "gtopk", "dgc"])
-def test_a_model_can_be_copied_and_saved(ranks: Ranks, recipe: str, rebroadcast: int | None) -> None:
-    assert ranks.run(2, _copied, recipe, rebroadcast) == [True] * 2
+def test_a_model_can_be_copied_and_saved(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(2, _copied, recipe) == [True] * 2
 
 
 def _freed(make: Callable[[DistributedDataParallel], object]) -> int:
@@ -979,31 +975,6 @@ def _topk(model: DistributedDataParallel) -> object:
 @pytest.mark.parametrize("make", [pytest.param(_auto, marks=pytest.mark.slow), _topk])
 def test_a_model_that_is_wrapped_anew_is_freed(ranks: Ranks, make: Callable[[DistributedDataParallel], object]) -> None:
     assert ranks.run(2, _freed, make) == [0, 0]
-
-
-def _rebroadcast_in_eval_mode() -> bool:
-    training = Training("several buckets")
-    attachment = tw.attach(training.model, tw.recipes.topk(), rebroadcast=3)
-    training.model.eval()
-    if dist.get_rank():
-        training.parameters()["0.weight"].detach().add_(1e-3)
-    training.run(range(3))
-    return attachment.verify_replicas()
-
-
-def test_parameters_are_broadcast_in_eval_mode_too(ranks: Ranks) -> None:
-    assert ranks.run(2, _rebroadcast_in_eval_mode) == [True] * 2
-
-
-def _rebroadcast_under_join() -> None:
-    training = Training("uneven inputs")
-    tw.attach(training.model, tw.recipes.topk(), rebroadcast=3)
-    training.run(range(4))
-
-
-def test_rebroadcast_under_join_is_refused_at_once(ranks: Ranks) -> None:
-    for message in ranks.run(2, told, _rebroadcast_under_join):
-        assert "rebroadcast= cannot be combined with Join" in message
 
 
 def _uneven(how: str, zero_first: bool) -> tuple[float, int, bool]:

@@ -31,7 +31,6 @@ from thinwire.integrations.replicas.asked import Asked, asked_for, chosen, onlin
 from thinwire.integrations.replicas.managed import bucket_caps, kept_alike, managed, sparse_weights
 from thinwire.integrations.replicas.plain_steps import PlainSteps
 from thinwire.integrations.sharding.fsdp import refuse_sharded
-from thinwire.integrations.training.drift import rebroadcast_every
 from thinwire.integrations.training.steps import Steps
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
@@ -51,7 +50,6 @@ def attach(
     *,
     optimizer: Optimizers = None,
     scaler: LossScaler | None = None,
-    rebroadcast: Count | None = None,
     samples: Count | None = None,
 ) -> Attachment:
     """Exchange the gradients of a DDP model by a recipe, overlapping with backward as DDP does; a collective.
@@ -71,8 +69,6 @@ def attach(
             of SGD; `fading`, `demo` and `orthogonal` out of Adam, AdamW, RAdam, Adamax, Muon or SGD. "auto" needs them
             to choose, because a method's cost in loss depends on the optimizer.
         scaler: The GradScaler you use, if any. Residuals then follow its loss scale.
-        rebroadcast: Broadcast rank 0's parameters to all ranks every this many steps; the paper uses 10 (Wang et al.
-            2020, §4). The replicas are bit-identical without it; it repairs drift that something else has caused.
         samples: How many samples this rank's gradients come from, if ranks differ: means are then weighted by it. Give
             it on every rank. Before the backward of a batch of another size, set the handle's `samples`.
 
@@ -100,18 +96,18 @@ def attach(
         groups,
         found.recipe,
         found.parameters,
-        settings=f"{ddp}, rebroadcast={rebroadcast}, samples {'not given' if samples is None else 'given'}",
+        settings=f"{ddp}, samples {'not given' if samples is None else 'given'}",
         optimizers=found.optimizers,
         sparse=found.sparse,
         scaler=scaler,
-        divisor=_active_ranks(model, all_of_them=rebroadcast is not None),
+        divisor=_active_ranks(model),
         may_be_unused=found.may_be_unused,
         everything=kept_alike(model),
         why=found.why,
     )
     with opening(attachment):
         attachment.membership.samples = samples
-        _set_to_work(model, found, attachment, rebroadcast)
+        _set_to_work(model, found, attachment)
     return attachment
 
 
@@ -151,23 +147,19 @@ def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizer
     return _Found(reducer, why, pays, parameters, sparse, optimizers, may_be_unused)
 
 
-def _set_to_work(
-    model: DistributedDataParallel, found: _Found, attachment: Attachment, rebroadcast: int | None
-) -> None:
+def _set_to_work(model: DistributedDataParallel, found: _Found, attachment: Attachment) -> None:
     """Have DDP hand its buckets to the attachment, or stay without a hook as long as nothing pays."""
     attachment.serve(model.module)
-    hooked = rebroadcast is not None or attachment.samples is not None  # DDP itself neither sends nor weighs
+    weighed = attachment.samples is not None  # DDP itself does not
     dense = {name: p for name, p in found.parameters.items() if p not in found.sparse}
-    if isinstance(found.recipe, Adaptive) and dense and not found.may_be_unused and not hooked:
+    if isinstance(found.recipe, Adaptive) and dense and not found.may_be_unused and not weighed:
         PlainSteps(model, dense, attachment, found.recipe, install)
-    elif found.pays or hooked:
+    elif found.pays or weighed:
         install(model, attachment)
     else:
         attachment.exchanges = False
     compare_before_buffers(model, attachment.membership)
     _attached.add(model)
-    if rebroadcast is not None:
-        rebroadcast_every(rebroadcast, attachment.steps, model.process_group)
 
 
 def _check(model: object, asked: Asked) -> None:
@@ -194,8 +186,8 @@ def _check(model: object, asked: Asked) -> None:
 _attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divisor:
-    """Return what counts ranks; within Join, which `all_of_them` refuses, those without data learn what others did."""
+def _active_ranks(model: DistributedDataParallel) -> Divisor:
+    """Return what counts ranks; within Join, those without data learn what others did."""
     held = weakref.ref(model)
 
     def divisor(joined: bool, steps: Steps) -> int:
@@ -203,10 +195,6 @@ def _active_ranks(model: DistributedDataParallel, *, all_of_them: bool) -> Divis
         assert model is not None  # its hook is what calls
         if not model._join_config.enable:
             return model.process_group.size()
-        if all_of_them:
-            raise RuntimeError(
-                "rebroadcast= cannot be combined with Join, as ranks that have joined take no steps: leave out one"
-            )
         told = torch.tensor([not joined, *steps.settled()], dtype=torch.int32, device=next(model.parameters()).device)
         dist.all_reduce(told, group=model.process_group)
         active, *settled = told.tolist()

@@ -1,8 +1,7 @@
 """Drift between replicas: finding parameters that differ between ranks, and broadcasting those of the first rank."""
 
-import weakref
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from thinwire import kernels
 from thinwire.collectives import Group, all_gather, all_gather_plain
 from thinwire.integrations.training.gradients import gapless, local
-from thinwire.integrations.training.steps import Steps
 from thinwire.kernels.memory import kept
 from thinwire.waits import on_host
 
@@ -75,29 +73,10 @@ def _weights(count: int, seed: int, device: torch.device) -> Tensor:
     return kernels.mix(places, 2 * seed) << 32 | kernels.mix(places, 2 * seed + 1) | 1
 
 
+@torch.no_grad()
 def start_alike(model: nn.Module, group: Group) -> None:
     """Give all ranks the parameters and buffers of the group's first; of DTensors, its shards. A collective."""
-    _broadcast((*model.parameters(), *model.buffers()), group)
-
-
-def rebroadcast_every(count: int, steps: Steps, group: Group) -> None:
-    """Broadcast the parameters of the group's first rank after every `count` steps, once an optimizer has stepped."""
-    sent_for = steps.step  # DDP itself has just made the replicas equal
-    followed = weakref.ref(steps)
-
-    def after_step(step: int) -> None:
-        nonlocal sent_for
-        current = followed()
-        if current is not None and step // count > sent_for // count:
-            _broadcast(current.parameters.values(), group)
-        sent_for = step
-
-    steps.on_kept.append(after_step)
-
-
-@torch.no_grad()
-def _broadcast(tensors: Iterable[Tensor], group: Group) -> None:
-    held = [local(x).detach() for x in tensors]
+    held = [local(x).detach() for x in (*model.parameters(), *model.buffers())]
     sent = [x if gapless(x) else x.contiguous() for x in held]  # c10d takes a tensor's memory to have no gaps
     works = [dist.broadcast(x, group=group, group_src=0, async_op=True) for x in sent]
     for work in works:

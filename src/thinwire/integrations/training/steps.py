@@ -32,8 +32,8 @@ class Steps:
     """Follows the gradients of these parameters from reduction to optimizer, and keeps or drops what is staged.
 
     `step` counts steps and `draw` reductions. `open`: whether a reduction is done and neither kept nor dropped.
-    `fresh`: whether none has begun since the memories were loaded. `on_kept`: called with the step's number, once a
-    step. `uneven`: whether ranks may run out of data, and follow the others.
+    `fresh`: whether none has begun since the memories were loaded. `uneven`: whether ranks may run out of data, and
+    follow the others.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], memories: Sequence[Memory]) -> None:
@@ -43,7 +43,6 @@ class Steps:
         self.draw = 0
         self.open = False
         self.fresh = True
-        self.on_kept: list[Callable[[int], None]] = []
         self.pending: set[str] = set()  # reduced, and no optimizer has taken them yet
         self._kept: set[str] = set()  # of the latest reduction
         self._joined = self._follows = self.uneven = False
@@ -263,8 +262,6 @@ class Steps:
             self.gradients.forget(names)
         if self.open:
             self.step, self.open = self.step + 1, False
-            for call in self.on_kept if keep else ():
-                call(self.step)
 
     def settle_all(self, *, keep: bool) -> None:
         """Keep or drop everything that is pending."""
