@@ -19,6 +19,20 @@ def on_host(x: Tensor) -> bool:
     return x.device.type in HOST
 
 
+def refuse_captured(what: str, instead: str = "capture the forward pass alone, or remove() the handle") -> None:
+    """Raise RuntimeError, with what is done and what to do instead, while the current stream's work is captured."""
+    if captured():
+        raise RuntimeError(
+            f"{what} while a CUDA graph is captured, and replays would repeat this step's random choices and keep no "
+            f"residual: {instead}"
+        )
+
+
+def captured() -> bool:
+    """Whether the current stream's work goes into a CUDA graph, and is not done now."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def known(x: Tensor) -> Any:
     """Return the number in a 0-dim tensor that the host can read, which is faster to compare, or another as it is."""
     return x.item() if on_host(x) else x

@@ -16,6 +16,7 @@ from thinwire.kernels import gather
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
 from thinwire.pipeline.autograd import pack, unpack
 from thinwire.trace import Listener
+from thinwire.waits import refuse_captured
 
 
 class Choice(NamedTuple):
@@ -102,7 +103,9 @@ class Boundary(nn.Module, ABC):
 
         Raises:
             TypeError: If `x` is not floating-point.
+            RuntimeError: Within the capture of a CUDA graph.
         """
+        refuse_captured("an activation is sent", "leave out this stage, or remove() the handle")
         if not x.is_floating_point():
             raise TypeError(f"an activation is floating-point; got {x.dtype}")
         layout, width = self._layout(x.shape, x.dtype), self._width(x.shape)

@@ -24,6 +24,7 @@ from thinwire.memories import Memory
 from thinwire.reducer import Reducer
 from thinwire.trainer.channel import Channel, Settings, drainable
 from thinwire.trainer.copy import Base, wanted
+from thinwire.waits import refuse_captured
 from thinwire.wire.entries import named
 from thinwire.wire.environment import addresses
 from thinwire.wire.frames import LOSS, Flag
@@ -108,6 +109,7 @@ class Trainer:
                 has.
             ValueError: For gradients of rows that were never fetched, with `fetch_rows`. Nothing is sent then.
         """
+        refuse_captured("gradients are sent", "leave out step()")
         module = self.model if module is None else module
         begun = self._begun.get(module, self._bases())
         with self._open():

@@ -4,7 +4,8 @@ import copy
 import logging
 import math
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -23,6 +24,7 @@ import thinwire as tw
 from thinwire import trace
 from thinwire.integrations import Attachment, Outer, Replicas, Scattered, Shards
 from thinwire.planner import Why
+from thinwire.trainer import Trainer
 
 VERBS = {name for name in dir(tw.Handle) if not name.startswith("_")}
 
@@ -244,6 +246,73 @@ def test_gradients_that_are_not_reduced_are_said_once(ranks: Ranks, door: str) -
     for message, stats in ranks.run(2, _not_reduced, door):
         assert "that were never reduced" in message
         assert stats == "Figures(steps=0, nothing exchanged)"
+
+
+# --- a CUDA graph of one's own ---
+
+
+@contextmanager
+def _capture() -> Iterator[None]:
+    """Have work be captured, as far as anybody asks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        yield
+
+
+def _captured(door: str) -> list[str]:
+    """Return what is said to a reduction within a capture, and to steps of its optimizer and another."""
+    at = _Door(door)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    at.step()
+    at.optimizer.zero_grad()
+    with _capture():
+        loss = at.model(torch.randn(4, 16)).square().mean()
+        loss = loss if door != "replicate" else loss.backward()
+        said = [told(at.handle.reduce if door == "replicate" else loss.backward)]
+        said += [told(at.optimizer.step), told(other.step)]
+    return said
+
+
+@DOORS
+def test_the_capture_of_a_cuda_graph_is_refused(ranks: Ranks, door: str) -> None:
+    for reduction, step, other in ranks.run(2, _captured, door):
+        assert reduction.startswith("RuntimeError: gradients are reduced while a CUDA graph is captured"), reduction
+        assert step.startswith("RuntimeError: SGD steps while a CUDA graph is captured"), step
+        assert other == "nothing"
+
+
+def _other_captures() -> list[str]:
+    """Return what is said within captures to a sparse gradient, a gather, outer steps, a pipeline and a trainer."""
+    sparse = DistributedDataParallel(nn.Embedding(4, 4, sparse=True))
+    tw.attach(sparse, tw.recipes.topk())
+    mesh = init_device_mesh("cpu", (2,))
+    sharded: Any = fully_shard(nn.Linear(16, 16), mesh=mesh)
+    tw.scatter(sharded, tw.recipes.topk(), mesh=mesh, gathers=tw.gathers.Lossless())
+    model = nn.Linear(4, 4)
+    inner = torch.optim.SGD(model.parameters())
+    tw.outer(model, inner, tw.outer_steps.diloco())
+    with _capture():
+        return [
+            told(sparse(torch.zeros(1, dtype=torch.int64)).sum().backward),
+            told(sharded, torch.randn(4, 16)),
+            told(inner.step),
+            told(tw.pipeline.TopKBoundary(0.5), torch.randn(4, 16)),
+            told(Trainer.step, None),
+        ]
+
+
+def test_other_captures_are_refused(ranks: Ranks) -> None:
+    what = [
+        "gradients are reduced",
+        "parameters are gathered",
+        "SGD steps",
+        "an activation is sent",
+        "gradients are sent",
+    ]
+    for said in ranks.run(2, _other_captures):
+        for each, words in zip(said, what, strict=True):
+            assert each.startswith(f"RuntimeError: {words} while a CUDA graph is captured"), each
 
 
 def _evaluated_alone(rank: int, evaluations: int) -> tuple[list[float], list[float]]:

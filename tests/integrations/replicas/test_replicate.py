@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire.integrations.attachments import attachment
 
 STEPS = 4
 STATEFUL = [name for name, case in RECIPES.items() if any(memory.stateful for memory in case.make().memories())]
@@ -450,19 +449,3 @@ def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         assert messages.keys() == expected.keys()
         for name, parts in expected.items():
             assert all(part in messages[name] for part in parts), messages[name]
-
-
-def _within_a_capture() -> str:
-    training = Copies("one bucket", "topk")
-    training.backward(0)
-    training.optimizer.step()
-    training.optimizer.zero_grad()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attachment, "_captured", lambda flat: True)
-        with pytest.raises(RuntimeError) as raised:
-            training.backward(1)
-    return str(raised.value)
-
-
-def test_the_capture_of_a_cuda_graph_is_refused(ranks: Ranks) -> None:
-    assert all("while a CUDA graph is captured" in said for said in ranks.run(2, _within_a_capture))

@@ -27,7 +27,7 @@ from thinwire.integrations.training.whole import Whole
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments
 from thinwire.stats import Stats
-from thinwire.waits import Verdict, on_host
+from thinwire.waits import Verdict, captured, on_host, refuse_captured
 
 
 @runtime_checkable
@@ -167,11 +167,6 @@ class Attachment(Handle):
         Raises:
             RuntimeError: If another attachment has taken over, and within the capture of a CUDA graph.
         """
-        if _captured(flat):
-            raise RuntimeError(
-                "gradients are reduced while a CUDA graph is captured, and each replay would repeat this step's random "
-                "choices: capture the forward pass or the optimizer's step alone, or remove() the recipe"
-            )
         segments = self._segments(parameters, flat.numel())
         self._enter(segments.names, parameters, joined=joined)
         bucket = Bucket(flat=flat, segments=segments)
@@ -248,8 +243,11 @@ class Attachment(Handle):
         Raises:
             MomentumError: Instead of the warning, if the memory holds their momentum. Also if the recipe applies
                 momentum, and a gradient was added to after it was reduced.
+            RuntimeError: Within the capture of a CUDA graph.
             PayloadError: If what a GPU has received was malformed.
         """
+        if captured() and self.exchanges and self.steps.owned_by(optimizer):
+            refuse_captured(f"{type(optimizer).__name__} steps")
         self.steps.refuse_malformed(optimizer)
         self._refuse_added(optimizer)
         if not self.exchanges:
@@ -401,6 +399,7 @@ class Attachment(Handle):
         self.membership.release(averages="DDP's hook, or reduce(), does that")
 
     def _enter(self, names: Sequence[str], parameters: Sequence[nn.Parameter], *, joined: bool) -> None:
+        refuse_captured("gradients are reduced")
         if self.ended:
             raise RuntimeError(
                 "another attachment to these parameters has taken over; train the model that it was attached to"
@@ -491,7 +490,3 @@ _AGAIN = (
     "{} steps twice on one gradient, as where optimizer.step() follows scaler.step(optimizer). The recipe applies "
     "momentum once per backward: leave out one of the two"
 )
-
-
-def _captured(flat: Tensor) -> bool:
-    return flat.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -31,6 +31,7 @@ from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.buckets import buckets, used_anywhere
 from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
+from thinwire.waits import refuse_captured
 
 
 @final
@@ -58,9 +59,10 @@ class Replicas(Served):
         missing gradient counts as zeros; a parameter for which no replica has a gradient is left alone.
 
         Raises:
-            RuntimeError: If a parameter with a gradient was frozen when the replicas were made, or if a gradient is
-                reduced a second time before any optimizer took it.
+            RuntimeError: If a parameter with a gradient was frozen when the replicas were made, if a gradient is
+                reduced a second time before any optimizer took it, and within the capture of a CUDA graph.
         """
+        refuse_captured("gradients are reduced")
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate again")
         self.attachment.membership.agree()  # a rank that loads a state compares first, too

@@ -18,6 +18,7 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import together
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.fsdp import exchanges_now, held_parameters
+from thinwire.waits import refuse_captured
 
 
 @final
@@ -89,6 +90,7 @@ class Backwards:
             while self._hooks:
                 self._hooks.pop().remove()
             return
+        refuse_captured("gradients are reduced")
         steps = self._attachment.steps
         steps.close_if_done()
         for name in list(steps.gradients.reduced):

@@ -12,6 +12,7 @@ from torch.futures import Future
 
 from thinwire import trace
 from thinwire.collectives import Group, all_gather, communication_thread
+from thinwire.waits import refuse_captured
 
 Step = Callable[[Group], None]
 
@@ -95,6 +96,7 @@ class Gather(ABC):
         if self._retired or group.size() != self.lane.size:  # FSDP gathers what has been gathered, in a smaller mesh
             started = Started(all_gather(output_tensor, input_tensor, group))
         else:
+            refuse_captured("parameters are gathered", "leave out gathers=")
             bring = partial(self._bring, output_tensor.view(group.size(), -1), input_tensor)
             started = self.lane.start(input_tensor, *self._first(), bring)
         if not async_op and not input_tensor.is_cuda:

@@ -208,12 +208,12 @@ class Steps:
     def know(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Note that these will step, so that what else moves their parameters takes no gradient: SAM's first step."""
         for optimizer in optimizers:
-            self._known.update(self._owned_by(optimizer))
+            self._known.update(self.owned_by(optimizer))
 
     def unreduced(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return parameters with a gradient for this optimizer that no reduction, done or in flight, has made."""
         added = self.gradients.added - self._seen - self.gradients.reduced
-        found = [name for name in self._owned_by(optimizer) if name in added] if added else []
+        found = [name for name in self.owned_by(optimizer) if name in added] if added else []
         return [
             name for name in found if self.parameters[name].grad is not None and not _reduced(self.parameters[name])
         ]
@@ -222,22 +222,22 @@ class Steps:
         """Whether this optimizer has taken the gradients in place already, and nothing has been added since."""
         if self._takers.get(optimizer) != self.draw or self._seen or self.gradients.added:
             return False
-        return any(self.parameters[name].grad is not None for name in self._owned_by(optimizer))
+        return any(self.parameters[name].grad is not None for name in self.owned_by(optimizer))
 
     def refuse_malformed(self, optimizer: torch.optim.Optimizer) -> None:
         """Read what has arrived before this optimizer takes it, if any of it may be malformed. Raises PayloadError."""
         unsure = any(isinstance(outcome, Unread) and outcome.verdict.errors for outcome in self._outcomes)
-        if unsure and self._owned_by(optimizer):
+        if unsure and self.owned_by(optimizer):
             self.close_if_done()
 
     def added_to_means(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return for which parameters of this optimizer something was added to a mean that is in place."""
         added = (self.gradients.added & self.gradients.reduced) - self._seen
-        return [name for name in self._owned_by(optimizer) if name in added] if added else []
+        return [name for name in self.owned_by(optimizer) if name in added] if added else []
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Keep what was staged for this optimizer's gradients; return whether it holds any of the parameters."""
-        owned = self._owned_by(optimizer)
+        owned = self.owned_by(optimizer)
         if not owned:
             return False
         self.close_if_done()
@@ -280,7 +280,7 @@ class Steps:
         self.settle(gone, keep=False)
         self.settle(set(self.pending), keep=True)
 
-    def _owned_by(self, optimizer: torch.optim.Optimizer) -> list[str]:
+    def owned_by(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return which of the parameters this optimizer holds now: its groups may change at any time."""
         names = self._names
         return [names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names]

@@ -25,6 +25,7 @@ from thinwire.integrations.workers.swarm import Swarm
 from thinwire.integrations.workers.weights import Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.stats import Meter, Stats
+from thinwire.waits import refuse_captured
 
 AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 """Optimizers whose steps a handle counts."""
@@ -208,6 +209,7 @@ class Outer(Handle):
     @untraced  # which traces the hooks of a compiled step
     def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Before the first inner step, see where workers start from."""
+        refuse_captured(f"{type(optimizer).__name__} steps", "leave it out, as it counts steps, or remove() the handle")
         if self._begin.pending and self._begin.check(self.group):
             for fragment in self.fragments:
                 fragment.adopt()
