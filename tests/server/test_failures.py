@@ -567,7 +567,7 @@ def test_a_flood_of_updates_that_have_to_wait_is_cut_off() -> None:
 
 
 def test_nobody_is_answered_who_does_not_take_the_answers() -> None:
-    hub, (question,) = started()._hub, messages(Kind.WATCH)
+    hub, (question,) = started()._hub, messages(Kind.WATCH, ())
     with hub.lock:
         session = Session(hub, b"peer", "here")
         for number in range(WINDOW + 2):

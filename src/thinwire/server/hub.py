@@ -20,7 +20,7 @@ from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
 from thinwire.wire import frames
 from thinwire.wire.entries import most_ids, read_ids, table
-from thinwire.wire.frames import NONE, Bytes, Flag, Frame, FrameError, GoneError, Inbox, Kind
+from thinwire.wire.frames import Bytes, Flag, Frame, FrameError, GoneError, Inbox, Kind
 from thinwire.wire.layout import difference, pack, unpack
 from thinwire.wire.sockets import TICK, Listener
 
@@ -120,9 +120,9 @@ class Session:
         self.said = 0
         """Messages that have left the outbox."""
         self._loss, self._since = math.nan, time.monotonic()
-        self._downlink = Downlink(hub.central)
-        self._brief, self.queue = NONE, deque[Frame]()
-        self._busy = self.over = False
+        self._downlink, self.queue, self.over = Downlink(hub.central), deque[Frame](), False
+        self._busy: Frame | None = None
+        """The update that the rule has."""
 
     def status(self) -> TrainerStatus:
         """Return what is known of this trainer."""
@@ -174,9 +174,9 @@ class Session:
                     body = rows_for(self._hub.central, frame.body)
                     self.say(Kind.FETCH, *body, number=frame.number, version=self._hub.central.version)
 
-    def say(self, kind: Kind, *body: Bytes, number: int = 0, version: int = 0, flags: Flag = NONE) -> None:
-        """Put a frame into the outbox."""
-        for each in frames.messages(kind, body, number=number, version=version, flags=flags):
+    def say(self, kind: Kind, *body: Bytes, **head: int) -> None:
+        """Put a frame into the outbox, with what `head` says."""
+        for each in frames.messages(kind, body, **head):
             self.outbox.append(each)
             size = len(each) + frames.NUMBER + frames.AROUND
             self._sent += size
@@ -187,13 +187,13 @@ class Session:
         if not self.outbox:
             self.say(Kind.PING, number=self._hub.saving.latest(self.trainer))
 
-    def answer(self, number: int, *, dropped: bool) -> None:
-        """Answer an update which the rule has let go; it may have come over an earlier connection."""
+    def answer(self, *, dropped: bool) -> None:
+        """Answer the update which the rule has let go; if it came over an earlier connection, it is not here."""
         if self._busy:
-            self._busy = False
-            self._reply(number, (Flag.DROPPED if dropped else NONE) | self._brief)
+            self._reply(self._busy, Flag.DROPPED * dropped)
+            self._busy = None
 
-    def end(self, why: str, flags: Flag = NONE) -> None:
+    def end(self, why: str, flags: int = 0) -> None:
         """Say why it ends, hear no more, and close the connection."""
         self.say(Kind.END, why[:_WORDS].encode(), flags=flags)
         self.leave(goodbye=False)
@@ -233,7 +233,7 @@ class Session:
             self._inbox.limits[Kind.FETCH] = sum(8 + most_ids(each) for each in layout.fetched)
         life, body = frames.LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
         applied = central.applied.get(self.trainer, 0)
-        self.say(Kind.JOIN, self._durable(), life, *body, number=applied, version=central.version)
+        self.say(Kind.JOIN, self._durable, life, *body, number=applied, version=central.version)
 
     def _update(self, frame: Frame) -> None:
         hub = self._hub
@@ -241,18 +241,18 @@ class Session:
         if frame.number > known + 1:
             raise FrameError(f"update {frame.number}; expected {known + 1}, the next of this trainer")
         if frame.number <= known:
-            self._reply(frame.number, frame.flags & Flag.BRIEF)
+            self._reply(frame)
             return
         update = read_update(hub.central.layout, self.trainer, frame)
-        self._loss, self._since = update.loss, time.monotonic()
-        self._busy, self._brief = True, frame.flags & Flag.BRIEF
+        self._loss, self._since, self._busy = update.loss, time.monotonic(), frame
         hub.rule.submit(update)
 
-    def _reply(self, number: int, flags: Flag) -> None:
-        body = [] if flags & Flag.BRIEF else pack(self._downlink.sections(number))
-        version = self._hub.central.version
-        self.say(Kind.UPDATE, self._durable(), *body, number=number, version=version, flags=flags)
+    def _reply(self, frame: Frame, flags: int = 0) -> None:
+        brief, version = frame.flags & Flag.BRIEF, self._hub.central.version
+        body = [] if brief else pack(self._downlink.sections(frame.number))
+        self.say(Kind.UPDATE, self._durable, *body, number=frame.number, version=version, flags=flags | brief)
 
+    @property
     def _durable(self) -> bytes:
         return frames.DURABLE.pack(self._hub.saving.latest(self.trainer))
 
@@ -270,7 +270,7 @@ class Hub:
         self.central, self.rule, self.saving, self.lock = central, rule, saving, lock
         self.sessions, self.sent, self.received = dict[str, Session](), 0, 0
         self.listener, self._peers, self._gone = listener, dict[bytes, Session](), list[Session]()
-        self._due, self._open, self._met = 0.0, True, set[str]()
+        self._due, self._open = 0.0, True
 
     @property
     def ended(self) -> bool:
@@ -348,10 +348,10 @@ class Hub:
     def release(self) -> None:
         """Answer whose update has been applied, until nobody has another, and send all that there is to say."""
         try:
-            while answers := [] if self.central.failure else self.rule.release():
-                for who, number, dropped in answers:
+            while not self.central.failure and (answers := self.rule.release()):
+                for who, dropped in answers.items():
                     session = self.sessions[who]
-                    session.answer(number, dropped=dropped)
+                    session.answer(dropped=dropped)
                     self._try(session, session.go_on)
                 self.lock.notify_all()
         except ServerError:
@@ -370,9 +370,7 @@ class Hub:
             logger.warning("a trainer at %s was refused: %s", session.host, error.args[-1])
             session.end(error.args[0], Flag.FINAL)
         except (FrameError, GoneError, PayloadError) as error:
-            if (host := session.host) not in self._met:
-                self._met.add(host)
-                logger.warning("closed a connection from %s: %s. Further ones from there are not logged", host, error)
+            self.listener.refused(session.host, error)
             session.end(str(error))
 
     def _send(self, session: Session) -> None:

@@ -3,19 +3,11 @@
 import logging
 import math
 import time
-from typing import NamedTuple, final
+from typing import final
 
 from thinwire.server.central import Central, Update
 
 logger = logging.getLogger("thinwire")
-
-
-class Answer(NamedTuple):
-    """Whose update can be answered now, its number, and whether it was dropped: not finite."""
-
-    trainer: str
-    number: int
-    dropped: bool
 
 
 @final
@@ -37,8 +29,8 @@ class Rule:
         self._goodbyes, self._begun = set[str](), bool(central.applied)
         self._lost = now if central.applied else -math.inf
         """When a trainer last left without a BYE, or the server itself came back."""
-        self._held, self._applied = dict[str, Update](), dict[str, Answer]()
-        """Updates that are not applied yet, and those that are and are not answered."""
+        self._held, self._applied = dict[str, Update](), dict[str, bool]()
+        """Updates that are not applied yet, and of those that are and are not answered, whether they were dropped."""
         self._returning, self._until = set[str](() if staleness is None else central.present), now + timeout
 
     @property
@@ -76,8 +68,11 @@ class Rule:
         self._held[update.trainer] = update
         self._since[update.trainer] = time.monotonic()
 
-    def release(self) -> list[Answer]:
-        """Apply what may be applied, and return what can be answered. Raises ServerError if a step fails."""
+    def release(self) -> dict[str, bool]:
+        """Apply what may be applied. Return whose update can be answered, and whether it was dropped as not finite.
+
+        Raises ServerError if a step fails.
+        """
         if self.complete and self._staleness == 0:
             if self._held and self._held.keys() >= self.live.keys():
                 self._apply(list(self._held.values()))
@@ -85,10 +80,10 @@ class Rule:
             for update in list(self._held.values()):
                 self._apply([update])
         least, bound = min(self.live.values(), default=0), self._staleness or math.inf
-        found = [each for each in self._applied.values() if self.live[each.trainer] - least < bound]
-        for each in found:
-            del self._applied[each.trainer]
-            self._since.pop(each.trainer, None)
+        found = {who: dropped for who, dropped in self._applied.items() if self.live[who] - least < bound}
+        for who in found:
+            del self._applied[who]
+            self._since.pop(who, None)
         return found
 
     def name(self) -> None:
@@ -100,14 +95,13 @@ class Rule:
             logger.warning("trainers have waited %.0f s for %s", now - since, self._late())
 
     def _apply(self, updates: list[Update]) -> None:
-        for each in updates:
-            del self._held[each.trainer]
+        who = [each.trainer for each in updates]
+        for each in who:
+            del self._held[each]
         dropped = self.central.apply(updates)
-        for each in updates:
-            who = each.trainer
-            if who in self.live:
-                self.live[who] += 1
-                self._applied[who] = Answer(who, each.number, who in dropped)
+        for each in self.live.keys() & who:
+            self.live[each] += 1
+            self._applied[each] = each in dropped
 
     def _late(self) -> str:
         """Return in words who is waited for."""

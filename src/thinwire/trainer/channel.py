@@ -19,7 +19,7 @@ from thinwire.reducer import Bucket, Reducer
 from thinwire.reducer.wrappers import release
 from thinwire.trainer.copy import Base, Copy, Rows
 from thinwire.wire.entries import Entry, asking, most, table
-from thinwire.wire.frames import DURABLE, LIFE, NONE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind
+from thinwire.wire.frames import DURABLE, LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind
 from thinwire.wire.keys import ticket
 from thinwire.wire.layout import Layout, pack
 from thinwire.wire.sockets import TICK, Bell, Link
@@ -88,7 +88,7 @@ class Sent(NamedTuple):
     """An update: on what it was computed, and what it says."""
 
     base: Base
-    flags: Flag
+    flags: int
     body: Sequence[Bytes]
 
 
@@ -124,8 +124,8 @@ class Channel:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         try:
-            with self.copy.open(), self._changed:
-                self._wait_for(lambda: bool(self._floors))
+            with self.copy.open():
+                self.wait()
         except BaseException:
             self.close(goodbye=False)
             raise
@@ -135,7 +135,7 @@ class Channel:
         """Bytes of the updates that may have to be sent once more, and of the vectors that are encoded."""
         return self._logged + self.uplink.staged
 
-    def send(self, number: int, base: Base, flags: Flag, body: Sequence[Bytes]) -> None:
+    def send(self, number: int, base: Base, flags: int, body: Sequence[Bytes]) -> None:
         """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
         size, room = sum(map(len, body)), self._settings.room
         with self._changed:
@@ -147,25 +147,25 @@ class Channel:
             self._logged += size
         self._bell.ring()
 
-    def wait(self, number: int) -> None:
-        """Wait until update `number` is answered. Raises ServerError if it never will be."""
+    def wait(self, update: int = 0, question: int = 0) -> None:
+        """Wait until this has joined, and both are answered. Raises ServerError if one of them never will be."""
+
+        def so() -> bool:
+            return bool(self._floors) and self._answered >= update and question not in self._open
+
         with self._changed:
-            self._wait_for(lambda: self._answered >= number)
+            self._changed.wait_for(lambda: self._error or so())
+            if not so():
+                self.check()
 
     def fetch(self, keys: Sequence[Tensor]) -> int:
         """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
         with self._changed:
             self.check()
-            self._questions += 1
-            self._open[self._questions] = next(reversed(self._log), 0), keys
-            number = self._questions
+            self._questions = number = self._questions + 1
+            self._open[number] = next(reversed(self._log), 0), keys
         self._bell.ring()
         return number
-
-    def wait_for_rows(self, number: int) -> None:
-        """Wait until question `number` is answered. Raises ServerError if it never will be."""
-        with self._changed:
-            self._wait_for(lambda: number not in self._open)
 
     def settle(self, seconds: float) -> bool:
         """Wait until nothing is logged, at most so long. Return whether it is so."""
@@ -208,12 +208,6 @@ class Channel:
     def _unconfirmed(self) -> int:
         """How many updates the server may not have taken in."""
         return 0 if self._left else max(0, next(reversed(self._log), 0) - self._answered)
-
-    def _wait_for(self, until: Callable[[], bool]) -> None:
-        """Wait, with the lock held. Raises what has ended the channel, if it was not so by then."""
-        self._changed.wait_for(lambda: self._error or until())
-        if not until():
-            self.check()
 
     def _run(self) -> None:
         """Join, send what is due and take in answers; after a loss, again. `send` and `wait` raise what ends it."""
@@ -271,8 +265,7 @@ class Channel:
             elif update is not None and unanswered < WINDOW:
                 self._sent = number = sent + 1
                 version = min((update.base.version, *self._floors[update.base.joins :]))
-                brief = Flag.BRIEF if number <= self._repeated and number + 1 in self._log else NONE
-                flags = update.flags | brief
+                flags = update.flags | Flag.BRIEF * (number <= self._repeated and number + 1 in self._log)
                 return partial(link.send, Kind.UPDATE, *update.body, number=number, version=version, flags=flags)
             return None
 

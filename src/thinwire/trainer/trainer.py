@@ -7,10 +7,11 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Self, final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -75,11 +76,11 @@ class Trainer:
         model: nn.Module,
         recipe: Reducer,
         channels: Sequence[Channel],
+        ending: ExitStack,
         *,
         drain: int | None,
         seed: int,
         in_flight: int,
-        ending: ExitStack,
     ) -> None:
         self.model, self._recipe, self._channels, self._in_flight = model, recipe, channels, in_flight
         self._drain_every, self._chance = drain, random.Random(seed)
@@ -172,12 +173,9 @@ class Trainer:
             ServerError: If a server is gone.
         """
         ids = wanted([entry for channel in self._channels for entry in channel.layout.fetched], rows)
-        start = time.monotonic()
         with self._open():
-            asked = [(each, each.fetch(keys)) for each in self._channels if (keys := each.rows.among(ids))]
-            for channel, number in asked:
-                channel.wait_for_rows(number)
-        self._waited += time.monotonic() - start
+            wanted_here = [(each, each.rows.among(ids)) for each in self._channels]
+            self._wait(0, [each.fetch(keys) if keys else 0 for each, keys in wanted_here])
 
     def drain(self) -> None:
         """Send the residual, uncompressed, and wait until it is applied.
@@ -278,9 +276,8 @@ class Trainer:
             drain |= self._drain_every is not None and self._chance.random() * self._drain_every < 1
             encoded = [channel.uplink.encode(number, gradients, drain=drain) for channel in self._channels]
             self._number, self._drained, self._in_a_row = number, self._drained + drain, 0
-            flags = Flag.DRAINED if drain else Flag(0)
             for channel, base, sections in zip(self._channels, bases, encoded, strict=True):
-                channel.send(number, base, flags, [told, *pack(sections)])
+                channel.send(number, base, Flag.DRAINED * drain, [told, *pack(sections)])
             return number
 
     def _bases(self) -> list[Base]:
@@ -293,10 +290,10 @@ class Trainer:
                 opened.enter_context(channel.copy.open())
             yield
 
-    def _wait(self, number: int) -> None:
+    def _wait(self, update: int, questions: Iterable[int] = repeat(0)) -> None:
         start = time.monotonic()
-        for channel in self._channels:
-            channel.wait(number)
+        for channel, question in zip(self._channels, questions, strict=False):
+            channel.wait(update, question)
         self._waited += time.monotonic() - start
 
 
@@ -396,4 +393,4 @@ def connect(
         _AT_WORK[id(memory)] = memory
         ending.callback(_AT_WORK.pop, id(memory), None)
         ending.callback(memory.restore, {})  # the residual is lost, and no later trainer sends it
-    return Trainer(model, recipe, channels, drain=drain, seed=seed, in_flight=in_flight, ending=ending)
+    return Trainer(model, recipe, channels, ending, drain=drain, seed=seed, in_flight=in_flight)

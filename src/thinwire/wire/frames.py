@@ -108,9 +108,7 @@ def parse(message: Bytes, limits: Mapping[Kind, int]) -> Frame:
     return Frame(Kind(kind), Flag(flags), number, version, memoryview(bytearray(length)))
 
 
-def messages(
-    kind: Kind, body: Sequence[Bytes] = (), *, number: int = 0, version: int = 0, flags: Flag = NONE
-) -> Iterator[Bytes]:
+def messages(kind: Kind, body: Sequence[Bytes], number: int = 0, version: int = 0, flags: int = 0) -> Iterator[Bytes]:
     """Yield the messages of a frame whose body is these parts."""
     length = sum(map(len, body))
     head = HEADER.pack(MAGIC, PROTOCOL, kind, flags, number, version, length)

@@ -17,22 +17,9 @@ from pathlib import Path
 from typing import Any, final
 from weakref import finalize
 
+from thinwire.wire import frames
 from thinwire.wire.environment import joint, split
-from thinwire.wire.frames import (
-    AROUND,
-    HEADER,
-    NONE,
-    NUMBER,
-    PIECE,
-    WINDOW,
-    Flag,
-    Frame,
-    GoneError,
-    Inbox,
-    Kind,
-    messages,
-    numbered,
-)
+from thinwire.wire.frames import Bytes, Frame, GoneError, Inbox, Kind
 
 try:
     import zmq
@@ -91,15 +78,14 @@ def _milliseconds(seconds: float) -> int:
     return int(min(max(1.0, 1000 * seconds), 1e9))
 
 
-def _socket(context: "zmq.Context[Any]", kind: int, host: str, timeout: float) -> "zmq.Socket[bytes]":
-    made = context.socket(kind)
-    made.setsockopt(zmq.MAXMSGSIZE, HEADER.size + PIECE + NUMBER + AROUND)
-    made.setsockopt(zmq.HANDSHAKE_IVL, _milliseconds(_HANDSHAKE))
-    made.setsockopt(zmq.HEARTBEAT_IVL, _milliseconds(timeout / 4))
-    made.setsockopt(zmq.HEARTBEAT_TIMEOUT, _milliseconds(timeout))
-    made.setsockopt(zmq.CONNECT_TIMEOUT, _milliseconds(timeout))
-    made.setsockopt(zmq.IPV6, ":" in host)
-    made.setsockopt(zmq.SNDHWM, _QUEUED)
+def _socket(context: "zmq.Context[Any]", kind: int, host: str, timeout: float, **options: Any) -> "zmq.Socket[bytes]":
+    """Return a socket with these options, which are named as libzmq does."""
+    made, patience = context.socket(kind), _milliseconds(timeout)
+    options |= {"heartbeat_ivl": _milliseconds(timeout / 4), "heartbeat_timeout": patience, "connect_timeout": patience}
+    options |= {"handshake_ivl": _milliseconds(_HANDSHAKE), "ipv6": ":" in host, "sndhwm": _QUEUED}
+    options["maxmsgsize"] = frames.HEADER.size + frames.PIECE + frames.NUMBER + frames.AROUND
+    for name, value in options.items():
+        setattr(made, name, value)
     return made
 
 
@@ -123,19 +109,15 @@ class Listener:
 
     def __init__(self, address: str, own: bytes, theirs: bytes, *, timeout: float, longest: int) -> None:
         (host, port), self._ending = resolved(address), deque[tuple[float, socket.socket]]()
-        self._context = zmq.Context[Any]()
-        self._socket = _socket(self._context, zmq.ROUTER, host, timeout)
+        self._end, self._met, self._context = ("", 0), set[tuple[str, bool]](), zmq.Context[Any]()
+        # libzmq counts up to half of it late. With less, heartbeats would wait behind what a busy server has not read
+        most = _QUEUED + 2 * frames.WINDOW * longest
+        options = {"curve_server": 1, "curve_secretkey": own, "zap_domain": b"thinwire", "router_mandatory": 1}
+        self._socket = _socket(self._context, zmq.ROUTER, host, timeout, rcvhwm=most, backlog=1024, **options)
         door, failures = self._context.socket(zmq.REP), self._socket.get_monitor_socket(zmq.EVENT_ACCEPT_FAILED)
         door.bind("inproc://zeromq.zap.01")
-        self._doorkeeper = threading.Thread(target=_keep_door, args=(door, failures, theirs), daemon=True)
+        self._doorkeeper = threading.Thread(target=self._keep_door, args=(door, failures, theirs), daemon=True)
         self._doorkeeper.start()
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # libzmq counts up to half of it late. With less, heartbeats would wait behind what a busy server has not read
-        self._socket.setsockopt(zmq.RCVHWM, _QUEUED + 2 * WINDOW * longest)
-        self._socket.setsockopt(zmq.BACKLOG, 1024)
-        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, own)
-        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"thinwire")
         try:
             self._socket.bind(f"tcp://{joint(host, port)}")
         except zmq.ZMQError as error:
@@ -155,14 +137,18 @@ class Listener:
         self._hang_up(time.monotonic() - _LINGER)
 
     def receive(self) -> tuple[bytes, memoryview, str, int] | None:
-        """Return who sent a message, it, from where, and its connection's descriptor; None if none has come."""
+        """Return who sent a message, it, from where, and its connection's descriptor; None if none has come.
+
+        libzmq calls SRCFD deprecated, but knows nothing else by which a ROUTER's owner may close one connection:
+        `zmq_disconnect_peer` is for drafts that pyzmq's wheels leave out.
+        """
         try:
             peer, message, *_ = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
         except (zmq.Again, ValueError):  # ValueError: an empty one
             return None
         return peer.bytes, message.buffer, str(message.get("Peer-Address")), int(message.get(zmq.SRCFD))
 
-    def send(self, peer: bytes, message: bytes | memoryview) -> bool:
+    def send(self, peer: bytes, message: Bytes) -> bool:
         """Send a message, and return whether there was room for it. Raises GoneError if that peer is gone."""
         try:
             self._socket.send_multipart([peer, message], zmq.DONTWAIT)
@@ -171,6 +157,12 @@ class Listener:
         except zmq.ZMQError as error:
             raise GoneError("the connection was closed") from error
         return True
+
+    def refused(self, host: str, why: Exception) -> None:
+        """Log why a connection ends, once for each host: PermissionError for a stranger, and once for any other."""
+        if (key := (host, isinstance(why, PermissionError))) not in self._met and len(self._met) < _REMEMBERED:
+            self._met.add(key)
+            logger.warning("closed a connection from %s: %s. Further ones from there are not logged", host, why)
 
     def end(self, descriptor: int) -> None:
         """Close a connection, when the last words are said; libzmq leaves that to the other side."""
@@ -188,36 +180,30 @@ class Listener:
         self._context.term()
         self._hang_up(math.inf)
         self._doorkeeper.join()
-        _ends.discard(getattr(self, "_end", ("", 0)))
+        _ends.discard(self._end)
 
+    def _keep_door(self, door: "zmq.Socket[bytes]", failures: "zmq.Socket[bytes]", theirs: bytes) -> None:
+        """Let in who has the trainers' key, until the context ends.
 
-def _keep_door(door: "zmq.Socket[bytes]", failures: "zmq.Socket[bytes]", theirs: bytes) -> None:
-    """Let in who has the trainers' key, until the context ends. The first stranger of an address is logged.
-
-    Without descriptors libzmq tries to accept again at once; but it waits until somebody hears of its failures.
-    """
-    met, allowed, poller = set[bytes](), public_of(theirs), zmq.Poller()
-    poller.register(door, zmq.POLLIN)
-    poller.register(failures, zmq.POLLIN)
-    with suppress(zmq.ContextTerminated):
-        while True:
-            if door not in dict(poller.poll()):
-                time.sleep(_PAUSE)
-                with suppress(zmq.Again):
-                    for _ in range(failures.rcvhwm):
-                        failures.recv_multipart(zmq.DONTWAIT)
-                continue
-            version, request, _, peer, _, mechanism, *key = door.recv_multipart()
-            known = mechanism == b"CURVE" and key == [allowed]
-            if not known and peer not in met and len(met) < _REMEMBERED:
-                met.add(peer)
-                logger.warning(
-                    "refused a connection from %s without the key. Further ones from there are not logged",
-                    peer.decode(),
-                )
-            door.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
-    door.close(0)
-    failures.close(0)
+        Without descriptors libzmq tries to accept again at once; but it waits until somebody hears of its failures.
+        """
+        allowed, poller = public_of(theirs), zmq.Poller()
+        poller.register(door, zmq.POLLIN)
+        poller.register(failures, zmq.POLLIN)
+        with suppress(zmq.ContextTerminated):
+            while True:
+                if door not in dict(poller.poll()):
+                    time.sleep(_PAUSE)
+                    with suppress(zmq.Again):
+                        for _ in range(failures.rcvhwm):
+                            failures.recv_multipart(zmq.DONTWAIT)
+                    continue
+                version, request, _, peer, _, mechanism, *key = door.recv_multipart()
+                if not (known := mechanism == b"CURVE" and key == [allowed]):
+                    self.refused(peer.decode(), PermissionError("it does not have the key"))
+                door.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
+        door.close(0)
+        failures.close(0)
 
 
 @final
@@ -232,14 +218,10 @@ class Link:
         self._said, self._spoke, self._pause = 0, time.monotonic(), timeout / 3
         self.counted = [0, 0]
         """Bytes sent and received."""
-        self._context = zmq.Context[Any]()
-        self._socket = _socket(self._context, zmq.DEALER, self._end[0], timeout)
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, server)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, mine)
-        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public_of(mine))
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # its owner joins again
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._context, keys = zmq.Context[Any](), {"curve_secretkey": mine, "curve_publickey": public_of(mine)}
+        options = keys | {"curve_serverkey": server, "linger": 0, "rcvhwm": 0}
+        options["reconnect_ivl"] = -1  # its owner joins again
+        self._socket = _socket(self._context, zmq.DEALER, self._end[0], timeout, **options)
         events = zmq.EVENT_ALL & ~zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # to tell of that, libzmq loses errno and aborts
         self._monitor = self._socket.get_monitor_socket(events)
         self._poller = zmq.Poller()
@@ -248,16 +230,14 @@ class Link:
         _ends.add(self._end)
         self._socket.connect(f"tcp://{joint(*self._end)}")
 
-    def send(
-        self, kind: Kind, *body: bytes | memoryview, number: int = 0, version: int = 0, flags: Flag = NONE
-    ) -> None:
-        """Send a frame whose body is these parts. Raises GoneError."""
-        for message in messages(kind, body, number=number, version=version, flags=flags):
+    def send(self, kind: Kind, *body: Bytes, **head: int) -> None:
+        """Send a frame whose body is these parts, with what `head` says. Raises GoneError."""
+        for message in frames.messages(kind, body, **head):
             self.send_raw(message)
 
-    def send_raw(self, message: bytes | memoryview) -> None:
+    def send_raw(self, message: Bytes) -> None:
         """Send one message, when there is room for it. Raises GoneError."""
-        message = numbered(message, self._said)
+        message = frames.numbered(message, self._said)
         while True:
             if self._gone is not None:
                 raise self._gone
@@ -268,7 +248,7 @@ class Link:
                 self._socket.poll(int(1000 * TICK), zmq.POLLOUT)
             else:
                 self._said, self._spoke = self._said + 1, time.monotonic()
-                self.counted[0] += len(message) + AROUND
+                self.counted[0] += len(message) + frames.AROUND
                 return
 
     def receive(self) -> Frame | None:
@@ -286,7 +266,7 @@ class Link:
                 self._poller.poll(_milliseconds(self._pause))
                 self._look()
                 continue
-            self.counted[1] += len(message) + AROUND
+            self.counted[1] += len(message) + frames.AROUND
             if (frame := self._inbox.take(message.buffer)) is not None:
                 return frame
 
