@@ -315,26 +315,6 @@ def test_the_papers_tuning_of_an_uneven_range_fills_the_codes() -> None:
     assert 1 + form.positives + form.negatives in (255, 256)
 
 
-@pytest.mark.parametrize("bits", range(2, 16))
-def test_fit_keeps_the_mantissa_of_least_error(bits: int) -> None:
-    sample = vector(3000)
-    fitted = OffsetFloat.fit(sample, bits=bits, rounding="nearest")
-    tried = []
-    for mantissa in range(bits + 1):
-        try:
-            tried.append(OffsetFloat.balanced(bits=bits, mantissa=mantissa, rounding="nearest"))
-        except ValueError:
-            continue
-    errors = {form: float((_decoded(form, sample) - sample).double().square().sum()) for form in tried}
-    assert errors[fitted] == min(errors.values())
-
-
-def test_fit_wants_finite_numbers() -> None:
-    for sample in (torch.empty(0), torch.tensor([1.0, math.nan])):
-        with pytest.raises(ValueError, match="expected at least one, and all finite"):
-            OffsetFloat.fit(sample)
-
-
 @pytest.mark.parametrize("max", [1.0, 1.5, 2.0, 0.3])
 def test_the_scale_brings_the_largest_magnitude_to_the_top(max: float) -> None:
     form = OffsetFloat.balanced(bits=10, mantissa=5, max=max)
@@ -430,12 +410,3 @@ def test_what_does_not_fit_together_is_refused() -> None:
 def test_a_code_that_is_never_sent_reads_as_nan() -> None:
     for form, code in ((Ternary(), 3), (Levels(bits=4), 15), (OffsetFloat.balanced(bits=8), 255)):
         assert bool(form.decode(torch.tensor([code], dtype=torch.uint8), torch.ones(1)).isnan())
-
-
-def test_a_range_may_be_that_of_the_first_gradients() -> None:
-    sample = 0.01 * vector(5000)
-    form = OffsetFloat.fit(sample, bits=10, scaled=False)
-    assert form.max == pytest.approx(float(sample.abs().max()), rel=0.02)
-    assert float((Coded.of(sample, form).values(torch.float32) - sample).norm() / sample.norm()) < 0.02
-    with pytest.raises(ValueError, match="all zeros"):
-        OffsetFloat.fit(torch.zeros(5), bits=8, scaled=False)

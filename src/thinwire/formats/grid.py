@@ -72,12 +72,6 @@ def balanced_eps(*, bits: Bits, mantissa: Mantissa, max: Normal) -> float:
     return number(base << shift)
 
 
-def least_mantissa(bits: int) -> int:
-    """Return the smallest number of mantissa bits for which max = 1 has a balanced eps."""
-    # 127 binades of 2^m numbers lie between float32's least normal number and 1.
-    return next(m for m in range(MANTISSA) if 126 * 2**m + 1 >= 2 ** (bits - 1) - 1)
-
-
 def powers(peak: Tensor, top: float, reach: float) -> Tensor:
     """Return powers of two (float32, normal) that bring each peak into (top/2, top]: 1 for zero, NaN for NaN."""
     fraction, exponent = math.frexp(top)

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
-from thinwire.formats.grid import Grid, Lowest, Mantissa, Normal, balanced_eps, least_mantissa, powers
+from thinwire.formats.grid import Grid, Lowest, Mantissa, Normal, balanced_eps, powers
 from thinwire.kernels import OffsetGrid, Rounding
 
 
@@ -84,41 +84,6 @@ class OffsetFloat(Format):
             bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group_size=group_size
         )
 
-    @classmethod
-    @checked
-    def fit(
-        cls,
-        sample: Tensor,
-        *,
-        bits: Bits = 8,
-        rounding: Rounding = "truncate",
-        scaled: bool = True,
-        group_size: GroupSize = None,
-    ) -> Self:
-        """Return the balanced format with the least squared error on a sample.
-
-        Every mantissa up to `bits` is tried. Of equally good formats it takes the one with the fewest bits of mantissa.
-        Unless `scaled`, the sample fixes the range for good, as the paper tunes on the first gradients.
-
-        `sample` are gradients; `bits`, `rounding`, `scaled` and `group_size` are as in the class.
-
-        Raises:
-            ValueError: If the sample is empty, is not finite or, unless `scaled`, is all zeros.
-        """
-        sample = flat32(sample)
-        if not sample.numel() or not bool(sample.isfinite().all()):
-            raise ValueError(f"sample has {sample.numel()} values; expected at least one, and all finite")
-        largest = 1.0 if scaled else float(sample.abs().max())
-        if not largest:
-            raise ValueError("the sample is all zeros, which have no range; expected gradients, or scaled=True")
-        formats = (
-            cls.balanced(
-                bits=bits, mantissa=mantissa, max=largest, rounding=rounding, scaled=scaled, group_size=group_size
-            )
-            for mantissa in range(least_mantissa(bits), bits + 1)
-        )
-        return min(formats, key=lambda form: form._error(sample))
-
     @property
     def grid(self) -> Grid:
         """The magnitudes that have codes."""
@@ -156,10 +121,6 @@ class OffsetFloat(Format):
         if not self.scaled:
             return torch.where(peak.isnan(), torch.nan, torch.ones_like(peak))
         return powers(peak, self.grid.at(self.positives), max(self.max, self._lowest))
-
-    def _error(self, sample: Tensor) -> float:
-        codes, scales = self.encode(sample, seed=0)
-        return float((self.decode(codes, scales).double() - sample).square().sum())
 
     @property
     def _lowest(self) -> float:

@@ -136,10 +136,14 @@ def _samples(material: Material) -> list[Tensor]:
 
 
 def offset_error(x: Tensor, bits: int) -> float:
-    """Return the squared error of the best balanced offset float, rounded to nearest."""
-    form = OffsetFloat.fit(x, bits=bits, rounding="nearest")
-    codes, scales = form.encode(x, seed=0)
-    return float((x.double() - form.decode(codes, scales).double()).square().sum())
+    """Return the squared error of the best balanced offset float, rounded to nearest: of that many bits of mantissa."""
+    errors, binades = [], 126  # of 2^m numbers each, between float32's least normal number and 1
+    least = next(m for m in range(MANTISSA) if binades * 2**m + 1 >= 2 ** (bits - 1) - 1)
+    for mantissa in range(least, bits + 1):
+        form = OffsetFloat.balanced(bits=bits, mantissa=mantissa, rounding="nearest")
+        codes, scales = form.encode(x, seed=0)
+        errors.append(float((x.double() - form.decode(codes, scales).double()).square().sum()))
+    return min(errors)
 
 
 def uniform_error(x: Tensor, bits: int) -> float:
