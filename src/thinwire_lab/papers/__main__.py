@@ -7,7 +7,6 @@ python -m thinwire_lab.papers check                # are the tables what the led
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -19,7 +18,7 @@ from rich.progress import Progress
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared import ledger, tables
-from thinwire_lab.papers.shared.deciding import Deciding, drawn
+from thinwire_lab.papers.shared.deciding import Deciding
 from thinwire_lab.papers.shared.ledger import FOLDER, LEDGER, NAMES, OPEN, Row
 from thinwire_lab.papers.shared.shelf import RUNS, Shelf
 from thinwire_lab.show.table import Column, tabulated
@@ -78,7 +77,7 @@ def run(
 
 @app.command()
 def judge(names: Names = None) -> None:
-    """Judge from the runs that are there, and renew the ledger, the papers' tables and figures. Runs nothing."""
+    """Judge from the runs that are there, and renew the ledger and the papers' tables. Runs nothing."""
     _renew(_asked(names), Shelf(), LEDGER)
 
 
@@ -86,7 +85,8 @@ def judge(names: Names = None) -> None:
 def check() -> None:
     """Exit with status 1 where a table is not what the ledger says, or the ledger not what the runs say."""
     rows, deciding = _base(LEDGER), _asked(None)
-    wrong = [*tables.stale(rows), *deciding.unfounded(rows, Shelf()), *_lost()]
+    wrong, notes = [*tables.stale(rows), *deciding.unfounded(rows, Shelf())], RUNS / "made.json"
+    wrong += [] if notes.exists() else [f"{notes.relative_to(FOLDER.parent)} is not there"]
     for name in wrong:
         console.print(f"not up to date: {name}", style="red")
     raise typer.Exit(int(bool(wrong)))
@@ -97,8 +97,6 @@ def _renew(deciding: Deciding, shelf: Shelf, json: Path) -> None:
     ledger.write(rows, json, environment())
     if json == LEDGER:
         tables.renew(rows)
-        for name, figure in drawn(PAPERS, shelf):
-            figure.savefig(FOLDER / name)
     console.print(tables.counted(list(rows.values())))
 
 
@@ -128,16 +126,6 @@ def _run(deciding: Deciding, shelf: Shelf) -> bool:
                 console.print(problem, style="red", highlight=False)
             failed |= problem is not None
     return failed
-
-
-def _lost() -> Iterator[str]:
-    """Yield the figures, and the notes on runs, that are not there."""
-    for place in [
-        RUNS / "made.json",
-        *(FOLDER / paper.name / f"{name}.png" for paper in PAPERS for name in paper.drawings),
-    ]:
-        if not place.exists():
-            yield f"{place.relative_to(FOLDER.parent)} is not there"
 
 
 def _asked(names: list[str] | None) -> Deciding:

@@ -446,10 +446,11 @@ def test_programs_that_go_on_where_a_file_ends_begin_anew(tmp_path: Path) -> Non
     assert (tmp_path / "said").read_text() == "thinwire_lab.studies.convergence --anew"
 
 
-def test_notes_and_figures_that_are_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(program._lost()) == []
+def test_notes_that_are_gone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "RUNS", FOLDER / "elsewhere")
-    assert list(program._lost()) == ["papers/elsewhere/made.json is not there"]
+    done = CliRunner().invoke(program.app, ["check"])
+    assert done.exit_code == 1
+    assert "papers/elsewhere/made.json is not there" in done.output
 
 
 def test_a_short_run_is_judged() -> None:

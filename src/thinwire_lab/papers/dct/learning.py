@@ -5,8 +5,6 @@ from itertools import combinations
 from statistics import fmean
 
 from thinwire_lab.papers.dct import DCT
-from thinwire_lab.papers.shared.benches import FC_1G, FC_100M, Steps
-from thinwire_lab.papers.shared.figures import Lines
 from thinwire_lab.papers.shared.judging import MARGIN, by_setting, every, no_worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import Interval, Ways, over, trained
@@ -60,17 +58,3 @@ def any_sparsity(fc: Ways, mlp: Ways) -> Outcome:
     parts = {model: every({name: no_worse(each) for name, each in of.items()})[0] for model, of in over_dense.items()}
     at_most = ", ".join(f"{model} {of[_NO_LOSS[-1]]}" for model, of in over_dense.items())
     return Outcome(*by_setting(parts), measured=f"at {1 - float(_NO_LOSS[-1]):.1%} {at_most}")
-
-
-@DCT.redraws("figure_8", FC_100M, FC_1G, FC)
-def figure_8(slow: Steps, fast: Steps, fc: Ways) -> Lines:
-    """Step time and loss over sparsity."""
-    sparsity = [100 * (1 - density) for density in DENSITIES]
-    lines = {
-        link: (sparsity[:-1], [steps.seconds(f"dct_dp {name}") / steps.seconds("dense") for name in _NO_LOSS])
-        for link, steps in (("step, 100 Mbit/s", slow), ("step, 1 Gbit/s", fast))
-    }
-    dense = sum(trial.loss for trial in fc["dense"])
-    losses = [sum(trial.loss for trial in fc[f"{density:g}"]) / dense for density in DENSITIES]
-    lines["held-out loss"] = (sparsity, losses)
-    return Lines(title="Ours: small VGG, 4 workers", along="sparsity, %", up="over dense", lines=lines)

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.shared.benches import FC_1G, XL_1G, Steps
-from thinwire_lab.papers.shared.figures import Lines, curve
 from thinwire_lab.papers.shared.judging import MARGIN, Range, by_setting, every, no_worse, sooner, worse
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.trials import Interval, Series, Trial, Ways, interval, steps_to, trained
@@ -102,11 +101,3 @@ _TIMED = {"hashed": "dragonn 0.001", "dgc": "dgc 0.001", "dense": "dense"}
 def _range(series: Series, targets: Sequence[float], step: Range) -> Range:
     counts = [trial.steps_to(target) for trial, target in zip(series, targets, strict=True)]
     return min(counts) * step[0], max(counts) * step[1]
-
-
-@DRAGONN.redraws("figure_4", XL)
-def figure_4(xl: Ways) -> Lines:
-    """Loss over steps."""
-    lines = {name: curve(xl[name]) for name in ("dense", "topk", "dgc", "hashed", "signsgd", "randomk")}
-    up = "held-out loss, mean of 3 seeds"
-    return Lines(title="Ours: XL, 8 virtual workers", along="steps", up=up, lines=lines, log="y")

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, by_workers, faster, told
-from thinwire_lab.papers.shared.figures import Bars
 from thinwire_lab.papers.shared.judging import Range, by_setting, every, larger, sooner
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.shelf import Document
@@ -180,13 +179,3 @@ def leaving_out(found: Mapping[str, Any]) -> Iterator[LeftOut]:
             (name,) = chosen
             ahead = sooner(_middle(cell, "the plan"), _middle(cell, name))
             yield LeftOut(cell["link"], len(cell["choice"]), 1 / _times(cell, name), ahead)
-
-
-@DRAGONN.redraws("figure_3", benches.CNN_1G, benches.TEXT_1G, benches.LM_1G, benches.XL_1G)
-def figure_3(*found: Steps) -> Bars:
-    """Throughput over dense, by model."""
-    ours = {
-        name: {"DGC": steps.faster(_DGC), "DRAGONN": steps.faster(_HASHED)}
-        for name, steps in zip(("ResNet-20", "transformer", "LSTM", "XL"), found, strict=True)
-    }
-    return Bars(title="Ours: 4 workers on 2 cores, 1 Gbit/s", up="times as fast as dense", groups=ours)

@@ -8,10 +8,9 @@ from typing import Any
 from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.dragonn.steps import PLAN, leaving_out
 from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, faster
-from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.links import ROUTES, SYNCHRONISING, Found, kept, links, parts, routes, seconds, worlds
+from thinwire_lab.papers.shared.links import ROUTES, SYNCHRONISING, Found, kept, parts, routes, seconds, worlds
 
 _P = 4
 
@@ -184,22 +183,3 @@ def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
     )
     leaving = ", ".join(f"{each.link} {each.gain:.2f} ({each.compressed} compressed)" for each in left_out)
     return Outcome(*every(helping), more=MORE, measured=f"{measured}; leaving tensors out: {leaving}")
-
-
-@DRAGONN.redraws("figure_5", ROUTES)
-def figure_5(found: Found) -> Lines:
-    """Time to encode, by size."""
-    names = {"mask and nonzero": "mask", "hashed slots": "hashed", "sampled threshold, ours": "sampled"}
-    lines = {
-        name: ([row["bytes"] / 2**20 for row in rows], [1e3 * row["encode"] for row in rows])
-        for name, rows in ((name, routes(found, route, _P, 0.001)) for name, route in names.items())
-    }
-    return Lines(title="Ours: one core", along="MiB", up="ms", lines=lines, log="xy")
-
-
-@DRAGONN.redraws("figure_6", SYNCHRONISING)
-def figure_6(found: Found) -> Bars:
-    """What each part brings over DGC."""
-    names = ("hashing", "decoding together", "all")
-    ours = {link: dict(zip(names, gains_of_parts(found, link), strict=True)) for link in links(found)}
-    return Bars(title="Ours: 128 MiB, 4 workers", up="times as fast as DGC", groups=ours)

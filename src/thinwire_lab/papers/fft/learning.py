@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from thinwire_lab.papers.fft import FFT_PAPER
-from thinwire_lab.papers.shared.figures import Lines, curve
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, rising, worse
 from thinwire_lab.papers.shared.ledger import UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import Ways, points_lost, trained
@@ -61,11 +60,3 @@ def _ordered(ways: Ways, names: tuple[str, ...]) -> str:
     first = no_worse(points_lost(ways[names[0]], ways["dense"]), HALF_A_POINT)
     order = rising([points_lost(ways[b], ways[a]) for a, b in pairwise(names)])
     return every({"as dense": first, "order": order})[0]
-
-
-@FFT_PAPER.redraws("figure_13", FC)
-def figure_13(fc: Ways) -> Lines:
-    """Loss over steps, by theta."""
-    names = ("dense", "theta 0.5", "theta 0.85", "theta 0.9", "theta 0.99", "recovery")
-    lines, up = {name: curve(fc[name]) for name in names}, "held-out loss, mean of 3 seeds"
-    return Lines(title="Ours: small VGG, 4 virtual workers", along="steps", up=up, lines=lines)

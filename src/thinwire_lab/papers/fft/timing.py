@@ -8,7 +8,6 @@ from thinwire_lab.cluster.rounds import straight
 from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, by_workers, faster, spans
-from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.links import SWEEP, Found, kept, links, seconds, worlds
@@ -143,25 +142,3 @@ def convolutions_compute(found: Mapping[str, Any]) -> Outcome:
         for name, values in ratios.items()
     )
     return Outcome(verdict=verdict(holds), measured=measured)
-
-
-@FFT_PAPER.redraws("figure_11", SWEEP)
-def figure_11(found: Found) -> Lines:
-    """An all-gather's time over the number of workers."""
-    counts = worlds(found)
-    lines = {
-        link: (counts, [1e3 * seconds(found, "all-gather", link, p, 2**20) for p in counts]) for link in links(found)
-    }
-    return Lines(title="Ours: Gloo, 1 MiB a worker", along="workers", up="ms", lines=lines, log="y")
-
-
-@FFT_PAPER.redraws("table_2", benches.FC_1G, benches.CNN_1G)
-def table_2(fc: Steps, cnn: Steps) -> Bars:
-    """Speed-up over SGD, by method."""
-    named = dict(zip(("FFT", "Top-k", "QSGD", "TernGrad"), _FOUR, strict=True))
-    ours = {
-        name: {method: steps.faster(label) for method, label in named.items()}
-        for name, steps in (("small VGG", fc), ("ResNet-20", cnn))
-    }
-    title = "Ours: 4 workers on 2 cores, 1 Gbit/s; dense reduces"
-    return Bars(title=title, up="times as fast as dense", groups=ours)

@@ -5,7 +5,6 @@ from itertools import pairwise
 from math import exp
 
 from thinwire_lab.papers.gtopk import GTOPK
-from thinwire_lab.papers.shared.figures import Lines, curve
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, MARGIN, by_setting, every, no_worse, rising, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import RATES, Interval, Trials, Way, Ways, interval, over, points_lost, trained
@@ -125,23 +124,3 @@ def _further(more: Ways, fewer: Ways) -> Interval:
     pairs = zip(*(zip(ways["gtopk"], ways["topk"], strict=True) for ways in (more, fewer)), strict=True)
     lost = [(d.accuracy - c.accuracy) - (b.accuracy - a.accuracy) for (a, b), (c, d) in pairs]
     return interval(lost, "points")
-
-
-@GTOPK.redraws("figure_5", CNN, FC)
-def figure_5(cnn: Ways, fc: Ways) -> tuple[Lines, Lines]:
-    """Loss over steps of two networks."""
-    names = {"dense": "dense", "topk": "Top-k 0.001", "0.001": "gTop-k 0.001", "density warm-up": "gTop-k, warmed up"}
-
-    def losses(model: str, ways: Ways) -> Lines:
-        lines = {said: curve(ways[name]) for name, said in names.items()}
-        title, up = f"{model}, 4 virtual workers", "held-out loss, mean of 3 seeds"
-        return Lines(title=title, along="steps", up=up, lines=lines)
-
-    return losses("ResNet-20", cnn), losses("small VGG", fc)
-
-
-@GTOPK.redraws("figure_7", LM.on(5))
-def figure_7(lm: Ways) -> Lines:
-    """Loss over steps of a language model."""
-    lines = {"dense": curve(lm["dense"]), "gTop-k 0.005": curve(lm["gtopk"])}
-    return Lines(title="Ours: LSTM on WikiText-2", along="steps", up="held-out loss, mean of 5 seeds", lines=lines)

@@ -13,10 +13,9 @@ from thinwire_lab.papers.gtopk import GTOPK
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, gains, span
 from thinwire_lab.papers.shared.claims import GRADIENTS
-from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import by_setting, every, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.links import EXCHANGES, ROUTES, SWEEP, Found, collective, kept, links, routes, worlds
+from thinwire_lab.papers.shared.links import EXCHANGES, ROUTES, SWEEP, Found, collective, kept, routes, worlds
 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:
@@ -214,34 +213,3 @@ def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
         f"{1e3 * computing:.0f} ms without a network; ResNet-20 reaches {efficient:.0%} of a free network's steps"
     )
     return Outcome(*every(parts), measured=measured)
-
-
-@GTOPK.redraws("figure_8", SWEEP)
-def figure_8(found: Found) -> tuple[Lines, Lines]:
-    """A message's time over its size."""
-    elements = [250, 4_000, 16_000, 64_000, 250_000, 1_000_000]
-    theirs = {"alpha + beta n": (elements, [0.436 + 3.6e-5 * n for n in elements])}
-    ours = {}
-    for link in links(found):
-        rows = [row for row in found["pings"] if row["link"] == link]
-        sizes = sorted({row["bytes"] for row in rows})
-        times = [1e3 * median(row["seconds"] for row in rows if row["bytes"] == size) for size in sizes]
-        ours[link] = [size / 4 for size in sizes], times
-    titles = ("Fig. 8: 1 Gbit/s Ethernet, their fit", "Ours: ping-pong between namespaces")
-    fit, pings = (
-        Lines(title=title, along="elements", up="ms", lines=lines, log="xy")
-        for title, lines in zip(titles, (theirs, ours), strict=True)
-    )
-    return fit, pings
-
-
-@GTOPK.redraws("figure_10", benches.TEXT_STEPS)
-def figure_10(text: Grid) -> Bars:
-    """Gains by number of workers."""
-    ours = {
-        f"P = {place.workers}\n{said}": {"over dense": steps.faster(_TREE), "over Top-k": steps.faster(_TREE, _GATHER)}
-        for link, said in (("100mbit", "100 Mbit/s"), ("1gbit", "1 Gbit/s"))
-        for place, steps in text.items()
-        if place.link == link
-    }
-    return Bars(title="Ours: transformer, workers share 2 cores", up="gTop-k: times as fast", groups=ours)

@@ -9,10 +9,9 @@ from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Steps, at_every, faster, gains, span
-from thinwire_lab.papers.shared.figures import Bars, Lines
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.links import EXCHANGES, SWEEP, Found, collective, kept, links, worlds
+from thinwire_lab.papers.shared.links import EXCHANGES, SWEEP, Found, collective, kept, worlds
 from thinwire_lab.papers.shared.trials import Interval, Ways, interval, points_lost
 
 
@@ -147,24 +146,3 @@ def faster_than_doubling(found: Mapping[str, Any], lm: Ways) -> Outcome:
         parts[f"time at {link}"] = sooner(each["sketch, blocks"].around, each["doubling"].around)
     faster = ", ".join(f"{link} {gain:.2f} times faster" for link, gain in gains.items())
     return Outcome(*every(parts), measured=f"{faster}; perplexity {apart} over dense's")
-
-
-@S2.redraws("figure_3", benches.LM_1G, benches.CNN_1G)
-def figure_3(lm: Steps, cnn: Steps) -> Bars:
-    """How much faster the sketch is than the others."""
-    others = {"all-gather": GATHER, "exact union, packed": UNION, "dense": "dense"}
-    ours = {
-        name: {other: steps.faster(SKETCH, label) for other, label in others.items()}
-        for name, steps in (("LSTM", lm), ("ResNet-20,\nblocks", cnn))
-    }
-    return Bars(title="Ours: 4 workers on 2 cores, 1 Gbit/s", up="the sketch: times as fast", groups=ours)
-
-
-@S2.redraws("figure_5", SWEEP)
-def figure_5(found: Found) -> Lines:
-    """All-gather over all-reduce, by number of workers."""
-    counts = worlds(found)
-    lines = {link: (counts, [gather_over_reduce(found, link, p) for p in counts]) for link in links(found)}
-    lines["P/2"] = (counts, [p / 2 for p in counts])
-    title = "Ours: Gloo, the largest message of both"
-    return Lines(title=title, along="workers", up="times as long", lines=lines, log="y")

@@ -40,17 +40,12 @@ V = TypeVar("V")
 F = TypeVar("F")
 Check = Callable[[Material], Finding]
 Decide = Callable[..., Outcome]
-Redraw = Callable[..., Any]
-"""Returns ours, to be drawn beside what figures.toml has of the published figure; or two panels."""
 Draw = Callable[[Sequence[Run]], Figure]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Decides a claim, or draws a figure of the paper's beside ours.
-
-    `decide` takes what each of the evidence found, in order.
-    """
+    """Decides a claim. `decide` takes what each of the evidence found, in order."""
 
     evidence: Sequence[Evidence]
     decide: Callable[..., Any]
@@ -62,7 +57,6 @@ class Paper:
 
     name: str
     judges: dict[str, Judge] = field(default_factory=dict)
-    drawings: dict[str, Judge] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
     figures: dict[str, Draw] = field(default_factory=dict)
 
@@ -73,10 +67,6 @@ class Paper:
     def judge(self, name: str, *evidence: Evidence) -> Callable[[Decide], Decide]:
         """Register a function that decides claim `name` from what the evidence found."""
         return _registering(self.judges, name, lambda decide: Judge(evidence=evidence, decide=decide))
-
-    def redraws(self, name: str, *evidence: Evidence) -> Callable[[Redraw], Redraw]:
-        """Register a function that returns ours of a figure of the paper: `name`.png in the paper's folder."""
-        return _registering(self.drawings, name, lambda redraw: Judge(evidence=evidence, decide=redraw))
 
     def figure(self, name: str) -> Callable[[Draw], Draw]:
         """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""

@@ -1,16 +1,12 @@
 """Which claims are asked for, what has yet to run for them, and what the runs say."""
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from matplotlib.figure import Figure
-
 from thinwire_lab.papers.shared.claims import GRADIENTS, Judge, Paper
-from thinwire_lab.papers.shared.figures import beside
-from thinwire_lab.papers.shared.ledger import DECIDES, FOLDER, NAMES, OPEN, UNDECIDED, Outcome, Row, catalogue, judged
+from thinwire_lab.papers.shared.ledger import DECIDES, NAMES, OPEN, UNDECIDED, Outcome, Row, catalogue, judged
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import Shelf
 
@@ -87,16 +83,6 @@ class Deciding:
             return "" if row.verdict == OPEN else str(problem)
         other = [field.name for field in fields(Row) if getattr(found, field.name) != getattr(row, field.name)]
         return f"its runs say otherwise: {', '.join(other)}" if other else ""
-
-
-def drawn(papers: Iterable[Paper], shelf: Shelf) -> Iterator[tuple[str, Figure]]:
-    """Yield the papers' figures beside ours, by their place in the folder, as far as their runs are there."""
-    for paper in papers:
-        told = tomllib.loads((FOLDER / paper.name / "figures.toml").read_text())
-        for name, drawing in paper.drawings.items():
-            with suppress(Absent):
-                panels = drawing.decide(*(each.read(shelf) for each in drawing.evidence))
-                yield f"{paper.name}/{name}.png", beside(panels, told[name])
 
 
 def _checked(paper: Paper) -> dict[str, Judge]:
