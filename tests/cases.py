@@ -184,6 +184,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 RECIPES = {
     **{name: _recipe(name, **_small(method) | OPTIONS.get(name, {})) for name, method in recipes.METHODS.items()},
+    **{
+        f"sampled_{name}": _recipe(name, **_small(method), sampled=True)
+        for name, method in recipes.METHODS.items()
+        if method.takes("sampled")
+    },
     "gtopk, exact values": _recipe("gtopk", density=0.05, exact_values=True, minimum_size=64),
     "gtopk, the paper's merge": _recipe("gtopk", conserving=False, density=0.05, merge="paper", minimum_size=64),
     "fft, error feedback": _recipe(

@@ -269,7 +269,6 @@ VALID: Mapping[str, Callable[[], object]] = {
     "Method.recipe": lambda: recipes.topk,
     **dict.fromkeys(("Compressed.codec", "ToOwners.codec"), codecs.Identity),
     "Candidate.codec": codecs.Identity,
-    "with_feedback.codec": lambda: codecs.TopK,
     "candidate.name": lambda: "dense",
     "Profile.timeline": lambda: _profile().timeline,
     "under.optimizer": lambda: "sgd",
@@ -312,7 +311,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "memory": memories.NoMemory,
     "Compressed.exchange": exchanges.AllReduce,
     "Candidate.exchange": exchanges.AllReduce,
-    "with_feedback.exchange": exchanges.AllGather,
+    "topk_over.exchange": exchanges.AllGather,
     "budget": planner.Budget,
     "candidates": lambda: planner.Budget().candidates(),
     "dtype": lambda: torch.float32,
@@ -399,12 +398,12 @@ def constructors() -> dict[str, Callable[..., object]]:
             for full, each in _callables(f"{package}.{name}", exported) if exported not in EACH_STEP else ():
                 if each not in found.values() and inspect.signature(each).parameters:
                     found[full] = each
-    found["thinwire.recipes.catalogue.with_feedback"] = catalogue.with_feedback
+    found["thinwire.recipes.catalogue.topk_over"] = catalogue.topk_over
     for framework in filter(find_spec, ALONE):
         package = f"thinwire.frameworks.{framework}"
         found[f"{package}.{ALONE[framework]}"] = getattr(importlib.import_module(package), ALONE[framework])
-    made = catalogue.with_feedback(codecs.TopK, exchanges.AllGather())
-    return found | {"thinwire.recipes.catalogue.with_feedback(…)": made}
+    made = catalogue.topk_over(exchanges.AllGather())
+    return found | {"thinwire.recipes.catalogue.topk_over(…)": made}
 
 
 def _own(module: ModuleType) -> list[str]:

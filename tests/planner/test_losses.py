@@ -9,6 +9,7 @@ from plans import cost, linear, profile
 from thinwire.exchanges import Link
 from thinwire.memories import OrthogonalMomentum
 from thinwire.planner import Budget, Plan, decide
+from thinwire.planner.candidates import PLANNED
 from thinwire.planner.live import Adaptive
 from thinwire.planner.losses import ALLOWED, LOSSES, Measured, OptimizerName, in_words, measured, within
 from thinwire.recipes import METHODS
@@ -25,9 +26,9 @@ def _plan(name: str, budget: Budget) -> Plan:
 def test_every_row_is_of_a_method_and_no_figure_is_given_twice() -> None:
     keys = [(method, row.optimizer, row.density) for row in LOSSES for method in row.methods]
     assert len(set(keys)) == len(keys)
-    assert {method for method, *_ in keys} <= METHODS.keys()
+    assert {method for method, *_ in keys} <= {**METHODS, **PLANNED}.keys()
     for method, _, density in keys:
-        assert (density is None) == (METHODS[method].density is None)
+        assert (density is None) == ({**METHODS, **PLANNED}[method].density is None)
 
 
 def test_each_measurement_has_one_dense_run() -> None:

@@ -27,10 +27,10 @@ from thinwire.planner import (
     fastest,
     step_seconds,
 )
+from thinwire.planner.candidates import PLANNED
 from thinwire.planner.decide import chosen
 from thinwire.planner.profile import TRANSPORTS
 from thinwire.planner.timeline import work
-from thinwire.recipes import METHODS
 
 SLOW, FAST = Link(latency=1e-4, bandwidth=1e7), Link(latency=1e-5, bandwidth=1e9)
 CHEAP = cost(encode=linear(1e-9), decode=linear(1e-9), nbytes=linear(0.08))
@@ -429,7 +429,7 @@ def test_every_candidate_has_its_own_name() -> None:
 @pytest.mark.parametrize("name", [name.replace("DENSITY", "0.02") for name in NAMES])
 def test_a_candidate_is_what_the_method_of_its_name_does_with_a_large_tensor(name: str) -> None:
     family, _, density = name.partition(":")
-    large = METHODS[family].large(float(density) if density else None)
+    large = PLANNED[family].large(float(density) if density else None)
     found = candidate(name)
     assert (found.codec, found.exchange, found.feedback) == (large.codec, large.exchange, large.memory.stateful)
 

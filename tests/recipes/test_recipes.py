@@ -71,7 +71,7 @@ def test_powersgd() -> None:
 
 
 def test_an_argument_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(TypeError, match="topk has no argument 'sparsity'; it takes density, minimum_size"):
+    with pytest.raises(TypeError, match="topk has no argument 'sparsity'; it takes density, sampled, minimum_size"):
         recipes.topk(sparsity=0.01)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="TopK has no argument 'share'; it takes density"):
         codecs.TopK(share=0.01)  # type: ignore[call-arg]

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from thinwire.collectives import Staging
 from thinwire.exchanges import merging
 from thinwire.memories import AppliedMomentum, MomentumCorrection
+from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS
 from thinwire.reducer import Bucket, Reducer, Round, Segment, Segments, power_sgd
 
@@ -36,6 +37,7 @@ SEVERAL = [  # recipes whose exchange takes several rounds, which need other ran
     "sampled_gtopk",
     "sampled_owner",
 ]
+EVERY = {**METHODS, **PLANNED}
 SLACK = 1 << 16  # bytes: headers, tables and scalars
 OBJECTS = 1300  # bytes that Python takes for a vector
 
@@ -80,7 +82,7 @@ def _peak(work: Callable[[], object]) -> int:
 
 
 def _ready(name: str, segments: Sequence[Segment], density: float | None = None) -> Reducer:
-    method = METHODS[name]
+    method = EVERY[name]
     recipe = method.make() if density is None else method.recipe(density=density)
     for memory in recipe.memories():
         if isinstance(memory, MomentumCorrection):
@@ -120,7 +122,7 @@ def _declared_and_seen(
     return staging.needed, seen
 
 
-ONE = [name for name in METHODS if name not in SEVERAL]
+ONE = [name for name in EVERY if name not in SEVERAL]
 
 
 @pytest.mark.grid
@@ -149,7 +151,7 @@ MIXED: Shapes = ((900, 700), (1, 13), (3, 3), (400, 375))
 @pytest.mark.grid
 @pytest.mark.parametrize("density", [1e-4, 1e-3, 0.3, 1.0])
 @pytest.mark.parametrize("shapes", [MIXED, ((1024, 1024),)], ids=["mixed", "square"])
-@pytest.mark.parametrize("name", [name for name in ONE if METHODS[name].takes("density")])
+@pytest.mark.parametrize("name", [name for name in ONE if EVERY[name].takes("density")])
 def test_other_densities_take_no_more_than_was_declared(name: str, shapes: Shapes, density: float) -> None:
     with _group(4) as group:
         declared, seen = _declared_and_seen(name, group, shapes=shapes, density=density)

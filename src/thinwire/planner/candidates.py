@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Self, final
 
@@ -57,8 +57,13 @@ def shared(candidates: Iterable[Candidate], *given: Memory) -> tuple[Memory, ...
     return tuple(kinds.values())
 
 
-PLANNED: Mapping[str, Method] = MappingProxyType({name: row for name, row in METHODS.items() if row.planned})
-"""The methods of the catalogue that a plan may choose."""
+def _sampled(row: Method) -> Method:
+    return replace(row, name=f"sampled_{row.name}", recipe=partial(row.recipe, density=0.01, sampled=True))
+
+
+_ROWS = [[row, _sampled(row)] if row.takes("sampled") else [row] for row in METHODS.values() if row.planned]
+PLANNED: Mapping[str, Method] = MappingProxyType({row.name: row for rows in _ROWS for row in rows})
+"""The methods of the catalogue that a plan may choose. `sampled_topk` is `topk` with `sampled=True`, and so on."""
 NAMES = tuple(name if row.density is None else f"{name}:DENSITY" for name, row in PLANNED.items())
 _BARRED = frozenset({"dense", "fp16"})  # chosen anyway; overflows beyond 65504
 

@@ -1,13 +1,12 @@
 """Every method, declared once. The bench, the planner, the tests and the tables all read it here."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from thinwire.checked import Size, checked
-from thinwire.codecs import Cast, Codec, SampledThreshold, TopK
-from thinwire.exchanges import AllGather, AllReduce, Exchange, GlobalTopKTree, OwnerSharded, RecursiveDoubling
+from thinwire.codecs import Cast, SampledThreshold, TopK
+from thinwire.exchanges import AllReduce, Exchange, OwnerSharded, RecursiveDoubling
 from thinwire.memories import ErrorFeedback, NoMemory
 from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
@@ -30,12 +29,13 @@ from thinwire.schedules import Density
 
 
 @checked
-def with_feedback(codec: Callable[..., Codec], exchange: Exchange) -> RecipeFactory:
-    """Return the recipe of a codec that takes `density=`, with error feedback; small tensors go uncompressed."""
+def topk_over(exchange: Exchange) -> RecipeFactory:
+    """Return a recipe as `topk` with another exchange."""
 
     @checked
-    def recipe(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
-        large = Compressed(memory=ErrorFeedback(), codec=codec(density=density), exchange=exchange)
+    def recipe(*, density: Density = 0.01, sampled: bool = False, minimum_size: Size = 1024) -> Reducer:
+        codec = (SampledThreshold if sampled else TopK)(density=density)
+        large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
         return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
 
     return recipe
@@ -87,15 +87,6 @@ _ROWS = (
         summary="exact Top-k with error feedback",
         sends="the largest elements of each tensor",
         paper=_STICH,
-        planned=True,
-    ),
-    Method(
-        name="sampled_topk",
-        recipe=with_feedback(SampledThreshold, AllGather()),
-        summary="Top-k by a sampled threshold, with error feedback",
-        sends="nearly always the largest elements of each tensor",
-        paper="the selection of Deep Gradient Compression (Lin et al. 2018)",
-        benched=False,
         planned=True,
     ),
     Method(
@@ -164,18 +155,8 @@ _ROWS = (
         planned=True,
     ),
     Method(
-        name="sampled_gtopk",
-        recipe=with_feedback(SampledThreshold, GlobalTopKTree()),
-        summary="gTop-k by a sampled threshold",
-        sends="nearly always what gtopk sends",
-        paper=_GTOPK,
-        summed=True,
-        benched=False,
-        planned=True,
-    ),
-    Method(
         name="doubling",
-        recipe=with_feedback(TopK, RecursiveDoubling()),
+        recipe=topk_over(RecursiveDoubling()),
         summary="exact Top-k, summed by sparse recursive doubling",
         sends="what topk picks, then what 2, 4, … ranks picked together",
         paper=_SPARCML,
@@ -184,29 +165,10 @@ _ROWS = (
         planned=True,
     ),
     Method(
-        name="sampled_doubling",
-        recipe=with_feedback(SampledThreshold, RecursiveDoubling()),
-        summary="sampled Top-k, summed by sparse recursive doubling",
-        sends="what sampled_topk picks, then what 2, 4, … ranks picked together",
-        paper=_SPARCML,
-        summed=True,
-        benched=False,
-        planned=True,
-    ),
-    Method(
         name="owner",
-        recipe=with_feedback(TopK, OwnerSharded()),
+        recipe=topk_over(OwnerSharded()),
         summary="exact Top-k, every index summed by the rank that owns it",
         sends="what topk picks, each element to the rank that owns its index; then the sums",
-        summed=True,
-        benched=False,
-        planned=True,
-    ),
-    Method(
-        name="sampled_owner",
-        recipe=with_feedback(SampledThreshold, OwnerSharded()),
-        summary="sampled Top-k, every index summed by the rank that owns it",
-        sends="what sampled_topk picks, each element to the rank that owns its index; then the sums",
         summed=True,
         benched=False,
         planned=True,

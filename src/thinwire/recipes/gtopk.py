@@ -1,7 +1,7 @@
 """gTop-k: the global Top-k, found on the way up a tree."""
 
 from thinwire.checked import Size, checked
-from thinwire.codecs import TopK
+from thinwire.codecs import SampledThreshold, TopK
 from thinwire.exchanges import GlobalTopKTree
 from thinwire.exchanges.tree import Merge
 from thinwire.memories import ErrorFeedback
@@ -16,6 +16,7 @@ def gtopk(
     density: Density = 0.001,
     merge: Merge = "exact",
     exact_values: bool = False,
+    sampled: bool = False,
     minimum_size: Size = 1024,
 ) -> Reducer:
     """Send each worker's largest elements up a tree that keeps the largest sums (gTop-k, Shi et al. 2019).
@@ -27,8 +28,10 @@ def gtopk(
         density: k divided by the number of elements. The paper warms it up: `schedules.gtopk_warmup`.
         merge: See `exchanges.GlobalTopKTree`.
         exact_values: See `exchanges.GlobalTopKTree`.
+        sampled: As in `topk`.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
+    codec = (SampledThreshold if sampled else TopK)(density=density)
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
-    large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=exchange)
+    large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

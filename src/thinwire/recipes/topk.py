@@ -1,7 +1,7 @@
 """Exact Top-k with error feedback."""
 
 from thinwire.checked import Size, checked
-from thinwire.codecs import TopK
+from thinwire.codecs import SampledThreshold, TopK
 from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback
 from thinwire.recipes.dense import dense
@@ -10,12 +10,15 @@ from thinwire.schedules import Density
 
 
 @checked
-def topk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
+def topk(*, density: Density = 0.01, sampled: bool = False, minimum_size: Size = 1024) -> Reducer:
     """Send the largest elements of each tensor, with error feedback (Sparsified SGD with Memory, Stich et al. 2018).
 
     Args:
         density: The share of elements to send.
+        sampled: Whether to select by a sampled threshold, as Deep Gradient Compression does (Lin et al. 2018): faster,
+            and nearly always the largest.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
-    large = Compressed(memory=ErrorFeedback(), codec=TopK(density=density), exchange=AllGather())
+    codec = (SampledThreshold if sampled else TopK)(density=density)
+    large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)

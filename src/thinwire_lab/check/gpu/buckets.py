@@ -21,6 +21,7 @@ from thinwire import trace
 from thinwire.collectives import Staging
 from thinwire.kernels import replay
 from thinwire.memories import AppliedMomentum, MomentumCorrection
+from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 from thinwire.reducer.base import Segments
@@ -110,7 +111,7 @@ class Work:
 
 def made(name: str, parameters: Sequence[str]) -> Reducer:
     """Return a recipe that has taken over the momentum of these parameters from an optimizer."""
-    recipe = METHODS[name].make()
+    recipe = {**METHODS, **PLANNED}[name].make()
     for memory in recipe.memories():
         if isinstance(memory, MomentumCorrection):
             memory.adopt(0.9, nesterov=False)

@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.planner.candidates import PLANNED
 from thinwire.recipes import METHODS
 from thinwire_lab.problems.transformer import ByteGPT, Shape
 
@@ -52,7 +53,7 @@ def _ms(name: str, tokens: int, device: torch.device, shape: Shape, *, adaptive:
     if name == HOOK:
         model.register_comm_hook(dist.group.WORLD, bf16_compress_hook)
     elif name != PLAIN:
-        tw.attach(model, METHODS[name].make(), optimizer=optimizer)
+        tw.attach(model, {**METHODS, **PLANNED}[name].make(), optimizer=optimizer)
     x = torch.randint(0, 256, (tokens // shape.context, shape.context + 1), device=device)
 
     def step() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.codecs import FFT, BlockTopK, Cast, Codec, CountSketch, LaplaceThreshold, TopK
+from thinwire.codecs import FFT, BlockTopK, Cast, Codec, CountSketch, LaplaceThreshold, SampledThreshold, TopK
 from thinwire.formats import OffsetFloat, Sign, Ternary
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
@@ -51,7 +51,9 @@ def _of_bits(name: str, bits: int) -> Codec:
 
 
 SPARSE: tuple[tuple[str, str, Callable[[float], Codec]], ...] = (
-    *(("elements", name, _of(name)) for name in ("topk", "sampled_topk", "dragonn", "randomk", "mstopk", "dct_dp")),
+    ("elements", "topk", _of("topk")),
+    ("elements", "sampled_topk", lambda density: SampledThreshold(density=density)),
+    *(("elements", name, _of(name)) for name in ("dragonn", "randomk", "mstopk", "dct_dp")),
     ("elements", "laplace threshold", lambda density: LaplaceThreshold(density=density)),
     ("blocks and spectra", "s2_union", _of("s2_union")),
     ("blocks and spectra", "fft", _of("fft")),
