@@ -6,10 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from thinwire.planner import Plan, decide
+from thinwire.planner import decide
 from thinwire_lab.cluster.workers import ended, is_first
 from thinwire_lab.inputs import BadInput, check_writable, write_atomically
-from thinwire_lab.plan.report import Chapter, every, folded, print_plan, write_html
+from thinwire_lab.plan import report
+from thinwire_lab.plan.report import Chapter, every, folded, print_plan
 from thinwire_lab.plan.sources import Source, Wishes
 from thinwire_lab.plan.words import UNKNOWN_OPTIMIZER
 from thinwire_lab.show.terminal import complain, print_raw, print_written
@@ -34,14 +35,17 @@ def run(
     def work() -> None:
         with console.status("measuring"):
             known = source.known(wishes)
-            _write(files[0], known.measured.to_json() + "\n")  # first of all: measuring takes longest
+            if files[0] is not None:  # first of all: measuring takes longest
+                write_atomically(files[0], known.measured.to_json() + "\n")
             try:
                 plan = decide(known.profile, known.budget)
             except ValueError as error:  # a profile that cannot be planned for
                 raise BadInput(str(error)) from error
-        _write(files[1], _document(plan, chapters) + "\n")
+        if files[1] is not None:
+            document = documents.loads(plan.to_json()) | {each.key: each.document(plan) for each in chapters}
+            write_atomically(files[1], documents.dumps(document, indent=1) + "\n")
         if files[2] is not None:
-            write_html(known.measured, plan, files[2], chapters)
+            write_atomically(files[2], report.html(known.measured, plan, chapters))
         rows = (every if unfolded else folded)(plan) if tensors else None
         print_plan(console, known.measured, plan, rows, chapters)
         print_written(console, files)
@@ -52,13 +56,3 @@ def run(
     if reason:
         complain("plan", reason)
     return code
-
-
-def _write(path: Path | None, text: str) -> None:
-    if path is not None:
-        write_atomically(path, text)
-
-
-def _document(plan: Plan, chapters: Sequence[Chapter]) -> str:
-    whole = documents.loads(plan.to_json())
-    return documents.dumps(whole | {each.key: each.document(plan) for each in chapters}, indent=1)

@@ -4,13 +4,11 @@ import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from rich.console import Console
 
 from thinwire.planner import Plan, Profile, Row, step_seconds
-from thinwire_lab.inputs import write_atomically
 from thinwire_lab.plan.plots import timeline
 from thinwire_lab.plan.words import conclusions, network, origin, title
 from thinwire_lab.show import page
@@ -160,14 +158,9 @@ def _print_tensors(console: Console, plan: Plan, tensors: Sequence[Tensors]) -> 
         say(console, f"- {text}", indent="  ")
 
 
-def write_html(measured: Profile, plan: Plan, path: Path, chapters: Sequence[Chapter] = ()) -> None:
-    """Write the page; an earlier file stays whole if that fails."""
-    write_atomically(path, html(measured, plan, chapters))
-
-
 def html(measured: Profile, plan: Plan, chapters: Sequence[Chapter] = ()) -> str:
     """Return the page."""
-    blocks = list(sections(measured, plan))
+    blocks = list(_sections(measured, plan))
     for each in chapters:
         said = (
             page.paragraphs([each.conclusion(plan)]),
@@ -178,7 +171,7 @@ def html(measured: Profile, plan: Plan, chapters: Sequence[Chapter] = ()) -> str
     return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *blocks))
 
 
-def sections(measured: Profile, plan: Plan) -> Iterator[str]:
+def _sections(measured: Profile, plan: Plan) -> Iterator[str]:
     """Yield the conclusions, the step drawn, every tensor, and the network."""
     yield page.paragraphs([title(plan.profile)])
     yield page.paragraphs(origin(measured, plan.profile), "soft")
