@@ -215,6 +215,8 @@ def test_a_ticket_is_told_from_a_file_by_what_it_is(tmp_path: Path, monkeypatch:
     assert joined(server, ticket=name).step()
     with pytest.raises(ValueError, match="the ticket holds no key or ticket"):
         joined(server, ticket=server.ticket[:-1])
+    with pytest.raises(TypeError, match="of type bytes; expected a str"):
+        joined(server, ticket=server.ticket.encode())
 
 
 def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:

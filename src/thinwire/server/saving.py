@@ -51,12 +51,17 @@ class Durable:
                 torch.save({"format": _VERSION, **state}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            self._try()
+            self._read = self._read or bool(_read(self._beside))  # the first: no later start could, either
             if keep:
                 self._keep_previous()
             mine = os.open(self._beside, os.O_RDONLY)
             self._beside.replace(self._path)
             self._keep(mine)
+        except UnpicklingError as error:
+            raise OSError(
+                f"the optimizer's or scheduler's state cannot be read back ({error}): keep only numbers and "
+                "tensors in it"
+            ) from error
         except RuntimeError as error:  # torch's, where the disk is full
             raise OSError(f"{self._beside} could not be written: {error}") from error
         finally:
@@ -66,16 +71,6 @@ class Durable:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-    def _try(self) -> None:
-        """Read the first checkpoint back. Raises OSError if that cannot be done: a later start could not either."""
-        try:
-            self._read = self._read or bool(_read(self._beside))
-        except UnpicklingError as error:
-            raise OSError(
-                f"the optimizer's or scheduler's state cannot be read back ({error}): keep only numbers and "
-                "tensors in it"
-            ) from error
 
     def _keep_previous(self) -> None:
         with suppress(OSError):  # there is none yet, or the file system has no hard links

@@ -112,7 +112,7 @@ def leave(address: str, text: str) -> Callable[[], None]:
 def said(given: Given) -> list[str | os.PathLike[str]]:
     """Return the tickets, or the files with them, as given or in the environment; "" to look for it. Or TypeError."""
     found: Any = os.environ.get(VARIABLE, "").split(",") if given is None else given
-    each = list(found) if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+    each = list(found) if isinstance(found, Sequence) and not isinstance(found, (str, bytes)) else [found]
     each = [one.strip() if isinstance(one, str) else one for one in each]
     if wrong := [one for one in each if not isinstance(one, (str, os.PathLike))]:
         raise TypeError(f"ticket is of type {type(wrong[0]).__name__}; expected a str, a path, or one for each server")
