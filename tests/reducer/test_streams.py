@@ -3,7 +3,7 @@
 import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -28,9 +28,10 @@ from thinwire.kernels import memory
 from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection
 from thinwire.payloads import Payload, wire
 from thinwire.recipes import METHODS
-from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, owners
+from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, owners, power_sgd
 from thinwire.reducer.base import joined
 from thinwire.reducer.owners import ToOwners
+from thinwire.reducer.power_sgd import PowerSGD
 
 ELSEWHERE = torch.device("meta")  # a device that is not the host, and which every machine has
 aten = torch.ops.aten
@@ -291,40 +292,93 @@ def test_parts_of_a_bucket_are_done_when_all_are_and_raise_what_any_raised() -> 
         whole.wait()
 
 
-class _Stream:
-    """A GPU's stream: events that it has been told to wait for."""
+class _Streams:
+    """A GPU's streams, and a log of what is done in which."""
 
-    def __init__(self) -> None:
-        self.waited: list[object] = []
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.log, self.made, self._now = list[tuple[object, ...]](), list["_Stream"](), threading.local()
+        patch.setattr(torch.cuda, "Stream", self.make)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: self.now)
+        patch.setattr(torch.cuda, "stream", self.within)
+
+    def make(self, device: torch.device, priority: int = 0) -> "_Stream":
+        self.made.append(_Stream(self.log, f"{device}, {priority}"))
+        return self.made[-1]
+
+    @property
+    def now(self) -> "_Stream":
+        found: _Stream = getattr(self._now, "stream", _Stream(self.log, "default"))
+        return found
+
+    @contextmanager
+    def within(self, stream: "_Stream | None") -> Iterator[None]:
+        before, self._now.stream = self.now, stream or self.now
+        yield
+        self._now.stream = before
+
+
+class _Stream:
+    def __init__(self, log: list[tuple[object, ...]], name: str) -> None:
+        self._log, self.name = log, name
 
     def record_event(self) -> str:
-        return "what the hook has queued"
+        return f"event of {self.name}"
 
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
+    def wait_event(self, event: str) -> None:
+        self._log.append((self.name, "waits for", event))
 
 
-def test_the_communication_thread_waits_for_the_hooks_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hooks, threads, gpu = _Stream(), _Stream(), torch.device("cuda", 0)
-    here, plain = threading.current_thread(), torch.futures.Future
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda device: hooks if threading.current_thread() is here else threads
-    )
+def test_the_communication_thread_has_a_stream_that_waits_for_the_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, gpu, asked = _Streams(monkeypatch), torch.device("cuda", 0), list[object]()
 
-    def future(*, devices: list[torch.device]) -> Any:
-        asked.append(devices)
-        return plain()
+    class Told(Future[Any]):
+        def __new__(cls, *, devices: list[torch.device]) -> "Told":
+            asked.append(devices)
+            return super().__new__(cls)
 
-    asked: list[list[torch.device]] = []
-    monkeypatch.setattr(thread, "Future", future)
+        def __init__(self, *, devices: list[torch.device]) -> None:
+            super().__init__()
+
+        def set_result(self, result: Any) -> None:
+            streams.log.append((streams.now.name, "is what the future waits for"))
+            super().set_result(result)
+
     monkeypatch.setattr(thread, "same_group", lambda group: group)
     monkeypatch.setattr(thread, "end_group", lambda group: None)
     line = thread.CommunicationThread("a group")  # type: ignore[arg-type]  # the work does not look at it
-    assert line.submit(lambda group: list(threads.waited), gpu).wait() == ["what the hook has queued"]
-    assert asked == [[gpu]]
+    assert line.submit(lambda group: streams.now.name, torch.device("cpu")).wait() == "default"
+    monkeypatch.setattr(thread, "Future", Told)
+    with streams.within(_Stream(streams.log, "hook")):
+        for _ in range(2):
+            assert line.submit(lambda group: streams.now.name, gpu).wait() == "cuda:0, -1"
+    each = [("cuda:0, -1", "waits for", "event of hook"), ("cuda:0, -1", "is what the future waits for")]
+    assert streams.log == 2 * each
+    assert len(streams.made) == 1
+    assert asked == [[gpu], [gpu]]
     line.close()
+
+
+def _unrecorded_factors() -> int:
+    """Return how many tensors of the hook's stream PowerSGD's rounds use that were not recorded before."""
+    used, read = set[int](), list[int]()
+    summed = PowerSGD._sum
+
+    def summing(self: PowerSGD, matrices: Sequence[Tensor], *rest: Any) -> Any:
+        read[:] = read or [x.data_ptr() for x in matrices]  # the first round's are the hook's own
+        return summed(self, matrices, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(power_sgd, "used_here", lambda *tensors: used.update(x.data_ptr() for x in tensors))
+        patch.setattr(PowerSGD, "_sum", summing)
+        bucket = Bucket(flat=torch.randn(2000), segments=(Segment(name="m", offset=0, length=2000, shape=(40, 50)),))
+        recipe = thinwire.recipes.powersgd(rank=2, start=0)
+        recipe.prepare(_group())
+        recipe.reduce(bucket, Round(step=0, group=_group(), scale=0.5)).wait()
+    return len({*read, bucket.flat.data_ptr()} - used) + (not read)
+
+
+def test_what_powersgd_uses_on_another_stream_is_recorded(ranks: Ranks) -> None:
+    assert ranks.run(2, _unrecorded_factors) == [0, 0]
 
 
 @pytest.mark.parametrize("name", CODECS)

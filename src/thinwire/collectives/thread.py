@@ -21,15 +21,16 @@ from thinwire.collectives.exit import patience_ends
 from thinwire.collectives.groups import Group, end_group, same_group
 
 _T = TypeVar("_T")
-_Job = tuple[Callable[[], Any], "Future[Any]"]
+_Job = tuple[Callable[[], Any], "Future[Any]", Any, Any]
 
 
 @final
 class Worker:
-    """A thread that works through submitted jobs, in order. It ends with its owner."""
+    """A thread that works through submitted jobs, in order, on a GPU in a stream of its own. It ends with its owner."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         # A daemon, because at exit, waiting for a lost peer would last until the group's timeout.
         self.thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name=name)
         self.thread.start()
@@ -38,9 +39,15 @@ class Worker:
         _threads.add(self.thread)
 
     def submit(self, work: Callable[[], _T], device: torch.device) -> "Future[_T]":
-        """Queue `work`, whose result holds tensors on `device`."""
-        future: Future[_T] = Future(devices=[device] if device.type == "cuda" else [])
-        self._jobs.put((_after_current_stream(work, device), future))
+        """Queue `work`, whose result holds tensors on `device`. There it comes after what is queued here by now."""
+        if device.type != "cuda":
+            future: Future[_T] = Future()
+            self._jobs.put((work, future, None, None))
+            return future
+        if device not in self._streams:  # what others wait for comes before backward's kernels
+            self._streams[device] = torch.cuda.Stream(device, priority=-1)
+        future, ready = Future(devices=[device]), torch.cuda.current_stream(device).record_event()
+        self._jobs.put((work, future, self._streams[device], ready))
         return future
 
     def close(self) -> None:
@@ -103,23 +110,13 @@ def _serve(jobs: "SimpleQueue[_Job | None]") -> None:
         del job  # or what it holds would live until the next job
 
 
-def _run(work: Callable[[], Any], future: "Future[Any]") -> None:
-    try:
-        result = work()
-    except Exception as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
-def _after_current_stream(work: Callable[[], _T], device: torch.device) -> Callable[[], _T]:
-    """On a GPU, make `work` wait for everything already queued on the caller's stream."""
-    if device.type != "cuda":
-        return work
-    ready = torch.cuda.current_stream(device).record_event()
-
-    def ordered() -> _T:
-        torch.cuda.current_stream(device).wait_event(ready)
-        return work()
-
-    return ordered
+def _run(work: Callable[[], Any], future: "Future[Any]", stream: Any, ready: Any) -> None:
+    with torch.cuda.stream(stream):  # None leaves it as it is
+        if stream is not None:
+            stream.wait_event(ready)
+        try:
+            result = work()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)

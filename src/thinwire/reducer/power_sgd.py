@@ -13,7 +13,7 @@ from typing_extensions import override
 from thinwire import kernels, trace
 from thinwire.checked import Count, Size, checked
 from thinwire.codecs import Codec, Identity
-from thinwire.collectives import Group, communication_thread
+from thinwire.collectives import Group, communication_thread, used_here
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, Scratch, fitted
@@ -125,6 +125,7 @@ class PowerSGD(Reducer):
         return random if known is None or on_host(known) else torch.where(known.any(), known, random)
 
     def _rounds(self, work: Sequence["_Work"], group: Group, told: "_Told") -> bool:
+        used_here(*(x for item in work for x in (item.gradient, item.matrix, item.product)))
         seeds = [item.seed for item in work]
         _, sums = self._sum([item.product for item in work], seeds, group, told)
         if not all(bool(product.isfinite().all()) for product in sums):

@@ -31,42 +31,33 @@ class Started(dist.Work):
 
     def wait(self, timeout: object = None) -> bool:
         """Wait, and raise what it raised; on a GPU, have the current stream wait for it."""
-        done = self._future.wait()
-        if isinstance(done, torch.cuda.Event):
-            torch.cuda.current_stream().wait_event(done)
+        self._future.wait()
         return True
 
 
 @final
 class Lane:
-    """Works through gathers in the order they were started, with a group and, on a GPU, a stream of its own.
+    """Works through gathers in the order they were started, on the communication thread.
 
     Making one is a collective. What a gather reads and writes must be kept until it has been waited for.
     """
 
     def __init__(self, group: Group) -> None:
         self._thread, self.size = communication_thread(group), group.size()
-        self._stream: torch.cuda.Stream | None = None
 
     def start(self, x: Tensor, *steps: Step) -> Started:
         """Start these steps, on the device of `x`, once what the current stream has been given is done.
 
         Without any, the wait is for all that has been started before.
         """
-        ready = None
-        if x.is_cuda:
-            self._stream = self._stream or torch.cuda.Stream(x.device)
-            ready = torch.cuda.current_stream(x.device).record_event()
-        return Started(self._thread.submit(partial(self._run, steps, ready), torch.device("cpu")))
+        return Started(self._thread.submit(partial(_taken, steps, x), x.device))
 
-    @torch.no_grad()
-    def _run(self, steps: tuple[Step, ...], ready: torch.cuda.Event | None, group: Group) -> torch.cuda.Event | None:
-        with torch.cuda.stream(self._stream):  # None leaves the stream as it is
-            if self._stream is not None and ready is not None:
-                self._stream.wait_event(ready)
-            for step in steps:
-                step(group)
-            return None if self._stream is None else self._stream.record_event()
+
+@torch.no_grad()
+def _taken(steps: Sequence[Step], x: Tensor, group: Group) -> Tensor:
+    for step in steps:
+        step(group)
+    return x  # a GPU's future waits for the streams of the tensors it holds
 
 
 class Gather(ABC):
