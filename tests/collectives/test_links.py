@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Certificate]:
     return [Certificate(made_certificate(folder / f"{each}.pem")) for each in range(2)]
 
 
+NAMED = bytes(17)  # what a link's first connection begins with
+
+
 class Owner:
     """Keeps what arrives, and answers `hello`. `ended`: a link has, and `silent`, in silence."""
 
     limit = 1 << 24
+    link: Link | None = None
 
     def __init__(self) -> None:
         self.found, self.ended, self.closed = dict[str, bytes](), threading.Event(), False
@@ -34,7 +39,7 @@ class Owner:
         return {"kind": "nothing"}
 
     def take(self, link: Link, words: Words, body: bytes) -> None:
-        self.found[str(words["kind"])] = body
+        self.found[str(words["kind"])], self.link = body, link
         if words["kind"] == "hello":
             link.send({"kind": "answer"}, bytes(range(256)) * 4096)
             for each in range(100):
@@ -73,7 +78,7 @@ def test_a_stranger_is_refused(
     address = serve(here, "127.0.0.1", certificates[0])
     stranger.call(address, None if which is None else certificates[which])
     with socket.create_connection(address) as raw:
-        raw.sendall(b"TWOS" + bytes(12))
+        raw.sendall(NAMED + b"TWOS" + bytes(12))
         raw.settimeout(10.0)
         assert b"TWOS" not in b"".join(iter(lambda: _read(raw), b""))
     deadline = time.monotonic() + 10.0
@@ -111,8 +116,10 @@ def test_strangers_who_say_nothing_keep_nobody_out(
 
 def test_both_sides_of_a_silent_link_know_that_the_other_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "SILENCE", 0.5)
+    monkeypatch.setattr(links, "CONNECTIONS", 1)
     here, there = Owner(), Owner()
     with socket.create_connection(serve(here, "127.0.0.1")) as mute:
+        mute.sendall(NAMED)
         said = b"".join(iter(lambda: _read(mute), b""))
     assert here.ended.wait(60.0)
     assert here.silent
@@ -124,6 +131,45 @@ def test_both_sides_of_a_silent_link_know_that_the_other_may_be_there(monkeypatc
         assert there.ended.wait(60.0)
     there.closed = True
     assert there.silent
+
+
+def test_a_link_of_which_one_connection_ends_is_made_anew() -> None:
+    here, there = Owner(), Owner()
+    there.call(serve(here, "127.0.0.1"), None)
+    assert there.has("99")
+    assert here.link
+    here.link._connections[-1].shutdown(socket.SHUT_RDWR)
+    assert there.ended.wait(60.0)
+    assert here.ended.wait(60.0)
+    there.found.clear()
+    assert there.has("99")
+    there.closed = True
+    assert not there.silent
+
+
+def test_half_a_link_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(links, "SILENCE", 0.1)
+    here = Owner()
+    address = serve(here, "127.0.0.1")
+    halves = [socket.create_connection(address) for _ in range(2)]
+    for number, each in enumerate(halves):
+        each.sendall(NAMED[:-1] + bytes([number]))
+    assert all(b"".join(iter(partial(_read, each), b"")) == b"" for each in halves)
+    for each in halves:
+        each.close()
+    assert here.link is None
+    deadline = time.monotonic() + 10.0
+    while "refused a connection" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "the other connections of a link have not come" in caplog.text
+
+
+def test_connections_that_wait_for_others_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_ANSWERED", 1)
+    here, friend = Owner(), Owner()
+    friend.call(serve(here, "127.0.0.1"), None)
+    assert friend.has("99")
+    friend.closed = True
 
 
 def test_another_certificate_of_the_same_authority_is_refused(tmp_path: Path) -> None:
