@@ -105,7 +105,7 @@ def test_a_comparison_that_lacks_a_seed_of_a_row_is_missing(tmp_path: Path) -> N
     assert math.isclose(evidence.read(shelf).over("exact | 75% | 2 workers").mean, 0)
     document.runs.pop(("dlrm", rows("dlrm")[3].name, 1))
     document.write(path)
-    with pytest.raises(Absent, match="4 of 5 seeds"):
+    with pytest.raises(Absent, match="9 of 10 seeds"):
         evidence.read(shelf)
     assert evidence.missing(shelf) == (command,)
 

@@ -24,7 +24,7 @@ class Boundaries(Evidence):
     """Every row of a problem's comparison, on each seed."""
 
     problem: str
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = tuple(range(10))
     options: str = ""
 
     @property
@@ -76,7 +76,7 @@ class Losses:
         return ", ".join(f"{row.split(' | ')[1]} {self.over(row, other)}" for row in named)
 
 
-DLRM, TEXT = Boundaries(problem="dlrm", seeds=tuple(range(10))), Boundaries(problem="transformer")
+DLRM, TEXT = Boundaries(problem="dlrm"), Boundaries(problem="transformer")
 HYBRID = Document(
     name="hybrid",
     words="python -m thinwire_lab.studies.server_hybrid --link 100mbit --steps 60 --rounds 5 --rate 0.3",
