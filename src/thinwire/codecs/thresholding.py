@@ -45,8 +45,8 @@ def _stride(picks: int) -> int:
 
 
 def sample_bytes(numel: int, picks: int) -> float:
-    """Return what the sample of `draw` takes: numbers, their magnitudes, and what finds the threshold."""
-    return 0 if picks >= numel else 10 * numel / _stride(picks)
+    """Return what the sample of `draw` takes: numbers, their magnitudes, and what finds the threshold, 4 bytes each."""
+    return 0 if picks >= numel else 12 * numel / _stride(picks)
 
 
 def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:

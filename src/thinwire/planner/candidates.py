@@ -58,7 +58,7 @@ def shared(candidates: Iterable[Candidate], *given: Memory) -> tuple[Memory, ...
 
 
 def _sampled(row: Method) -> Method:
-    return replace(row, name=f"sampled_{row.name}", recipe=partial(row.recipe, density=0.01, sampled=True))
+    return replace(row, name=f"sampled_{row.name}", recipe=partial(row.recipe, sampled=True))
 
 
 _ROWS = [[row, _sampled(row)] if row.takes("sampled") else [row] for row in METHODS.values() if row.planned]
