@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -509,6 +510,7 @@ def test_a_check_that_is_interrupted_blames_no_row() -> None:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),  # as a background job has not
     ) as process:
         assert process.stdout is not None
         next(line for line in process.stdout if line.startswith("kernels"))
