@@ -305,7 +305,8 @@ class Outer(Handle):
             )
 
     def _state(self) -> dict[str, Any]:
-        return outer_state.dump(self.fragments, self.ticks) | {"own": [self.inner_steps, 0]}
+        own = [self.inner_steps, 0]  # the format has no use for the second any more
+        return outer_state.dump(self.fragments, self.ticks) | {"own": own}
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, int]:
