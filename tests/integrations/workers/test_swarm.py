@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -222,6 +222,58 @@ def test_workers_come_and_go(ranks: Ranks) -> None:
     assert len(_agree(logs[:2])) > 2
     assert len(_agree([logs[0], logs[3]])) > 2
     assert len(_agree(logs[:3])) == 2
+
+
+def _a_share_is_lost() -> Log:
+    """Rank 2's share reaches only rank 3. The store decides on it, then rank 2 dies and rank 3 is cut off for long."""
+    rank, token = dist.get_rank(), torch.zeros(1)
+    with _store() as store:
+        worker, names = Worker(store, _sparse(), workers=4, grace=60.0, quorum=0.5).train(2 * H), [""] * 4
+        swarm = _member(worker)._swarm
+        outcome, broadcast = swarm.outcome, swarm._broadcast
+        dist.all_gather_object(names, swarm.id)
+
+        def dies(tick: int) -> None:
+            dist.recv(token, 3)
+            raise SystemExit
+
+        def is_cut_off(tick: int) -> Any:
+            found = outcome(tick)
+            with patch.multiple(swarm, take=Mock(side_effect=OSError), status=Mock(side_effect=OSError)):
+                for link in list(swarm._links.values()):
+                    link.close()
+                _wait(lambda: not swarm._links)
+                dist.send(token, 2)
+                _wait(lambda: swarm._directory.has(f"step {4 * H}"))
+            return found
+
+        def sends(words: Any, body: bytes = b"") -> None:
+            broadcast(words, body) if body else None  # neither what it has nor what was decided
+
+        match rank:
+            case 2:
+                only = patch.multiple(swarm, _broadcast=swarm._links[names[3]].send, outcome=dies)
+                with only, pytest.raises(SystemExit):
+                    worker.train(H)
+                worker.handle.remove(goodbye=False)
+            case 3:
+                with patch.multiple(swarm, _broadcast=sends, outcome=is_cut_off):
+                    worker.train(H)
+                worker.train(4 * H)
+            case _:
+                while 4 * H not in worker.log:
+                    worker.train()
+                worker.train_while_another_does(set(names[:2]))
+        worker.handle.remove()
+        return worker.log
+
+
+def test_an_outer_step_is_void_if_only_the_dead_had_its_shares(ranks: Ranks) -> None:
+    logs = ranks.run(4, _a_share_is_lost)
+    _agree(logs)
+    assert [3 * H in log for log in logs] == [False, False, False, True]
+    assert logs[0][4 * H] == logs[1][4 * H] == logs[0][2 * H]
+    assert max(_agree([logs[0], logs[3]])) > 4 * H
 
 
 def _resumed(who: str) -> list[Log]:
@@ -479,6 +531,19 @@ def test_who_takes_over_a_state_is_not_waited_for() -> None:
         _wait(lambda: bool(one.wanting))
         one.give(b"state")
         assert fetched.result(60.0)[2] == b"state"
+
+
+def test_who_takes_over_from_one_that_dies_goes_on_from_its_own_state() -> None:
+    with _swarms(2) as swarms, ThreadPoolExecutor() as pool:
+        one, late = _began(swarms, [True, True])
+        late.send(1, b"share", 0.0)
+        assert _shares_of(one) == {one.id, late.id}
+        _wait(lambda: late.known.last == 1)
+        late.known.decisions.clear()  # as if it were too late for them
+        fetched = pool.submit(late.fetch)
+        _wait(lambda: bool(one.wanting))
+        one.close(goodbye=False)
+        assert fetched.result(60.0) == (2, {late.id: True}, b"")
 
 
 def test_a_link_that_ends_after_long_is_made_anew() -> None:

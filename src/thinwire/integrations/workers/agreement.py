@@ -7,12 +7,16 @@ the first proposal decides. Who has said that it has all shares proposes nothing
 
 Present workers that nobody waits for, because they are slow or stuck, are electors, too: their links say what they
 have while they compute, and if all others die they can go on.
+
+If all who have a share die before the others have it, those have an elector make the open step void by the store, and
+with it all that were decided since the last that they could take. Nobody gets past it by the void ones: neither the
+elector nor the store lets them. Who has taken some takes over the state of the others.
 """
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from statistics import median
 from typing import Any, NamedTuple, final
 
@@ -44,16 +48,20 @@ View = Mapping[str, bool]
 
 
 class Decision(NamedTuple):
-    """Of whose shares the outer step at a tick is made, and the view of the next."""
+    """Of whose shares the outer step at a tick is made, and the view of the next.
+
+    If it is made of none, it and all others after that at `back` are void.
+    """
 
     tick: int
     shares: tuple[str, ...]
     view: View
+    back: int = -1
 
     @classmethod
     def of(cls, words: Mapping[str, Any]) -> "Decision":
         """Return what another worker, or the store, says."""
-        return cls(int(words["tick"]), tuple(map(str, words["shares"])), view_of(words))
+        return cls(int(words["tick"]), tuple(map(str, words["shares"])), view_of(words), int(words["back"]))
 
 
 def view_of(words: Mapping[str, Any]) -> View:
@@ -68,7 +76,7 @@ class Agreement:
     It stands `at` a tick, -1 before any state. `last` is the latest tick that is decided, and `view` that of the `next`
     one. `status`: who else is present; `lost`: who has left, when, and whether silently. `have`: who has said that it
     has all shares; `mute`: who has them too late to say so in time. `reached`: the latest tick of which another one has
-    this worker's share. `sent`, `voted`: at which tick, and when.
+    this worker's share. `sent`, `voted`: at which tick, and when. `stuck`: since when it waits for what nobody has.
     """
 
     def __init__(self, own: str, following: Callable[[int], int], quorum: float, grace: float) -> None:
@@ -81,7 +89,7 @@ class Agreement:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         self.have: dict[int, set[str]] = defaultdict(set)
         self.mute = set[str]()
-        self.began, self.reached, self.sent = time.monotonic(), -1, (-1, 0.0)
+        self.began, self.reached, self.sent, self.stuck = time.monotonic(), -1, (-1, 0.0), math.inf
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
 
     @property
@@ -93,6 +101,24 @@ class Agreement:
     def present(self) -> set[str]:
         """Who is there, this worker too."""
         return {self.own, *self.status}
+
+    @property
+    def ahead(self) -> dict[str, int]:
+        """Who has taken later outer steps, and which."""
+        return {peer: at for peer, (at, _) in self.status.items() if at > self.at}
+
+    @property
+    def void(self) -> Decision | None:
+        """The decision by which all steps after this worker's are void, if there is one."""
+        return next((each for each in self.decisions.values() if not each.shares and each.back == self.at), None)
+
+    def wait(self) -> None:
+        """Note whether nobody here has what this worker waits for."""
+        found = self.decisions.get(self.following(self.at), Decision(-1, (), {}))
+        missing = set(found.shares) - self.shares.get(found.tick, {}).keys()
+        gone = missing.isdisjoint(self.status) and (missing or not found.shares)
+        stuck = gone and self.last > self.at and not self.ahead and not self.void
+        self.stuck = min(self.stuck, time.monotonic()) if stuck else math.inf
 
     def begin(self, tick: int, view: View) -> None:
         """Go on from a state: that of this tick, and the view of the next outer step."""
@@ -125,6 +151,7 @@ class Agreement:
             self._advance()
 
     def _advance(self) -> None:
+        self.stuck = math.inf  # until this worker has looked again
         while decision := self.decisions.get(self.next):
             self.last, self.view, self.next = self.next, decision.view, self.following(self.next)
         kept = 0
@@ -147,20 +174,23 @@ class Agreement:
     def proposal(self) -> Decision | None:
         """Return what to propose to the store, if it is time."""
         tick, view, now = self.next, self.view, time.monotonic()
-        here = self.shares.get(tick, {})
-        if self.own not in view or self.own not in here or tick in self.decisions:
+        here, stuck = self.shares.get(tick, {}), self.stuck < math.inf
+        if self.own not in view or (self.own not in here and not stuck) or tick in self.decisions:
             return None
         others = (self.status.keys() | here.keys()) - {self.own}
-        if self.reached < tick and not all(map(self._is_out, others)):
+        if self.reached < tick and not stuck and not all(map(self._is_out, others)):
             return None  # should this worker die now, they could not take such a step
-        turn = TURN * sorted(self.present & view.keys() & here.keys()).index(self.own)
+        turn = TURN * sorted(self.present & view.keys() & (here.keys() | {self.own})).index(self.own)
         if self._voted[0] == tick:
             if now - self._voted[1] <= STALLED + turn:
                 return None
             self.mute |= view.keys() - self.have[tick]
             return Decision(tick, tuple(sorted(self.awaited)), view)
-        if len(here) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in self.awaited | here.keys())):
+        ready = {self.own, *(peer for peer, (at, _) in self.status.items() if at == self.at)} if stuck else here.keys()
+        if len(ready) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in self.awaited | ready)):
             return None
+        if stuck:
+            return self._voiding(ready) if now - self.stuck > STALLED + turn else None
         newcomers = self._newcomers()
         awaited = {peer for peer in self.awaited - (self.lost.keys() - self.status.keys()) if not self._is_out(peer)}
         late = (awaited | newcomers) - here.keys()
@@ -176,6 +206,11 @@ class Agreement:
         in_time = {peer for peer, share in here.items() if share.seconds <= most}
         others = (view.keys() | here.keys() | newcomers) & self.present - self.mute
         return Decision(tick, tuple(sorted(here)), {peer: peer in in_time for peer in sorted(in_time | others)})
+
+    def _voiding(self, ready: Set[str]) -> Decision:
+        self._proposed = self.next
+        view = {peer: peer in ready for peer in sorted(self.view.keys() & self.present)}
+        return Decision(self.next, (), view, self.at)
 
     def _is_out(self, peer: str) -> bool:
         """Whether a worker sends no share, however long the others wait: it is gone or stuck, or has no state yet.

@@ -121,15 +121,17 @@ class Member(Outer):
     def _take_over(self) -> None:
         """Go on from the state of another worker. What this one has learnt since an outer step is yet to be sent."""
         tick, view, body = self._swarm.fetch()
-        saved, running, frozen = unpacked(body)
+        if not body:
+            _log.warning("outer steps after tick %d are void: only workers that are gone had them", self._swarm.at)
+        saved, running, frozen = unpacked(body) if body else self._common()
         with ExitStack() as stack:
             for fragment in self.fragments if self._swarm.at > 0 else ():
                 stack.enter_context(fragment.keeping_moves())
-            outer_state.load(saved, self.fragments, self.steps, joining=True)
+            outer_state.load(saved | {"step": tick}, self.fragments, self.steps, joining=True)
             self._running.take(running)
             for name, mine in self._frozen.items():
                 mine.copy_(frozen[name])
-        if self._swarm.at <= 0:  # the others may have resumed from a checkpoint: this start has no part in theirs
+        if body and self._swarm.at <= 0:  # they may have resumed from a checkpoint: this start has no part in theirs
             self.go_back()
             self._learnt = False
         self.ticks = tick
@@ -138,8 +140,10 @@ class Member(Outer):
     def _give(self) -> None:
         """Give others the state of the latest outer step, unless the next is under way."""
         if all(fragment.meeting is None or fragment.meeting.tick <= self._swarm.at for fragment in self.fragments):
-            state = without_residuals(self._state()) | {"step": self._swarm.at}
-            self._swarm.give(packed([state, self._running.agreed, self._frozen]))
+            self._swarm.give(packed(self._common()))
+
+    def _common(self) -> list[Any]:
+        return [without_residuals(self._state()) | {"step": self._swarm.at}, self._running.agreed, self._frozen]
 
     @override
     def _leave(self, *, goodbye: bool) -> None:

@@ -189,7 +189,7 @@ class Swarm:
             self._consider()
 
     def outcome(self, tick: int) -> tuple[Decision, list[Share]] | None:
-        """Wait until it is decided of whose shares the step is made, and return them; None if they are not to be had.
+        """Wait until it is decided of whose shares the step is made, and return them; None to `fetch` a later state.
 
         Raises:
             StateError: If workers had different global parameters before it, or none of the electors can be reached.
@@ -202,15 +202,17 @@ class Swarm:
                 heard = self._heard(heard, bool(self.known.view.keys() & self.known.present))
                 found, here = self.known.decisions.get(tick), self.known.shares[tick]
                 missing = [each for each in found.shares if each not in here] if found else []
-                if found and not missing:
+                self.known.wait()
+                if found and found.shares and not missing:
                     shares = [here[each] for each in found.shares]
                     if any(each.digest != self.digest for each in shares):
                         raise StateError(f"workers had different global parameters before tick {tick}")
                     return found, shares
                 now = time.monotonic()
                 began = began or (now if missing else 0.0)
-                late = found is None and self.known.last >= tick
-                if self._far or late or (began and now - began > agreement.LOST):
+                late = self.known.last >= tick and not (found and found.shares)
+                lost = self._far or late or (began and now - began > agreement.LOST)
+                if self.known.void or (lost and self.known.ahead):
                     return None
                 if missing and now - asked > 1.0:
                     asked = now
@@ -228,6 +230,8 @@ class Swarm:
     def fetch(self) -> tuple[int, View, bytes]:
         """Wait for the state of a worker that is further on: its tick, the view after it, and the state.
 
+        Without a state, all later steps are void, and this worker goes on from its own.
+
         Raises:
             StateError: If nobody who is further on can be reached.
         """
@@ -237,7 +241,11 @@ class Swarm:
             self._broadcast(self.status())  # nobody who could give it waits for this worker
             while self._state is None:
                 self._check()
-                ahead = self._ahead(self.at)
+                self.known.wait()
+                if void := self.known.void:
+                    self._fetches = False
+                    return void.tick, void.view, b""
+                ahead = self.known.ahead
                 heard = self._heard(heard, bool(ahead))
                 arriving = whom in ahead and self._links[whom].arriving
                 if ahead and not arriving and (whom not in ahead or time.monotonic() - asked > self.known.grace):
@@ -428,7 +436,7 @@ class Swarm:
             decision = Decision.of(json.loads(text))
             self.known.learn(decision)
             self._broadcast({"kind": "decided"} | decision._asdict())
-            if self.known.awaited != set(proposal.shares):
+            if decision.shares and self.known.awaited != set(proposal.shares):
                 text = "the outer step at tick %d was taken by %s; waiting for %d workers at the next"
                 _log.info(text, *decision[:2], len(self.known.awaited))
 
@@ -436,7 +444,7 @@ class Swarm:
         """Ask somebody who is further on what was decided."""
         with self._changed:
             last = self.known.last
-            if last >= 0 and (ahead := [*self._ahead(last)]):
+            if last >= 0 and (ahead := [peer for peer, (at, _) in self.known.status.items() if at > last]):
                 self._links[secrets.choice(ahead)].send({"kind": "ask", "since": last})
 
     def _register(self, patience: float = 0.0) -> None:
@@ -472,9 +480,6 @@ class Swarm:
     def _others(self) -> list[int]:
         """Return the ticks at which the others stand."""
         return [each.at for each in self.known.status.values()]
-
-    def _ahead(self, tick: int) -> dict[str, int]:
-        return {peer: at for peer, (at, _) in self.known.status.items() if at > tick}
 
     def _check(self) -> None:
         if self._refused:
