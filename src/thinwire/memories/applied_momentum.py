@@ -50,7 +50,7 @@ class AppliedMomentum(Memory):
 
     def begun(self, name: str) -> bool:
         """Whether a step has begun for parameter `name`: something is staged."""
-        return self.momenta().continues(name)
+        return self.momenta().continue_any([name])
 
     def drop(self, names: Collection[str]) -> None:
         """Forget the momentum of `names`, which is held elsewhere now. No step may have begun for them."""

@@ -17,25 +17,23 @@ class LocalClipping:
     def __init__(self, limit: float | None) -> None:
         self._limit, self._loss_scale = limit, 1.0
 
-    def limited(self, gradient: Tensor, scale: float) -> tuple[Tensor, float]:
-        """Return a gradient and a factor that make the limited one times `scale`, 1/world_size; NaN stays."""
-        if self._limit is None:
-            return gradient, scale
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
-        limit = self._limit * self._loss_scale * math.sqrt(scale)
-        if not on_host(norm):
-            factor = torch.where(norm.isfinite() & (norm > limit), limit / norm, 1.0)
-            return gradient * factor.to(gradient.dtype), scale
-        length = float(norm)
-        return gradient, scale * (limit / length if math.isfinite(length) and length > limit else 1.0)
-
     def limited_each(self, gradients: Sequence[Tensor], scale: float) -> tuple[Sequence[Tensor], Sequence[float]]:
-        """Return `limited` of each."""
+        """Return gradients and factors that make the limited ones times `scale`, 1/world_size; NaN stays."""
         if self._limit is None:
             return gradients, [scale] * len(gradients)
-        pairs = [self.limited(gradient, scale) for gradient in gradients]
-        return [gradient for gradient, _ in pairs], [factor for _, factor in pairs]
+        limit = self._limit * self._loss_scale * math.sqrt(scale)
+        limited, factors = zip(*(_limited(gradient, scale, limit) for gradient in gradients), strict=True)
+        return limited, factors
 
     def rescale(self, factor: float) -> None:
         """Follow the loss scale, which has been multiplied by `factor`."""
         self._loss_scale *= factor
+
+
+def _limited(gradient: Tensor, scale: float, limit: float) -> tuple[Tensor, float]:
+    norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+    if not on_host(norm):
+        factor = torch.where(norm.isfinite() & (norm > limit), limit / norm, 1.0)
+        return gradient * factor.to(gradient.dtype), scale
+    length = float(norm)
+    return gradient, scale * (limit / length if math.isfinite(length) and length > limit else 1.0)

@@ -1,6 +1,6 @@
 """Error feedback: what was not delivered is added to the next gradient."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -9,17 +9,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from thinwire.checked import Part, checked
-from thinwire.memories.base import Memory
 from thinwire.memories.staged import Staged
-from thinwire.memories.sums import Sums
-from thinwire.payloads import Payload
+from thinwire.memories.sums import Summing
 from thinwire.signals import Signals
 
 
 @final
 @checked
 @dataclass(kw_only=True)
-class ErrorFeedback(Memory):
+class ErrorFeedback(Summing):
     """Keep r ← decay · r + g − delivered (Seide et al. 2014, Stich et al. 2018).
 
     Args:
@@ -30,38 +28,15 @@ class ErrorFeedback(Memory):
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"residual"})
-    releases: ClassVar[bool] = True
 
     decay: Part = 1.0
     dtype: torch.dtype | None = None
-    _residual: Sums = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._residual = Sums(self.dtype)
-
-    def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return this memory's `dtype`; if it has none, float32 or wider."""
-        return self._residual.held(dtype)
+    _sum: Staged = field(init=False, repr=False)
+    _seeds: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     @override
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
         count = len(names)
-        return self._residual.add_each(names, gradients, [scale] * count, seeds, [self.decay] * count)
-
-    @override
-    def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        self._residual.subtract(names, delivered)
-
-    @override
-    def waits(self, name: str = "") -> bool:
-        return self._residual.waits(name)
-
-    @override
-    def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        self._residual.release(name, gradient, scale)
-
-    @override
-    def tensors(self) -> Mapping[str, Staged]:
-        return {"residual": self._residual.staged}
+        return self.add_each(names, gradients, [scale] * count, seeds, [self.decay] * count)

@@ -1,6 +1,6 @@
 """Momentum as the memory: what was not delivered fades, as momentum does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
@@ -12,15 +12,14 @@ from thinwire.checked import Fraction, Positive, checked
 from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.staged import Staged
-from thinwire.memories.sums import Sums
-from thinwire.payloads import Payload
+from thinwire.memories.sums import Summing
 from thinwire.signals import Signals
 
 
 @final
 @checked
 @dataclass(kw_only=True)
-class FadingMomentum(AppliedMomentum):
+class FadingMomentum(Summing, AppliedMomentum):
     """Keep M ← β·M + g − delivered (DeMo, Peng et al. 2024).
 
     Momentum is applied here, on each rank and before anything is chosen, so the optimizer itself must have none:
@@ -38,17 +37,17 @@ class FadingMomentum(AppliedMomentum):
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum"})
-    releases: ClassVar[bool] = True
 
     decay: Fraction | None = None
     dtype: torch.dtype | None = None
     clip_norm: Positive | None = None
-    _momentum: Sums = field(init=False, repr=False)
+    _sum: Staged = field(init=False, repr=False)
+    _seeds: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _clipping: LocalClipping = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._momentum = Sums(self.dtype)
+        super().__post_init__()
         self._clipping = LocalClipping(self.clip_norm)
 
     @property
@@ -58,15 +57,11 @@ class FadingMomentum(AppliedMomentum):
 
     @override
     def momenta(self) -> Staged:
-        return self._momentum.staged
+        return self._sum
 
     def blank(self) -> Self:
         """Return an empty memory with the same settings, and decay 0 if none is given."""
         return replace(self, decay=self.decay or 0.0)
-
-    def held(self, dtype: torch.dtype) -> torch.dtype:
-        """Return this memory's `dtype`; if it has none, float32 or wider."""
-        return self._momentum.held(dtype)
 
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
@@ -77,29 +72,9 @@ class FadingMomentum(AppliedMomentum):
             RuntimeError: When no decay is known.
         """
         clipped = self._clipping.limited_each(gradients, scale)
-        return self._momentum.add_each(names, *clipped, seeds, list(map(self._decay, names)))
-
-    @override
-    def retain(self, names: Sequence[str], delivered: Payload) -> None:
-        self._momentum.subtract(names, delivered)
-
-    @override
-    def waits(self, name: str = "") -> bool:
-        return self._momentum.waits(name)
-
-    @override
-    def release(self, name: str, gradient: Tensor, scale: float) -> None:
-        self._momentum.release(name, gradient, scale)
-
-    @override
-    def tensors(self) -> Mapping[str, Staged]:
-        return {"momentum": self._momentum.staged}
+        return self.add_each(names, *clipped, seeds, list(map(self._decay, names)))
 
     @override
     def rescale(self, factor: float) -> None:
         super().rescale(factor)
         self._clipping.rescale(factor)
-
-    @override
-    def waiting(self) -> Sequence[Tensor]:
-        return list(self._momentum.staged.committed().values())

@@ -100,7 +100,7 @@ class MomentumCorrection(Memory):
 
     def _one(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
         """Add another part of a step's gradient, if it is one: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
-        if not self._residual.continues(name):
+        if not self._residual.continue_any([name]):
             signal: Signal = self._summed([name], [gradient], [scale], momentum)[0]
             return signal
         residual, velocity = self._residual.staged(name), self._velocity.staged(name)

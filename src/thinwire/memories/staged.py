@@ -49,10 +49,6 @@ class Staged:
         """Whether something is staged for any of these."""
         return not self._staged.isdisjoint(names)
 
-    def continues(self, name: str) -> bool:
-        """Whether something is staged for `name`."""
-        return name in self._staged
-
     def close(self, name: str) -> Tensor:
         """Return the residual of `name`; `commit` will drop it."""
         self._closing.add(name)
@@ -165,10 +161,7 @@ class _Pair:
             committed.copy_(staged)
             staged.copy_(kept)
         self._turned.clear()
-        now, other = self._flats[self._now], self._flats[1 - self._now]
-        if now is None or other is None:
-            return self._flat(self._now), self._flat(1 - self._now)
-        return now, other
+        return self._flat(self._now), self._flat(1 - self._now)
 
     def turn(self, names: set[str]) -> None:
         """Swap the versions of these."""
