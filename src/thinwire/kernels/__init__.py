@@ -24,10 +24,10 @@ from thinwire.kernels.groups import Groups as Groups
 from thinwire.kernels.hashing import reference as _hashing
 from thinwire.kernels.hashing.reference import Slotted as Slotted
 from thinwire.kernels.hashing.reference import hashed_slots as hashed_slots
-from thinwire.kernels.hashing.reference import keys as keys
 from thinwire.kernels.hashing.reference import mix as mix
 from thinwire.kernels.hashing.reference import slot_of as slot_of
 from thinwire.kernels.matrices import reference as _matrices
+from thinwire.kernels.parts import gather as gather
 from thinwire.kernels.places import reference as _places
 from thinwire.kernels.sampled import reference as _sampled
 from thinwire.kernels.sampled.reference import Draw as Draw
@@ -35,7 +35,6 @@ from thinwire.kernels.sampled.reference import limited as limited
 from thinwire.kernels.scatter import reference as _scatter
 from thinwire.kernels.select import reference as _select
 from thinwire.kernels.select.reference import Picks as Picks
-from thinwire.kernels.select.reference import gather as gather
 from thinwire.kernels.sketch import reference as _sketch
 from thinwire.kernels.subsets import reference as _subsets
 from thinwire.kernels.subsets.reference import Numbering as Numbering

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-Array = np.ndarray[Any, Any]
+from thinwire.kernels.parts import Array
+
 _PIECE = 1 << 18
 
 

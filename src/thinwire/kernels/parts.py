@@ -162,6 +162,11 @@ def in_dtype(xs: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     return [x if x.dtype == dtype and x.is_contiguous() else x.to(dtype).contiguous() for x in xs]
 
 
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """Return the elements at indices (int32), and 0 for −1."""
+    return x.index_select(0, indices.clamp(min=0)).masked_fill_(indices < 0, 0)
+
+
 def wide(x: Tensor) -> Tensor:
     """Return a vector in float32 or wider, contiguous, as kernels take it."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).contiguous()

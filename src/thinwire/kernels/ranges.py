@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-_S = TypeVar("_S")
 _T = TypeVar("_T")
 _RANGE, _PIECES = 1 << 18, 4
 
@@ -48,12 +47,8 @@ def map_groups(run: Callable[[int, int], None], sizes: np.ndarray[Any, Any]) -> 
 
 def map_pieces(run: Callable[[int], _T], pieces: Sequence[np.ndarray[Any, Any]]) -> list[_T]:
     """Return run(i) for each of several arrays. `run` must not use this module, for the reason above."""
-    return _map(run, range(len(pieces)), sum(map(len, pieces)))
-
-
-def _map(run: Callable[[_S], _T], items: Sequence[_S], numel: int) -> list[_T]:
-    workers = min(torch.get_num_threads(), len(items), numel // _RANGE)
-    return list(map(run, items)) if workers < 2 else list(_pool(workers).map(run, items))
+    workers = min(torch.get_num_threads(), len(pieces), sum(map(len, pieces)) // _RANGE)
+    return list((map if workers < 2 else _pool(workers).map)(run, range(len(pieces))))
 
 
 @cache

@@ -86,8 +86,7 @@ class Memory(ABC):
             scale: Multiplies it.
             seed: For stochastic rounding.
         """
-        signal: Signal = self.compensate_each([name], [gradient], scale, [seed])[0]
-        return signal
+        return self.compensate_each([name], [gradient], scale, [seed])[0]
 
     @abstractmethod
     def retain(self, names: Sequence[str], delivered: Payload) -> None:

@@ -101,8 +101,7 @@ class MomentumCorrection(Memory):
     def _one(self, name: str, gradient: Tensor, scale: float, momentum: float) -> Signal:
         """Add another part of a step's gradient, if it is one: u ← u + g;  v ← v + g, or v + (1 + m)·g."""
         if not self._residual.continue_any([name]):
-            signal: Signal = self._summed([name], [gradient], [scale], momentum)[0]
-            return signal
+            return self._summed([name], [gradient], [scale], momentum)[0]
         residual, velocity = self._residual.staged(name), self._velocity.staged(name)
         velocity.add_(gradient, alpha=scale)
         residual.add_(gradient, alpha=scale * (1 + momentum) if self.nesterov else scale)

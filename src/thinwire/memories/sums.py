@@ -81,8 +81,7 @@ class Summing(Memory):
 
     def _one(self, name: str, gradient: Tensor, scale: float, seed: int, decay: float) -> Signal:
         if not self._sum.continue_any([name]):
-            signal: Signal = self.add_each([name], [gradient], [scale], [seed], [decay])[0]
-            return signal
+            return self.add_each([name], [gradient], [scale], [seed], [decay])[0]
         x = self._sum.staged(name)
         if self.dtype is None:
             x.add_(gradient, alpha=scale)

@@ -10,7 +10,7 @@ from thinwire.kernels.accumulate import reference
 from thinwire.kernels.compiled import compiled, element, exactly, vector
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
-from thinwire.kernels.parts import REALS, addresses, in_dtype, sizes
+from thinwire.kernels.parts import addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups, map_ranges
 from thinwire.kernels.sums import Sum
 
@@ -37,16 +37,10 @@ def _add_each(sums: Sum) -> None:
 
 def arguments(sums: Sum) -> tuple[Any, ...]:
     """Return what loops on one sum take: None for what it has not."""
-    out, residual, gradient = sums.outs[0], sums.residuals[0], sums.gradients[0]
-    real, moving = REALS[out.dtype], tuple[Any, Any]((None, None))
-    if gradient.dtype != out.dtype or not gradient.is_contiguous():
-        gradient = gradient.to(out.dtype).contiguous()
-    if sums.moving is not None and sums.velocities is not None:
-        moving = sums.moving[0].numpy(), sums.velocities[0].numpy()
-    decay = None if sums.decays is None else real(sums.decays[0])
-    momentum = None if sums.velocities is None else real(sums.momentum)
-    factors = (*moving, momentum, momentum if sums.nesterov else None)
-    return out.numpy(), residual.numpy(), gradient.numpy(), real(sums.scales[0]), decay, *factors
+    vectors = sums.outs, sums.residuals, in_dtype(sums.gradients[:1], sums.dtype)
+    scales, decays, *momentum = sums.factors
+    moving = [None if xs is None else xs[0].numpy() for xs in (sums.moving, sums.velocities)]
+    return *(xs[0].numpy() for xs in vectors), scales[0], element(decays, 0), *moving, *momentum
 
 
 def _round(sums: Sum, i: int, seed: int) -> None:

@@ -180,8 +180,7 @@ def _unpacking(bits: int) -> Callable[..., int]:
             at += 8
         return at
 
-    found: Callable[..., int] = loop
-    return found
+    return loop
 
 
 @cache
@@ -197,8 +196,7 @@ def _packing(bits: int) -> Callable[..., int]:
             at += 8
         return at // 32 * 32
 
-    found: Callable[..., int] = loop
-    return found
+    return loop
 
 
 def _width(bits: int) -> int:

@@ -78,8 +78,7 @@ class _Square:
 @cache
 def _odd_rows(size: int) -> list[list[float]]:
     """Return the first halves of a DCT's odd rows."""
-    found: list[list[float]] = matrix(size, "dct")[1::2, : size // 2].tolist()
-    return found
+    return matrix(size, "dct")[1::2, : size // 2].tolist()
 
 
 @emitted(flags=CONTRACT, lanes=SIDE)

@@ -1,13 +1,11 @@
 """The exponents of bfloat16 numbers in a prefix code, block by block."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.kernels.compiled import compiled
-from thinwire.kernels.exponents.reference import CODED, LONGEST
+from thinwire.kernels.exponents.reference import CODED, LONGEST, starts_of
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
 
@@ -26,23 +24,18 @@ def exponents_encode(x: Tensor, codes: Tensor, nbytes: int) -> tuple[Tensor, Ten
     stream = torch.zeros(nbytes, dtype=torch.uint8)
     low, out = rest.numpy(), stream.numpy()
     map_ranges(lambda lo, hi: _sizes_loop(numbers, table, lo, hi, low, sizes), x.numel(), align=CODED)
-    starts = _starts(sizes)
+    starts = starts_of(torch.from_numpy(sizes).to(torch.int64)).numpy()
     map_ranges(lambda lo, hi: _encode_loop(numbers, table, lo, hi, starts, out), x.numel(), align=CODED)
     return rest, torch.from_numpy(sizes), stream
 
 
 def exponents_decode(out: Tensor, rest: Tensor, sizes: Tensor, stream: Tensor, table: Tensor) -> Tensor:
     numbers, low, bits, data, entries = (t.numpy() for t in (out, rest, sizes, stream, table))
-    starts = _starts(np.maximum(bits, 0))
+    starts = starts_of(sizes.to(torch.int64).clamp(min=0)).numpy()
     good = map_ranges(
         lambda lo, hi: _decode_loop(data, entries, starts, bits, low, lo, hi, numbers), out.numel(), align=CODED
     )
     return torch.tensor(all(good))
-
-
-def _starts(sizes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    nbytes = (sizes.astype(np.int64) + 7) >> 3
-    return nbytes.cumsum() - nbytes
 
 
 @compiled

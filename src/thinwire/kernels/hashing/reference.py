@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import pack_bits, unpack_bits
+from thinwire.kernels.parts import gather
 
 Seed = int | Tensor
 """A tensor (int64) holds seeds that only the device knows, of a shape that broadcasts."""
@@ -90,12 +91,7 @@ def hashed_slots_of_each(
     """
     places = zip(xs, indices.split(list(runs)), priorities.split(list(runs)), slots, seeds, strict=True)
     found = [hashed_slots(index, rank, count, x.numel(), seed) for x, index, rank, count, seed in places]
-    return torch.cat(found), torch.cat([elements(x, at) for x, at in zip(xs, found, strict=True)])
-
-
-def elements(x: Tensor, slots: Tensor) -> Tensor:
-    """Return the elements whose indices are in the slots, and 0 for −1."""
-    return x.index_select(0, slots.clamp(min=0)).masked_fill_(slots < 0, 0)
+    return torch.cat(found), torch.cat([gather(x, at) for x, at in zip(xs, found, strict=True)])
 
 
 def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:

@@ -10,21 +10,18 @@ from thinwire.kernels.compiled import compiled
 
 
 def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[int]) -> Tensor:
-    """See `reference.placed`."""
     out = np.empty(indices.numel(), np.int32)
     _place_loop(indices.numpy(), np.array(regions, np.int64), np.array(runs, np.int64), out)
     return torch.from_numpy(out)
 
 
 def misplaced(keys: Tensor, edges: Tensor, least: int | None, inside: Tensor | None = None) -> Tensor:
-    """See `reference.misplaced`."""
     if inside is not None:
         torch.clamp(keys, 0, max(0, int(edges[-1]) - 1), out=inside)
     return torch.tensor(_misplaced_loop(keys.numpy(), edges.numpy(), -1 if least is None else least))
 
 
 def differ(rows: Tensor, fixed: Tensor) -> Tensor:
-    """See `reference.differ`."""
     return torch.tensor(_differ_loop(rows.numpy(), fixed.numpy()))
 
 

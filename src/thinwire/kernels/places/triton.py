@@ -1,6 +1,7 @@
 """Indices on their way: moved to where their vectors lie, and checked when they arrive."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton
@@ -16,12 +17,7 @@ _FIXED = 64
 
 
 def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[int]) -> Tensor:
-    """See `reference.placed`."""
-    out, device = torch.empty_like(indices), indices.device
-    starts, begin = [], 0
-    for run in runs:
-        starts.append(begin)
-        begin += run
+    out, device, starts = torch.empty_like(indices), indices.device, accumulate(runs[:-1], initial=0)
     columns = zip(*((offset, offset + length - 1) for offset, length in regions), strict=True)
     table = constant(tuple(number for column in (*columns, starts, runs) for number in column), torch.int32, device)
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)

@@ -3,19 +3,17 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled, vector
-from thinwire.kernels.parts import REALS, addresses, cut_at, sizes
+from thinwire.kernels.parts import REALS, Array, addresses, cut_at, sizes
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
-from thinwire.kernels.select.cpu import STREAM_BYTES
+from thinwire.kernels.select.cpu import streams
 
-_Array = np.ndarray[Any, Any]
 _TILE, _GROUP = 1 << 13, 1 << 16
 """Elements summed at a time: in the nearest cache, or in the next one if they have to be put in order first."""
 _AHEAD = 16
@@ -62,21 +60,20 @@ def scatter(
 
     for offset, length in cut_at(tuple(regions)).joined.regions:
         part = out[offset : offset + length]
-        stream = part.nbytes >= STREAM_BYTES and part.data_ptr() % 64 == 0
-        map_ranges(partial(write, offset, stream), length, align=_GROUP)
+        map_ranges(partial(write, offset, streams(part)), length, align=_GROUP)
 
 
 def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
     _mask_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy())
 
 
-def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> tuple[_Array, ...]:
+def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> tuple[Array, ...]:
     """Return addresses, lengths and offsets of vectors, and where their runs begin and end."""
     edges = np.fromiter(accumulate(runs, initial=0), np.int64)
     return addresses(xs), sizes(xs), np.array(offsets, np.int64), edges
 
 
-def _stretches(indices: _Array, runs: Sequence[int]) -> tuple[_Array, ...]:
+def _stretches(indices: Array, runs: Sequence[int]) -> tuple[Array, ...]:
     """Join each run to the one before if indices still ascend. Return where the joined stretches start and stop."""
     edges = np.fromiter(accumulate(runs, initial=0), np.int64)
     inner = np.unique(edges[(edges > 0) & (edges < len(indices))])
@@ -90,16 +87,11 @@ def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tenso
         return reference.merge(keys, rows)
     merged, out = keys[0][:0], rows[0][:0]
     for key, row in zip(keys, rows, strict=True):
-        merged, out = _merge_two(merged, out, key, row)
+        before, most = (merged, out), merged.numel() + key.numel()
+        merged, out = key.new_empty(most), row.new_empty(most, row.shape[1])
+        count = _merge_loop(*(x.numpy() for x in (merged, out, *before, key, row)))
+        merged, out = merged[:count], out[:count]
     return merged, out
-
-
-def _merge_two(keys_a: Tensor, rows_a: Tensor, keys_b: Tensor, rows_b: Tensor) -> tuple[Tensor, Tensor]:
-    most = keys_a.numel() + keys_b.numel()
-    keys, rows = keys_a.new_empty(most), rows_a.new_empty(most, rows_a.shape[1])
-    arrays = [t.numpy() for t in (keys, rows, keys_a, rows_a, keys_b, rows_b)]
-    count = _merge_loop(*arrays)
-    return keys[:count], rows[:count]
 
 
 @compiled

@@ -20,7 +20,6 @@ from thinwire.kernels.sums import Sum
 
 _SIGNS = {np.dtype(kind): kind(np.iinfo(kind).max) for kind in (np.int16, np.int32, np.int64)}
 STREAM_BYTES = 1 << 23
-"""Results of this size or more are written past the cache, which would not hold them anyway."""
 FEW, _SAMPLE, _SMALL_SAMPLE = 1 << 20, 1 << 16, 1 << 12
 
 
@@ -33,7 +32,7 @@ def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
     if sums.seeds is not None:
         accumulate(sums)
         return select(out, threshold, capacity)
-    stream = _streams(out, *(sums.moving or ()))
+    stream = streams(out, *(sums.moving or ()))
     return _over_ranges(loops.accumulate_select, out, threshold, capacity, stream, *arguments(sums))
 
 
@@ -118,7 +117,8 @@ def _counted(x: Tensor, k: int) -> Tensor:
     return _number((2**11 - 1 - np.searchsorted(above, k)) << shift, x)
 
 
-def _streams(*outs: Tensor) -> bool:
+def streams(*outs: Tensor) -> bool:
+    """Whether results are so large that the cache would not hold them: they are written past it."""
     return all(out.nbytes >= STREAM_BYTES and out.data_ptr() % 64 == 0 for out in outs)
 
 

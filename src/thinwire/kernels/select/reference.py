@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.accumulate.reference import accumulate
+from thinwire.kernels.parts import gather
 from thinwire.kernels.sums import Sum
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -54,11 +55,6 @@ def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor
     """Return the `largest` of each of n ≥ 1 vectors, and the elements there, one vector's after another's."""
     picks = [largest(x, k) for x, k in zip(xs, counts, strict=True)]
     return torch.cat(picks), torch.cat([x.index_select(0, at) for x, at in zip(xs, picks, strict=True)])
-
-
-def gather(x: Tensor, indices: Tensor) -> Tensor:
-    """Return the elements at indices (int32), and 0 for −1."""
-    return x.index_select(0, indices.clamp(min=0)).masked_fill_(indices < 0, 0)
 
 
 def peak(x: Tensor) -> Tensor:

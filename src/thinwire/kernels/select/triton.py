@@ -19,8 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.accumulate.triton import arguments, total
+from thinwire.kernels.parts import gather
 from thinwire.kernels.select import reference
-from thinwire.kernels.select.reference import INTEGERS, Picks, gather
+from thinwire.kernels.select.reference import INTEGERS, Picks
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import (
     PROGRAMS,

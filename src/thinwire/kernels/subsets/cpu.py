@@ -10,10 +10,10 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
+from thinwire.kernels.parts import Array
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.subsets.reference import DIGIT, Numbering, digits_of
 
-Array = np.ndarray[Any, Any]
 _WORD = 64
 _SPARE = 3
 """How many words lie beyond those of whole numbers, as a number is read with those that follow."""
