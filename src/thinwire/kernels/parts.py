@@ -12,6 +12,10 @@ from torch import Tensor
 from thinwire.kernels.ranges import is_single_threaded
 
 Array = np.ndarray[Any, Any]
+Ints = Sequence[int]
+Vectors = Sequence[Tensor]
+Regions = Sequence[tuple[int, int]]
+"""The offset and the length of each."""
 REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 """The types of numbers that loops are compiled for."""
 

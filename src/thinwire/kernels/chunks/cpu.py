@@ -16,12 +16,12 @@ from thinwire.kernels.chunks import choosing, square, vectors
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.compiled import exactly, vector
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import Array, addresses, in_dtype, wide_each
+from thinwire.kernels.parts import Array, Vectors, addresses, in_dtype, wide_each
 from thinwire.kernels.ranges import is_single_threaded, map_ranges
 from thinwire.kernels.sums import Sum
 
 
-def chunk_topk(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+def chunk_topk(xs: Vectors, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
     return _topk((xs,), (None, None), chunkings)
 
 
@@ -34,7 +34,7 @@ def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Ten
 
 
 def _topk(
-    columns: Sequence[Sequence[Tensor]], rates: Sequence[Array | None], chunkings: Sequence[Chunking]
+    columns: Sequence[Vectors], rates: Sequence[Array | None], chunkings: Sequence[Chunking]
 ) -> tuple[Tensor, Tensor]:
     """Choose among the first column; if there are scales, write the sums of the others to it first."""
     like, places, (scales, decays) = columns[0][0], addresses(*columns), rates
@@ -53,9 +53,7 @@ def _topk(
     return positions, values
 
 
-def chunk_put(
-    outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
-) -> None:
+def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool) -> None:
     places, chosen = addresses(outs), (positions.contiguous().numpy(), values.contiguous().numpy())
 
     def run(some: slice, cut: Chunking, start: int, first: int, last: int) -> None:

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate.reference import accumulate
 from thinwire.kernels.chunks.chunking import Chunking
-from thinwire.kernels.parts import wide_each
+from thinwire.kernels.parts import Vectors, wide_each
 from thinwire.kernels.select.reference import magnitude_bits
 from thinwire.kernels.sums import Sum
 
 
-def chunk_topk(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+def chunk_topk(xs: Vectors, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
     """Transform every chunk of n ≥ 1 flat vectors, and pick its `kept` largest coefficients by magnitude.
 
     Return their positions within the chunk, int16 (count), ascending in each chunk, and the coefficients (count): those
@@ -36,9 +36,7 @@ def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Ten
     return chunk_topk(wide_each(sums.outs), chunkings)
 
 
-def chunk_put(
-    outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
-) -> None:
+def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool) -> None:
     """Overwrite flat vectors with the inverse transform of coefficients, or subtract it from them.
 
     `positions` (int16) and `values` have a row for each rank (ranks, Σ count): one vector's coefficients after

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.kernels.accumulate.triton import accumulate
 from thinwire.kernels.chunks import reference
 from thinwire.kernels.chunks.chunking import Chunking
-from thinwire.kernels.parts import wide_each
+from thinwire.kernels.parts import Ints, Vectors, wide_each
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import PROGRAMS, TILE, addresses, launch, magnitudes, pointer, table, tiles_of
 
@@ -27,7 +27,7 @@ _STEP = 16
 """The shortest sum that `tl.dot` takes, and the longest that does not need too many registers."""
 
 
-def chunk_topk(xs: Sequence[Tensor], chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
+def chunk_topk(xs: Vectors, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
     """See `reference.chunk_topk`. Vectors that are cut alike take one launch.
 
     Without a transform the result is the same. With one, sums run in another order: coefficients agree but for
@@ -52,9 +52,7 @@ def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Ten
     return chunk_topk(wide_each(sums.outs), chunkings)
 
 
-def chunk_put(
-    outs: Sequence[Tensor], positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool
-) -> None:
+def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool) -> None:
     """See `reference.chunk_put`: the same bits, also as on a CPU. Vectors that are cut alike take one launch."""
     for cut, some, starts in _alike(tuple(chunkings)):
         if _fits(values, cut):
@@ -66,7 +64,7 @@ def chunk_put(
 
 
 @lru_cache(maxsize=256)
-def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[Chunking, Sequence[int], Sequence[int]]]:
+def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[Chunking, Ints, Ints]]:
     """Return each way to cut that occurs, which vectors are cut so, and where the coefficients of each begin."""
     found: dict[Chunking, tuple[list[int], list[int]]] = {}
     for i, (cut, start) in enumerate(zip(chunkings, running((c.count for c in chunkings), initial=0), strict=False)):
@@ -82,12 +80,12 @@ def _fits(values: Tensor, chunking: Chunking) -> bool:
     return values.element_size() >= 4 and sizes["HEIGHT"] * sizes["WIDTH"] <= TILE
 
 
-def _places(xs: Sequence[Tensor], starts: Sequence[int]) -> Sequence[Tensor | None]:
+def _places(xs: Vectors, starts: Ints) -> Sequence[Tensor | None]:
     """Return where vectors and their coefficients begin, columns of a table; nothing if there is one, at the start."""
     return (None, None) if len(xs) == 1 and not starts[0] else table(xs[0].device, addresses(xs), starts).unbind()
 
 
-def _choose(xs: Sequence[Tensor], cut: Chunking, starts: Sequence[int], positions: Tensor, values: Tensor) -> None:
+def _choose(xs: Vectors, cut: Chunking, starts: Ints, positions: Tensor, values: Tensor) -> None:
     sizes = _sizes(cut, _STEP, _FORWARD)
     tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
     args = (xs[0], *cut.axes(xs[0]), positions, values, *_places(xs, starts), tiles, *_shape(cut))
@@ -95,9 +93,7 @@ def _choose(xs: Sequence[Tensor], cut: Chunking, starts: Sequence[int], position
     launch(_topk, tiles * len(xs), *args, **sizes, **how, num_stages=1)
 
 
-def _put(
-    outs: Sequence[Tensor], positions: Tensor, values: Tensor, cut: Chunking, starts: Sequence[int], *, subtract: bool
-) -> None:
+def _put(outs: Vectors, positions: Tensor, values: Tensor, cut: Chunking, starts: Ints, *, subtract: bool) -> None:
     """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only."""
     sizes = _sizes(cut, 1, _BACK)
     tiles = tiles_of(cut.chunks, sizes["TOGETHER"])

@@ -13,7 +13,7 @@ from thinwire.kernels import simd
 from thinwire.kernels.bits.cpu import pack_bits, pack_loop, unpack_bits, unpack_loop
 from thinwire.kernels.compiled import compiled, exactly, vector
 from thinwire.kernels.hashing.reference import Slotted
-from thinwire.kernels.parts import Array, addresses, sizes
+from thinwire.kernels.parts import Array, Ints, Vectors, addresses, sizes
 
 _AHEAD = 32
 """How many slots ahead of the one being read an element is fetched."""
@@ -24,12 +24,7 @@ _SMALL = 1 << 12
 
 
 def hashed_slots_of_each(
-    xs: Sequence[Tensor],
-    indices: Tensor,
-    priorities: Tensor,
-    runs: Sequence[int],
-    slots: Sequence[int],
-    seeds: Sequence[int],
+    xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints
 ) -> tuple[Tensor, Tensor]:
     ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
     out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import pack_bits, unpack_bits
-from thinwire.kernels.parts import gather
+from thinwire.kernels.parts import Ints, Vectors, gather
 
 Seed = int | Tensor
 """A tensor (int64) holds seeds that only the device knows, of a shape that broadcasts."""
@@ -78,12 +78,7 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
 
 
 def hashed_slots_of_each(
-    xs: Sequence[Tensor],
-    indices: Tensor,
-    priorities: Tensor,
-    runs: Sequence[int],
-    slots: Sequence[int],
-    seeds: Sequence[int],
+    xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints
 ) -> tuple[Tensor, Tensor]:
     """`hashed_slots` for each of n ≥ 1 vectors. `runs` says how many of the indices and priorities are each one's.
 

@@ -13,18 +13,14 @@ from torch import Tensor
 
 from thinwire.kernels.hashing.reference import Slotted, keys
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import Ints, Vectors
 from thinwire.kernels.triton import addresses, launch, pointer, table_of, tiles_of_each
 
 _BLOCK = 1024
 
 
 def hashed_slots_of_each(
-    xs: Sequence[Tensor],
-    indices: Tensor,
-    priorities: Tensor,
-    runs: Sequence[int],
-    slots: Sequence[int],
-    seeds: Sequence[int],
+    xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints
 ) -> tuple[Tensor, Tensor]:
     device, lengths, where = indices.device, [x.numel() for x in xs], addresses(xs)
     firsts, starts = (list(accumulate(counts[:-1], initial=0)) for counts in (runs, slots))

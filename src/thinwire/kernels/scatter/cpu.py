@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled, vector
-from thinwire.kernels.parts import REALS, Array, addresses, cut_at, sizes
+from thinwire.kernels.parts import REALS, Array, Ints, Regions, Vectors, addresses, cut_at, sizes
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
 from thinwire.kernels.select.cpu import streams
@@ -20,26 +20,14 @@ _AHEAD = 16
 """How many elements ahead of the one being added a run is fetched."""
 
 
-def scatter_add(
-    outs: Sequence[Tensor],
-    offsets: Sequence[int],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    sign: float = 1.0,
-) -> None:
+def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0) -> None:
     dtype = outs[0].dtype
     arrays = indices.numpy(), values.to(dtype).numpy()
     _add_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
 
 
 def scatter(
-    out: Tensor,
-    regions: Sequence[tuple[int, int]],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    ascending: bool = False,
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
 ) -> None:
     """See `reference.scatter`; everything is written once. Whether runs ascend is looked up, which costs little."""
     whole, arrays = out.numpy(), (indices.numpy(), values.to(out.dtype).numpy())
@@ -63,17 +51,17 @@ def scatter(
         map_ranges(partial(write, offset, streams(part)), length, align=_GROUP)
 
 
-def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
+def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
     _mask_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy())
 
 
-def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> tuple[Array, ...]:
+def _places(xs: Vectors, offsets: Ints, runs: Ints) -> tuple[Array, ...]:
     """Return addresses, lengths and offsets of vectors, and where their runs begin and end."""
     edges = np.fromiter(accumulate(runs, initial=0), np.int64)
     return addresses(xs), sizes(xs), np.array(offsets, np.int64), edges
 
 
-def _stretches(indices: Array, runs: Sequence[int]) -> tuple[Array, ...]:
+def _stretches(indices: Array, runs: Ints) -> tuple[Array, ...]:
     """Join each run to the one before if indices still ascend. Return where the joined stretches start and stop."""
     edges = np.fromiter(accumulate(runs, initial=0), np.int64)
     inner = np.unique(edges[(edges > 0) & (edges < len(indices))])

@@ -5,15 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from thinwire.kernels.parts import Ints, Regions, Vectors
 
-def scatter_add(
-    outs: Sequence[Tensor],
-    offsets: Sequence[int],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    sign: float = 1.0,
-) -> None:
+
+def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0) -> None:
     """Add sign · values to n ≥ 1 vectors at indices (int32), run after run; `runs` are their lengths.
 
     The runs belong to one vector after another, and after the last to the first again; indices count from minus the
@@ -26,12 +21,7 @@ def scatter_add(
 
 
 def scatter(
-    out: Tensor,
-    regions: Sequence[tuple[int, int]],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    ascending: bool = False,
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
 ) -> None:
     """Set the regions ((offset, length), …) of `out` to zero, then `scatter_add`. No index lies outside the regions.
 
@@ -43,7 +33,7 @@ def scatter(
     scatter_add([out], [0], indices, values, runs)
 
 
-def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
+def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
     """Set n ≥ 1 vectors to zero at indices (int32) whose value is not 0: see `scatter_add`."""
     for i, (index, value) in enumerate(zip(indices.split(list(runs)), values.split(list(runs)), strict=True)):
         at = i % len(xs)

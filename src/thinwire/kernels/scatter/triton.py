@@ -6,7 +6,6 @@ If not, another kernel takes over: each of its programs owns a share of the outp
 elements that fall into its share.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -17,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.memory import constant
-from thinwire.kernels.parts import cut_at
+from thinwire.kernels.parts import Ints, Regions, Vectors, cut_at
 from thinwire.kernels.triton import addresses, launch, pointer, table, tiles_of, tiles_of_each, wide
 
 _TILE = 16384
@@ -27,17 +26,8 @@ _LEAST_SHARE = 4096
 _FEW = 4
 """Up to this many runs are added by one launch each, whatever their elements."""
 
-Regions = Sequence[tuple[int, int]]
 
-
-def scatter_add(
-    outs: Sequence[Tensor],
-    offsets: Sequence[int],
-    indices: Tensor,
-    values: Tensor,
-    runs: Sequence[int],
-    sign: float = 1.0,
-) -> None:
+def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0) -> None:
     """See `reference.scatter_add`; elements with value 0 are skipped, so padding needs no order."""
     values = values.to(outs[0].dtype)
     if len(outs) == 1 and len(runs) > _FEW:
@@ -47,7 +37,7 @@ def scatter_add(
 
 
 def scatter(
-    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Sequence[int], ascending: bool = False
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
 ) -> None:
     """See `reference.scatter`; if the runs of a payload ascend together, everything is written once."""
     values = values.to(out.dtype)
@@ -74,17 +64,14 @@ def scatter(
         _add_owned(out, indices, values, runs, 1.0, disorder)
 
 
-def mask(xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int]) -> None:
+def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
     if len(xs) == 1:
         _each(_mask, xs, offsets, indices, values, [indices.numel()])
     else:
         _each(_mask, xs, offsets, indices, values.to(xs[0].dtype), runs)
 
 
-def _each(
-    kernel: Any, xs: Sequence[Tensor], offsets: Sequence[int], indices: Tensor, values: Tensor, runs: Sequence[int],
-    *more: Any,
-) -> None:  # fmt: skip
+def _each(kernel: Any, xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, *more: Any) -> None:
     """Launch a kernel on one turn after another: a run of each vector."""
     start = 0
     for first in range(0, len(runs), len(xs)):
@@ -103,15 +90,13 @@ def _counted(indices: Tensor, offset: int) -> Tensor:
     return indices - offset if offset else indices
 
 
-def _places(xs: Sequence[Tensor], offsets: Sequence[int], runs: Sequence[int]) -> Tensor:
+def _places(xs: Vectors, offsets: Ints, runs: Ints) -> Tensor:
     """Return addresses and offsets of vectors, and where their runs begin and end."""
     *starts, _ = edges = list(accumulate(runs, initial=0))
     return table(xs[0].device, addresses(xs), offsets, starts, edges[1:])
 
 
-def _add_owned(
-    out: Tensor, indices: Tensor, values: Tensor, runs: Sequence[int], sign: float, disorder: Tensor | None
-) -> None:
+def _add_owned(out: Tensor, indices: Tensor, values: Tensor, runs: Ints, sign: float, disorder: Tensor | None) -> None:
     edges = _on(tuple(accumulate(runs, initial=0)), out.device)
     share = max(_LEAST_SHARE, tiles_of(out.numel(), _OWNERS))
     args = (out, indices, values, edges, disorder, out.numel(), share, len(runs), sign)
