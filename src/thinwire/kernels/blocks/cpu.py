@@ -12,6 +12,7 @@ from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Array
 from thinwire.kernels.ranges import map_groups, map_ranges
+from thinwire.kernels.select import loops
 from thinwire.kernels.select.cpu import FEW, as_integers, largest, largest_of_pieces, sampled
 
 _BLOCKS, _GROUP = 256, 1 << 14
@@ -138,7 +139,7 @@ def _largest_in_rows_loop(bits, sign, width, k, lo, hi, out):
     place = 0
     for start in range(lo, hi, width):
         row = bits[start : start + width]
-        bar, ties = _kth(row, sign, k)
+        bar, ties = loops.bar_of(row, sign, k)
         for i in range(width):
             magnitude = row[i] & sign
             tied = magnitude == bar and ties > 0
@@ -146,32 +147,6 @@ def _largest_in_rows_loop(bits, sign, width, k, lo, hi, out):
             if tied or magnitude > bar:
                 out[place] = start + i
                 place += 1
-
-
-@compiled
-def _kth(row, sign, k):
-    # The k-th largest magnitude bit by bit, and how many of its equals are among the k. Once exactly k reach a number,
-    # its lower bits no longer matter.
-    bar = sign & type(sign)(0)
-    for shift in range(8 * row.itemsize - 2, -1, -1):
-        trial = bar | type(sign)(1) << type(sign)(shift)
-        reached = _reach(row, sign, trial)
-        if reached == k:
-            return trial - type(sign)(1), 0
-        if reached > k:
-            bar = trial
-    return bar, k - _reach(row, sign, bar + type(sign)(1))
-
-
-@compiled
-def _reach(row, sign, bar):
-    count = np.int32(0)
-    for i in range(row.size):
-        count += np.int32((row[i] & sign) >= bar)
-    return count
-
-
-# Sums may be reordered, so that they vectorise.
 
 
 @exactly

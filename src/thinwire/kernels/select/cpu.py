@@ -171,11 +171,11 @@ def largest_of_pieces(indices: Sequence[Array], bits: Sequence[Array], k: int) -
     out = empty(k, torch.int32, torch.device("cpu"))
     if not k:
         return out
+    small = len(bits) == 1 and len(bits[0]) <= FEW
+    bar, ties = loops.kth(bits[0], sign, k) if small else _kth(bits, sign, k)
     if len(bits) == 1:
-        bar, ties = loops.kth(bits[0], sign, k)
         loops.take(indices[0], bits[0], sign, bar, ties, out.numpy())
         return out
-    bar, ties = _kth(bits, sign, k)
     above, equal = zip(*map_pieces(lambda piece: loops.tally(bits[piece], sign, bar), bits), strict=True)
     allowed = [max(0, min(here, ties - before)) for here, before in zip(equal, running(equal, initial=0), strict=False)]
     ends = list(running((a + b for a, b in zip(above, allowed, strict=True)), initial=0))

@@ -15,7 +15,7 @@ BLOCK = simd.BLOCK
 _LONG = 1 << 16
 """Above it, a sample is cheaper than a pass over all."""
 _FEW = 1 << 8
-"""Up to it, digits are counted at once."""
+"""Up to it, none is left out."""
 
 
 @compiled
@@ -105,44 +105,51 @@ def reached(bits, sign, k):
         lane = maxima[group * lanes : (group + 1) * lanes]
         for block in range(blocks * group // groups, blocks * (group + 1) // groups):
             simd.look(bits, lane, block * BLOCK, sign)
-    bar = np.sort(maxima)[-k] if maxima.size <= lanes else bits.dtype.type(_kth(maxima, sign, k)[0])
+    bar = np.sort(maxima)[-k] if maxima.size <= lanes else bits.dtype.type(bar_of(maxima, sign, k)[0])
     return max(bits.dtype.type(1), bar), min(bits.size, 4 * k + BLOCK)
 
 
 @compiled
 def kth(bits, sign, k):
     # The k-th largest magnitude, and how many of its equals are among the k. It is looked for among a few if it can be.
-    bar, room = reached(bits, sign, k) if bits.size > _FEW else (bits.dtype.type(1), 0)
+    least, room = reached(bits, sign, k) if bits.size > _FEW else (bits.dtype.type(1), 0)
     if room:
         indices, found = np.empty(room + 1, np.int32), np.empty(room + 1, bits.dtype)
         peaks = np.zeros(64 // bits.itemsize, bits.dtype)
-        count = select(bits, sign, bar, 0, bits.size, indices, found, room, peaks)
+        count = select(bits, sign, least, 0, bits.size, indices, found, room, peaks)
         if k <= count <= room:
-            return _kth(found[:count], sign, k)
-    return _kth(bits, sign, k)
+            bits = found[:count]
+    bar, ties = bar_of(bits, sign, k)
+    if ties:
+        return bar, ties
+    low, bar = bits.dtype.type(bar), sign
+    for i in range(bits.size):
+        magnitude = bits[i] & sign
+        bar = min(bar, magnitude if magnitude > low else sign)
+    return np.int64(bar), k - tally(bits, sign, bar)[0]
 
 
 @compiled
-def _kth(bits, sign, k):
-    # Digit by digit, or of very few by sorting.
-    if bits.size <= 32:
-        order = np.sort(bits & sign)
-        bar = np.int64(order[bits.size - k])
-        return bar, k - np.int64(bits.size - np.searchsorted(order, order[bits.size - k], side="right"))
-    width = 11 if bits.size > 1 << 11 else 8 if bits.size > 1 << 7 else 6  # few magnitudes fill few places
-    counts, last = np.empty(1 << width, np.int64), (1 << width) - 1
-    shift, known, mask = 8 * bits.itemsize - 1 - width, 0, 0
-    while True:
-        counts[:] = 0
-        digits(bits, sign, shift, known, mask, counts)
-        digit = last
-        while counts[digit] < k:
-            k -= counts[digit]
-            digit -= 1
-        known, mask = known | digit << shift, mask | last << shift
-        if shift == 0:
-            return known, k
-        shift = max(shift - width, 0)
+def bar_of(bits, sign, k):
+    # A bar, bit by bit: the k largest are all magnitudes above it, and so many ties. Once exactly k reach a number, its
+    # lower bits no longer matter.
+    bar = sign & type(sign)(0)
+    for shift in range(8 * bits.itemsize - 2, -1, -1):
+        trial = bar | type(sign)(1) << type(sign)(shift)
+        count = _reach(bits, sign, trial)
+        if count == k:
+            return trial - type(sign)(1), 0
+        if count > k:
+            bar = trial
+    return bar, k - tally(bits, sign, bar)[0]
+
+
+@compiled
+def _reach(bits, sign, bar):
+    count = np.int32(0)
+    for i in range(bits.size):
+        count += np.int32((bits[i] & sign) >= bar)
+    return count
 
 
 @compiled
