@@ -23,17 +23,7 @@ from thinwire import (
 )
 from thinwire import errors as errors
 from thinwire.handle import Handle
-from thinwire.integrations import (
-    Checkpoint,
-    attach,
-    outer,
-    plan,
-    profile,
-    redistribute,
-    replicate,
-    scatter,
-    shard,
-)
+from thinwire.integrations import Checkpoint, attach, outer, plan, profile, redistribute, replicate, scatter, shard
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget
 from thinwire.trainer import connect

@@ -158,7 +158,6 @@ def test_packed_and_unpacked(case: FormatCase, numel: int) -> None:
     packed = coded.packed()
     assert packed.dtype == torch.uint8
     assert packed.numel() == math.ceil(numel * case.form.bits / 8)
-    assert coded.nbytes == packed.numel() + 4 * coded.scales.numel()
     again = Coded.unpack(packed, coded.scales, coded.runs, case.form)
     assert torch.equal(again.codes, coded.codes)
     assert torch.equal(again.values(torch.float32), coded.values(torch.float32))
@@ -169,8 +168,8 @@ def test_cat(case: FormatCase) -> None:
     parts = [Coded.of(vector(numel, seed=numel), case.form) for numel in (130, 0, 1, 999)]
     whole = Coded.cat([Coded.cat(parts[:2]), *parts[2:]])
     room = torch.full((2, 1130), math.nan, dtype=torch.float64)
-    whole.decode_into(room[1])
-    whole.decode_into(room.t()[:, 0])
+    for out in (room[1], room.t()[:, 0]):
+        whole.format.decode_into(out, whole.codes, whole.scales, whole.runs)
     assert torch.equal(room, whole.values(torch.float64).expand(2, -1))
     assert whole.runs == (130, 0, 1, 999)
     assert torch.equal(whole.values(torch.float32), torch.cat([part.values(torch.float32) for part in parts]))
@@ -401,8 +400,6 @@ def test_what_does_not_fit_together_is_refused() -> None:
         Ternary().decode(coded.codes, coded.scales.expand(11))
     with pytest.raises(ValueError, match="room for 10 numbers; expected 1 scales and room for 11"):
         Ternary().decode_into(torch.empty(10), coded.codes, coded.scales)
-    with pytest.raises(ValueError, match="room for 12 numbers; expected 11"):
-        coded.decode_into(torch.empty(12))
     with pytest.raises(ValueError, match="expected the same for all parts"):
         Coded.cat([coded, Coded.of(vector(3), Sign())])
 

@@ -18,7 +18,7 @@ from thinwire.payloads import Blocks, Narrow, Scratch, Spectral
 from thinwire.payloads.numbers import narrowed_each
 from thinwire.payloads.spectral import forward, spectrum_size
 from thinwire.schedules import Density
-from thinwire.signals import Signals, largest
+from thinwire.signals import Signals, joined, largest
 from thinwire.waits import on_host
 
 Block = Annotated[int, Range("2 elements or more, and fewer than 2^31", least=2, most=2**31 - 1)]
@@ -96,8 +96,7 @@ def _strongest_of_each(rows: Iterable[_Row]) -> tuple[Tensor, Tensor]:
     for alone, group in groupby(rows, lambda row: on_host(row.x) and row.x.numel() > _SEVERAL):
         some = list(group)
         found += [_strongest(*row) for row in some] if alone else [_together(some)]
-    keys, pairs = zip(*found, strict=True)
-    return (keys[0], pairs[0]) if len(found) == 1 else (torch.cat(keys), torch.cat(pairs))
+    return joined(found)
 
 
 def _together(rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,7 @@ def laplace_quantile(mean: Tensor, scale: Tensor, share: float) -> Tensor:
     Let t = e^(−2|μ|/b) and c = 1 − share. Then τ is |μ| + b · ln((1 + t) / (2 · share)) if that is |μ| or more, and
     |μ| + b · ln(c + √(c² + t)) otherwise.
     """
-    center, rest = mean.abs(), 1 - share
-    tail = torch.exp(-2 * center / scale.clamp(min=torch.finfo(scale.dtype).tiny))
-    least = torch.finfo(scale.dtype).tiny
+    center, rest, least = mean.abs(), 1 - share, torch.finfo(scale.dtype).tiny
+    tail = torch.exp(-2 * center / scale.clamp(min=least))
     above, below = ((1 + tail) / (2 * share)).log(), (rest + (rest * rest + tail).sqrt()).clamp(min=least).log()
     return (center + scale * torch.where(above >= 0, above, below)).clamp(min=0)

@@ -36,10 +36,17 @@ class AllReduce(Exchange):
         if (pool := pooled()) is not None and payload.values.nbytes <= pool.summed:
             sent = (group.size() - 1.0) * payload.values.nbytes
             return pool.gather(payload.values).then(lambda done: _added(done, payload, sent))
-        total = payload.with_values(_copied(payload.values)) if keep else payload
-        work = all_reduce(total.values, group)
-        sent = ring_bytes(payload.values.nbytes, group.size())
-        return work.get_future().then(lambda done: _finish(done, total, payload, sent))
+        values, total = payload.values, payload
+        if keep:
+            copied = room(values.nbytes, values.device).view(values.dtype).view_as(values).copy_(values)
+            total = payload.with_values(copied)
+        work, sent = all_reduce(total.values, group), ring_bytes(values.nbytes, group.size())
+
+        def finish(done: "Future[object]") -> Exchanged:
+            done.value()  # raises what the collective raised
+            return Exchanged(summed=total, delivered=payload, sent_bytes=sent)
+
+        return work.get_future().then(finish)
 
     def arriving(self, values: int, world_size: int) -> float:
         """None: they are added in place."""
@@ -48,15 +55,6 @@ class AllReduce(Exchange):
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return 2(K − 1) messages of n/K."""
         return [Hops(stride=1, count=2 * (world_size - 1), nbytes=nbytes / world_size)]
-
-
-def _copied(values: Tensor) -> Tensor:
-    return room(values.nbytes, values.device).view(values.dtype).view_as(values).copy_(values)
-
-
-def _finish(done: "Future[object]", total: Payload, delivered: Payload, sent_bytes: float) -> Exchanged:
-    done.value()  # raises what the collective raised
-    return Exchanged(summed=total, delivered=delivered, sent_bytes=sent_bytes)
 
 
 def _added(done: "Future[Tensor]", payload: Payload, sent_bytes: float) -> Exchanged:

@@ -80,8 +80,7 @@ class UnionAllReduce(Rounds):
 
 def _encoded(packed: Encoder, regions: Sequence[Tensor], seeds: Sequence[int]) -> Payload:
     parts = [packed.encode(rows, seed=seed) for rows, seed in zip(regions, seeds, strict=True) if rows.numel()]
-    offsets = accumulate((part.numel for part in parts), initial=0)
-    *starts, end = offsets
+    *starts, end = accumulate((part.numel for part in parts), initial=0)
     return type(parts[0]).assemble(parts, starts, end)
 
 

@@ -91,11 +91,6 @@ class Coded:
         codes = kernels.unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes that packed codes and scales take."""
-        return -(-self.codes.numel() * self.format.bits // 8) + self.scales.nbytes
-
     def packed(self) -> Tensor:
         """Return the codes as uint8 (⌈n · bits / 8⌉), least significant bit first, padded with zeros."""
         return kernels.pack_bits(self.codes, self.format.bits)
@@ -103,18 +98,8 @@ class Coded:
     def values(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers (n) in `dtype`. Those beyond the range of a narrower dtype become infinite."""
         out = empty(self.codes.numel(), dtype, self.codes.device)
-        self.decode_into(out)
-        return out
-
-    def decode_into(self, out: Tensor) -> None:
-        """Write the numbers to `out` (n, any floating-point dtype).
-
-        Raises:
-            ValueError: If its length differs.
-        """
-        if out.numel() != self.codes.numel():
-            raise ValueError(f"room for {out.numel()} numbers; expected {self.codes.numel()}")
         self.format.decode_into(out, self.codes, self.scales, self.runs)
+        return out
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:

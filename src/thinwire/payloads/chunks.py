@@ -91,7 +91,7 @@ class Chunks(Payload):
         named = body[:, numbers.nbytes(self.values, self.coded) :]
         sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._cut.runs]
         parts = zip(named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True)
-        positions = _checked([(_read_alike(part, *run), run[0]) for part, run in parts])
+        positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
         values = numbers.read(body, self.values, self.coded).view(-1)
         each = [part.to(torch.int16).flatten(1) for part in positions]
         flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
@@ -211,43 +211,34 @@ def _coding(chunking: Chunking) -> int:
 
 def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
     """Return the bytes that name the positions of several regions that are cut alike. Each region's are whole bytes."""
-    numbering = _numbering(chunking)
-    if numbering is not None and not numbering.low_bits:
-        return kernels.subsets_encode(positions.view(regions, -1), numbering).view(-1)
-    return torch.cat([_section(part, chunking) for part in positions.view(regions, -1)])
+    rows, numbering = positions.view(regions, -1), _numbering(chunking)
+    if numbering is None:
+        return torch.cat([_section(row, chunking) for row in rows])
+    if not (low := numbering.low_bits):
+        return kernels.subsets_encode(rows, numbering).view(-1)
+    highs = (positions.view(-1, numbering.kept) >> low) + _ranks(numbering, positions)
+    lows = [kernels.pack_bits(row & ((1 << low) - 1), low) for row in rows]
+    return torch.cat([kernels.subsets_encode(highs.view_as(rows), numbering), torch.stack(lows)], dim=1).view(-1)
 
 
 def _section(positions: Tensor, chunking: Chunking) -> Tensor:
-    """Return the bytes that name a region's positions."""
-    if (numbering := _numbering(chunking)) is not None:
-        return _numbered(positions, numbering)
+    """Return the bytes that name a region's positions, those of all its chunks in a row."""
     keys = (positions.view(-1, chunking.kept) + _firsts(chunking, positions)).view(-1)
     coded = indices.section(_coding(chunking), keys, chunking.chunks * chunking.size).view(torch.uint8)
     return torch.nn.functional.pad(coded, (0, _named_nbytes(chunking) - coded.numel()))
 
 
-def _numbered(positions: Tensor, numbering: Numbering) -> Tensor:
-    low = numbering.low_bits
-    highs = ((positions.view(-1, numbering.kept) >> low) + _ranks(numbering, positions)).view(-1)
-    lows = kernels.pack_bits(positions & ((1 << low) - 1), low)
-    return torch.cat([kernels.subsets_encode(highs[None], numbering)[0], lows])
-
-
-def _read_alike(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
-    """Return every rank's positions in several regions that are cut alike, (ranks, chunks of all, kept)."""
-    ranks = rows.shape[0]
-    found = _read(rows.reshape(ranks * regions, rows.shape[1] // regions), chunking)
-    return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
-
-
-def _read(rows: Tensor, chunking: Chunking) -> Tensor:
-    """Return every rank's positions, (ranks, chunks, kept), before they are checked."""
+def _read(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
+    """Return every rank's positions in regions that are cut alike, (ranks, chunks of all, kept), not checked yet."""
+    ranks, rows = len(rows), rows.reshape(len(rows) * regions, -1)
     if (numbering := _numbering(chunking)) is not None:
-        return _read_numbered(rows, chunking, numbering)
-    if (coding := _coding(chunking)) == wire.NUMBERS:
-        refuse_if(rows[:, 4 * chunking.count :].any(), partial(_malformed, chunking))
-    keys = indices.decoded(coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
-    return keys.view(rows.shape[0], chunking.chunks, chunking.kept) - _firsts(chunking, keys)
+        found = _read_numbered(rows, chunking, numbering)
+    else:
+        if (coding := _coding(chunking)) == wire.NUMBERS:
+            refuse_if(rows[:, 4 * chunking.count :].any(), partial(_malformed, chunking))
+        keys = indices.decoded(coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
+        found = keys.view(len(rows), chunking.chunks, chunking.kept) - _firsts(chunking, keys)
+    return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
 
 
 def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:

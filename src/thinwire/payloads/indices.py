@@ -129,7 +129,8 @@ class Layout:
     ) -> "Layout":
         """Return the layout with the shortest coding. Elements ascend in each region, or lie in slots."""
         if slotted:
-            return cls(regions, runs, numel, _shorter_in_slots(regions, runs, numel))
+            shorter = padded(slots.length(regions, runs)) < nbytes(NUMBERS, sum(runs), numel)
+            return cls(regions, runs, numel, SLOTS if shorter else NUMBERS)
         if not (ascending and in_order(regions)):
             return cls(regions, runs, numel)
         return cls(regions, runs, numel, shortest(sum(runs), numel, (NUMBERS, ELIAS_FANO)), ascends=True)
@@ -194,7 +195,3 @@ def in_order(regions: Regions) -> bool:
     """Whether regions follow one another, so that indices that ascend in each region ascend overall."""
     ends = (offset + length for offset, length in regions)
     return all(end <= offset for end, (offset, _) in zip(ends, regions[1:], strict=False))
-
-
-def _shorter_in_slots(regions: Regions, runs: tuple[int, ...], numel: int) -> int:
-    return SLOTS if slots.nbytes(regions, runs) < nbytes(NUMBERS, sum(runs), numel) else NUMBERS

@@ -12,18 +12,12 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.kernels import Slotted
 from thinwire.kernels.memory import constant, sent_anew
-from thinwire.payloads import wire
 from thinwire.payloads.base import Regions
 from thinwire.waits import on_host, refuse_if
 
 _COUNT_BYTES = 8
 _SEED = struct.Struct("<Q")
 _LARGEST_SEED = 2**64 - 1
-
-
-def nbytes(regions: Regions, runs: tuple[int, ...]) -> int:
-    """Return the length of the section, padding included."""
-    return wire.padded(length(regions, runs))
 
 
 def section(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Sequence[int]) -> Tensor:

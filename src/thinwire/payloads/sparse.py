@@ -121,7 +121,7 @@ class Sparse(Keyed):
         index, runs = self.layout.padded(missing)
         found = torch.cat([self.indices, self.indices.new_full((missing,), index)])
         values = torch.cat([self.values, self.values.new_zeros(missing)])
-        return self._plain(found, values, runs, ascending=self._ascends)
+        return self._plain(found, values, runs, ascending=self.layout.ascends)
 
     def named_nbytes(self, count: int) -> int:
         """Return how many bytes it takes to name `count` elements, which ascend if the regions do."""
@@ -165,7 +165,7 @@ class Sparse(Keyed):
         body = buffers[:, wire.HEADER_BYTES :]
         found = self.layout.read(body[:, numbers.nbytes(self.values, self.coded) :])
         values = numbers.read(body, self.values, self.coded).view(-1)
-        return self._plain(found.view(-1), values, self.runs * buffers.shape[0], ascending=self._ascends)
+        return self._plain(found.view(-1), values, self.runs * buffers.shape[0], ascending=self.layout.ascends)
 
     def write(self, out: Tensor) -> None:
         """Set the regions of `out` to zero and add the values."""
@@ -208,7 +208,7 @@ class Sparse(Keyed):
             numel=numel,
             regions=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
-            ascending=all(part._ascends for part in parts),
+            ascending=all(part.layout.ascends for part in parts),
             seeds=tuple(seed for part in parts for seed in part.seeds) if all(part.seeds for part in parts) else (),
             agreed=all(part.agreed for part in parts),
             coded=numbers.joined([part.coded for part in parts]),
@@ -219,12 +219,7 @@ class Sparse(Keyed):
         """Return the sum of payloads over the same space: the elements of all of them."""
         found, values = (torch.cat(list(part)) for part in zip(*((p.indices, p.values) for p in payloads), strict=True))
         runs = tuple(run for p in payloads for run in p.runs)
-        return payloads[0]._plain(found, values, runs, ascending=all(p._ascends for p in payloads))
-
-    @property
-    def _whole(self) -> bool:
-        """Whether the one region is the whole vector. Then there may be several runs."""
-        return self.regions == ((0, self.numel),)
+        return payloads[0]._plain(found, values, runs, ascending=all(p.layout.ascends for p in payloads))
 
     @cached_property
     def _offsets(self) -> list[int]:
@@ -233,13 +228,9 @@ class Sparse(Keyed):
     @property
     def _by_region(self) -> Sequence[tuple[int, Tensor, Tensor]]:
         """Each region's offset, indices and values."""
-        if self._whole:
+        if self.regions == ((0, self.numel),):  # the whole vector: there may be several runs
             return [(0, self.indices, self.values)]
         return list(zip(self._offsets, self.indices.split(self.runs), self.values.split(self.runs), strict=True))
-
-    @property
-    def _ascends(self) -> bool:
-        return self.layout.ascends
 
     def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
         """Return other elements as plain values: not in slots, and not agreed."""
