@@ -66,7 +66,8 @@ class FFT(BucketCodec):
         """Return the largest coefficients of each, the spectra side by side."""
         counts = [spectrum_size(x.numel(), self.block) for x in xs]
         runs = tuple(kept(self.density, count) for count in counts)
-        rows = [_Row(self._floats(x), max(1, min(self.block, x.numel())), k) for x, k in zip(xs, runs, strict=True)]
+        wide = ((x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32)) for x in xs)
+        rows = [_Row(x, max(1, min(self.block, x.numel())), k) for x, k in zip(wide, runs, strict=True)]
         keys, pairs = _strongest_of_each(rows)
         *firsts, end = accumulate(counts, initial=0)
         return Blocks(
@@ -77,9 +78,6 @@ class FFT(BucketCodec):
             regions=tuple((2 * first, 2 * count) for first, count in zip(firsts, counts, strict=True)),
             held=runs,
         )
-
-    def _floats(self, x: Tensor) -> Tensor:
-        return (x.half() if self.half else x).to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _Row(NamedTuple):

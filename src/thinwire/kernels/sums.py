@@ -66,14 +66,14 @@ class Sum:
             None if self.seeds is None else [self.seeds[i]],
         )
 
-    def sample(self, offset: int, stride: int, i: int = 0) -> Tensor:
-        """Return every stride-th element of one of the sums, from `offset` on; if they are rounded, before that."""
-        residual, gradient = self.residuals[i][offset::stride], self.gradients[i][offset::stride]
-        alpha, wide = self.scales[i], residual.float() if self.seeds is not None else residual
+    def sample(self, offset: int, stride: int) -> Tensor:
+        """Return every stride-th element of the first sum, from `offset` on; if it is rounded, before that."""
+        residual, gradient = self.residuals[0][offset::stride], self.gradients[0][offset::stride]
+        alpha, wide = self.scales[0], residual.float() if self.seeds is not None else residual
         if self.velocities is None:
-            kept = wide if self.decays is None else wide.mul(self.decays[i])
+            kept = wide if self.decays is None else wide.mul(self.decays[0])
             return kept.add(gradient, alpha=alpha)
-        moving = self.velocities[i][offset::stride].mul(self.momentum).add_(gradient, alpha=alpha)
+        moving = self.velocities[0][offset::stride].mul(self.momentum).add_(gradient, alpha=alpha)
         return wide.add(gradient, alpha=alpha).add_(moving, alpha=self.momentum) if self.nesterov else wide + moving
 
     @cached_property

@@ -58,13 +58,12 @@ def parse(buffer: Tensor, kind: int) -> Header:
         raise PayloadError(f"a payload is a flat uint8 tensor; got {buffer.dtype} of shape {tuple(buffer.shape)}")
     if buffer.numel() < HEADER_BYTES:
         raise PayloadError(f"a payload has at least {HEADER_BYTES} bytes; got {buffer.numel()}")
-    version, found, code, bits, count, last = _LAYOUT.unpack(bytes(buffer[:HEADER_BYTES].tolist()))
+    version, found, code, bits, count, numel, coding = _fields(buffer)
     if version != VERSION or found != kind or code not in (*_DTYPES, _CODED) or (bits > 0) != (code == _CODED):
         raise PayloadError(
             f"header has version {version}, kind {found}, dtype code {code} of {bits} bits; "
             f"expected version {VERSION}, kind {kind}"
         )
-    numel, coding = last & (1 << _NUMEL_BITS) - 1, last >> _NUMEL_BITS
     return Header(kind, _DTYPES.get(code), count, numel, bits, coding)
 
 

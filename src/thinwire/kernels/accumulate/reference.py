@@ -19,23 +19,17 @@ def accumulate(sums: Sum) -> None:
             places = torch.arange(total.numel(), dtype=torch.int32, device=total.device)
             out.copy_(_rounded(total, places, sums.seeds[i]))
             continue
-        new = gradient if gradient.dtype == residual.dtype else gradient.to(residual.dtype)
+        new = gradient.to(residual.dtype)
         if sums.moving is not None and sums.velocities is not None:
-            _add_moving(out, sums.moving[i], residual, sums.velocities[i], new, scale, sums)
+            moving = torch.mul(sums.velocities[i], sums.momentum, out=sums.moving[i]).add_(new, alpha=scale)
+            if sums.nesterov:
+                torch.add(residual, new, alpha=scale, out=out).add_(moving, alpha=sums.momentum)
+            else:
+                torch.add(residual, moving, out=out)
         elif decay is None:
             torch.add(residual, new, alpha=scale, out=out)
         else:
             torch.mul(residual, decay, out=out).add_(new, alpha=scale)
-
-
-def _add_moving(
-    out: Tensor, moving: Tensor, residual: Tensor, velocity: Tensor, gradient: Tensor, scale: float, sums: Sum
-) -> None:
-    torch.mul(velocity, sums.momentum, out=moving).add_(gradient, alpha=scale)
-    if sums.nesterov:
-        torch.add(residual, gradient, alpha=scale, out=out).add_(moving, alpha=sums.momentum)
-    else:
-        torch.add(residual, moving, out=out)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:

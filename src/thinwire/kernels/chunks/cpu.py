@@ -139,33 +139,27 @@ def _padded(matrix: Tensor, multiple: int) -> Tensor:
 
 @exactly
 def _put_each(places, size, positions, values, start, shape, kept, plain, a, b, row_of, chunks, first, last, less):
-    # Chunks `first` to `last` of each of several vectors of one size, which have so many. The coefficients of the first
-    # vector are from `start` on.
-    for i in range(len(places)):
-        out, begin = vector(places[i, 0], size, values), start + i * chunks * kept
-        _put_chunks(out, positions, values, begin, shape, kept, plain, a, b, row_of, first, last, less)
-
-
-@exactly
-def _put_chunks(out, positions, values, begin, shape, kept, plain, a, b, row_of, first, last, less):
-    # Chunks `first` to `last`: written to `out`, or subtracted. Coefficients are added up: a row of `positions` and
-    # `values` for each rank, in which those of chunk 0 are at `begin`.
+    # Chunks `first` to `last` of each of several vectors of one size, which have so many: written, or subtracted.
+    # Coefficients are added up: a row of `positions` and `values` for each rank, in which the first vector's are from
+    # `start` on.
     columns, height, width = shape
     across, stride = columns // width, b.shape[1]
     half, block = vectors.buffer(values, a.shape[1] * stride), vectors.buffer(values, a.shape[1] * stride)
     rows = np.empty(height, np.int64)
-    for number in range(first, last):
-        origin = number // across * height * columns + number % across * width
-        if plain:
-            block[: height * width] = 0
-            for rank in range(positions.shape[0]):
-                for i in range(begin + number * kept, begin + (number + 1) * kept):
-                    block[positions[rank, i]] += values[rank, i]
-            _put(out, origin, columns, height, width, block, width, less)
-        else:
-            start, stop = begin + number * kept, begin + (number + 1) * kept
-            count = _rows(positions, values, start, stop, row_of, width, b, half, rows)
-            _columns(out, origin, columns, height, width, a, half, stride, rows, count, block, less)
+    for at in range(len(places)):
+        out = vector(places[at, 0], size, values)
+        for number in range(first, last):
+            origin = number // across * height * columns + number % across * width
+            begin = start + (at * chunks + number) * kept
+            if plain:
+                block[: height * width] = 0
+                for rank in range(positions.shape[0]):
+                    for i in range(begin, begin + kept):
+                        block[positions[rank, i]] += values[rank, i]
+                _put(out, origin, columns, height, width, block, width, less)
+            else:
+                count = _rows(positions, values, begin, begin + kept, row_of, width, b, half, rows)
+                _columns(out, origin, columns, height, width, a, half, stride, rows, count, block, less)
 
 
 @exactly

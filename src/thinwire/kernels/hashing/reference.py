@@ -123,14 +123,9 @@ class Slotted(NamedTuple):
     slots: int
 
     @property
-    def empty(self) -> int:
-        """The code of an empty slot: the one after all quotients."""
-        return -(-self.length // max(1, self.slots))
-
-    @property
     def bits(self) -> int:
-        """Bits of a code."""
-        return self.empty.bit_length()
+        """Bits of a code, of which the last is that of an empty slot: the one after all quotients."""
+        return (-(-self.length // max(1, self.slots))).bit_length()
 
     @property
     def nbytes(self) -> int:
