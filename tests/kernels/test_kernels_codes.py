@@ -89,9 +89,9 @@ def test_offset_encode(make: Callable[[], Tensor], width: int | None, dtype: tor
     x = make()
     group = _width(x, width)
     for form, factor in product((GRIDS[4], GRIDS[8 if dtype == torch.uint8 else 10]), (1.0, 0.25)):
-        grid = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives, rounding)
+        grid = form.grid._replace(rounding=rounding)
         found = _same_codes(dtype, x, _powers(x, group, factor), group, grid)
-        assert not found.numel() or int(found.max()) <= form.positives + form.negatives
+        assert not found.numel() or int(found.max()) <= form.grid.positives + form.grid.negatives
 
 
 @pytest.mark.grid
@@ -204,7 +204,7 @@ def test_stochastic_rounding_is_unbiased_over_the_elements(
         args = (codes, torch.full((n,), value), torch.ones(1), kernels.Groups((n,)))
         how: How = "ternary"
         if isinstance(form, OffsetFloat):
-            how = OffsetGrid(form.grid.shift, form.grid.base, form.positives, form.negatives, "stochastic")
+            how = form.grid._replace(rounding="stochastic")
         elif isinstance(form, Levels):
             how = UniformGrid(3)
         kernels.codes_encode.on(backend)(*args, how, [seed])

@@ -6,8 +6,7 @@ drop its pattern's last bits and subtract the smallest number's pattern.
 
 import math
 import struct
-from dataclasses import dataclass
-from typing import Annotated, Self, final
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -30,29 +29,6 @@ def pattern(value: float) -> int:
 def number(bits: int) -> float:
     """Return the float32 that has these bits."""
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """The float32 numbers whose last `shift` bits are 0, starting at the one whose other bits are `base` (pbase)."""
-
-    shift: int
-    base: int
-
-    @classmethod
-    def of(cls, mantissa: int, eps: float) -> Self:
-        """Return the grid of `mantissa` bits that starts at eps, which is cut to that many bits too."""
-        shift = MANTISSA - mantissa
-        return cls(shift=shift, base=pattern(eps) >> shift)
-
-    def index(self, value: float) -> int:
-        """Return the position of the number that `value` is cut to: 1 for the smallest, 0 or less below it."""
-        return (pattern(value) >> self.shift) - self.base + 1
-
-    def at(self, index: int) -> float:
-        """Return the number at a position, which counts from 1."""
-        return number((index + self.base - 1) << self.shift)
 
 
 @checked

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self, final
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
-from thinwire.formats.grid import Grid, Lowest, Mantissa, Normal, balanced_eps, powers
+from thinwire.formats.grid import MANTISSA, Lowest, Mantissa, Normal, balanced_eps, number, pattern, powers
 from thinwire.kernels import OffsetGrid, Rounding
 
 
@@ -49,8 +50,8 @@ class OffsetFloat(Format):
     group_size: GroupSize = None
 
     def __post_init__(self) -> None:
-        needed = 1 + self.positives + self.negatives
-        if self.positives < 1 or self.negatives < 1:
+        needed = 1 + self.grid.positives + self.grid.negatives
+        if self.grid.positives < 1 or self.grid.negatives < 1:
             raise ValueError(f"eps {self.eps} lies beyond max {self.max} or min {-self._lowest}; use a smaller eps")
         if needed > 2**self.bits:
             raise ValueError(
@@ -84,32 +85,23 @@ class OffsetFloat(Format):
             bits=bits, mantissa=mantissa, eps=eps, max=max, rounding=rounding, scaled=scaled, group_size=group_size
         )
 
-    @property
-    def grid(self) -> Grid:
-        """The magnitudes that have codes."""
-        return Grid.of(self.mantissa, self.eps)
-
-    @property
-    def positives(self) -> int:
-        """How many positive numbers have codes (P)."""
-        return self.grid.index(self.max)
-
-    @property
-    def negatives(self) -> int:
-        """How many negative numbers have codes."""
-        return self.grid.index(self._lowest)
+    @cached_property
+    def grid(self) -> OffsetGrid:
+        """The magnitudes that have codes, and how many of them have one with either sign."""
+        shift = MANTISSA - self.mantissa
+        base, most, least = (pattern(value) >> shift for value in (self.eps, self.max, self._lowest))
+        return OffsetGrid(shift, base, most - base + 1, least - base + 1, self.rounding)
 
     def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
         x, groups = flat32(x), self.groups(runs)
         scales, codes = self._scales(peaks(x, groups)), self.empty_codes(x)
-        grid = OffsetGrid(self.grid.shift, self.grid.base, self.positives, self.negatives, self.rounding)
-        kernels.codes_encode(codes, x, scales, groups, grid, seeds)
+        kernels.codes_encode(codes, x, scales, groups, self.grid, seeds)
         return codes, scales
 
     def table(self) -> Tensor:
         """Return zero, eps..max, -eps..min, and NaN for the unused codes."""
-        positive, negative = (self._numbers(count) for count in (self.positives, self.negatives))
+        positive, negative = (self._numbers(count) for count in self.grid[2:4])
         rest = torch.full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan)
         return torch.cat((torch.zeros(1), positive, -negative, rest))
 
@@ -120,7 +112,8 @@ class OffsetFloat(Format):
     def _scales(self, peak: Tensor) -> Tensor:
         if not self.scaled:
             return torch.where(peak.isnan(), torch.nan, torch.ones_like(peak))
-        return powers(peak, self.grid.at(self.positives), max(self.max, self._lowest))
+        top = number((self.grid.positives + self.grid.base - 1) << self.grid.shift)
+        return powers(peak, top, max(self.max, self._lowest))
 
     @property
     def _lowest(self) -> float:

@@ -21,10 +21,10 @@ def worked_example(material: Material) -> Finding:
     form = OffsetFloat(bits=8, mantissa=3, eps=0.125, max=2.0, scaled=False)
     codes, scales = form.encode(torch.tensor([0.256, -0.256, 2.0, -2.0]), seed=0)
     back = form.decode(codes, scales).tolist()
-    used = 1 + form.positives + form.negatives
+    used = 1 + form.grid.positives + form.grid.negatives
     fits = codes.tolist() == [9, 42, 33, 66] and back == [0.25, -0.25, 2.0, -2.0] and form.grid.base == 0x3E0
     figure = (
-        f"codes {codes.tolist()}, decoded {back}, base {form.grid.base:#x}, P = {form.positives}, {used} of "
+        f"codes {codes.tolist()}, decoded {back}, base {form.grid.base:#x}, P = {form.grid.positives}, {used} of "
         "256 codes used"
     )
     return Finding(holds=fits, figure=figure)
@@ -35,7 +35,7 @@ def adapts(material: Material) -> Finding:
     fits, figures = True, []
     for top in (0.5, 5.0):
         form = OffsetFloat.balanced(bits=8, mantissa=3, max=top, scaled=False)
-        numbers = form.table()[1 : form.positives + 1].double()
+        numbers = form.table()[1 : form.grid.positives + 1].double()
         gaps = numbers.diff()
         fits &= bool((gaps[8:] == 2 * gaps[:-8]).all()) and abs(float(numbers[-1]) - top) <= top / 8
         figures.append(f"{top:g}: {len(numbers)} positives from {numbers[0]:.3g} to {numbers[-1]:g}")
