@@ -109,17 +109,13 @@ class OuterSteps:
             return index, index * self.every, self.every
         ends = self._ends[0]
         while ends[-1] < max(1, tick):
-            ends = (*ends, ends[-1] + self._length(self.every, len(ends) - 1))
+            length = round(self.every(len(ends) - 1))
+            if length < 1:
+                raise ValueError(f"every gives {length} inner steps at outer step {len(ends) - 1}; expected at least 1")
+            ends = (*ends, ends[-1] + length)
         self._ends[0] = ends  # replaced as a whole: another thread may look
         index = max(1, bisect_left(ends, tick)) - 1
         return index, ends[index], ends[index + 1] - ends[index]
-
-    @staticmethod
-    def _length(every: Schedule, index: int) -> int:
-        found = round(every(index))
-        if found < 1:
-            raise ValueError(f"every gives {found} inner steps at outer step {index}; expected at least 1")
-        return found
 
     def settings(self) -> dict[str, Any]:
         """Return all but recipe and optimizer, as plain values. Workers must agree on them."""

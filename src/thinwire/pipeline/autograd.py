@@ -44,7 +44,12 @@ class _Pack(torch.autograd.Function):
     def backward(ctx: Any, words: Tensor, frame: Tensor) -> tuple[Tensor, None, None, None]:
         (kept,) = ctx.saved_tensors
         with trace.span("decode", *ctx.listeners):
-            gradient = _placed(ctx.layout.read_gradient(words), kept, ctx.layout.numel)
+            values, numel = ctx.layout.read_gradient(words), ctx.layout.numel
+            if kept is None:
+                gradient = values.clone()
+            else:  # values for padding fall off the end
+                places = kept.masked_fill(kept < 0, numel).long()
+                gradient = values.new_zeros(numel + 1).index_copy_(0, places, values)[:numel]
         return gradient.view(ctx.shape), None, None, None
 
 
@@ -67,11 +72,3 @@ class _Unpack(torch.autograd.Function):
             words = ctx.layout.write_gradient(flat if indices is None else flat.index_select(0, indices))
         # Older pipelines want a gradient for everything they sent. So the frame gets one, and it is empty too.
         return words, gradient.new_empty(ctx.frame), None, None
-
-
-def _placed(values: Tensor, kept: Tensor | None, numel: int) -> Tensor:
-    """Return zeros with the values in their places. Values for padding fall off the end."""
-    if kept is None:
-        return values.clone()
-    out = values.new_zeros(numel + 1)
-    return out.index_copy_(0, kept.masked_fill(kept < 0, numel).long(), values)[:numel]

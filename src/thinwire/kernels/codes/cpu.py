@@ -45,24 +45,15 @@ class _Stochastic(NamedTuple):
     smallest: Any
 
 
-class _Uniform(NamedTuple):
-    """A `UniformGrid`."""
-
-    levels: Any
-    nearest: bool
-
-
 def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
     drawn = np.array([keys(seed) for seed in seeds], np.uint32)
     _over_pieces(_encode_loop, groups, codes.numpy(), x.numpy(), scales.numpy(), drawn, _numbers(how))
 
 
-def _numbers(how: How) -> _Offset | _Stochastic | _Uniform | None:
+def _numbers(how: How) -> _Offset | _Stochastic | UniformGrid | None:
     """Return how to encode in numbers of 32 bits, by whose type the loop is chosen: None is ternary."""
-    if isinstance(how, UniformGrid):
-        return _Uniform(np.float32(how.levels), how.nearest)
     if not isinstance(how, OffsetGrid):
-        return None
+        return how if isinstance(how, UniformGrid) else None
     shift, base, positives, negatives = (np.int32(each) for each in how[:4])
     smallest = np.int32(how.base << how.shift).view(np.float32)
     if how.rounding == "stochastic":
@@ -133,7 +124,7 @@ def _encode(codes: Any, x: Any, scale: Any, how: Any, high: Any, low: Any) -> No
 def _encode_as(codes, x, scale, how, high, low):
     if isinstance(how, types.NoneType):
         return lambda codes, x, scale, how, high, low: _ternary(codes, x, scale, high, low)
-    if how.instance_class is _Uniform:
+    if how.instance_class is UniformGrid:
         return lambda codes, x, scale, how, high, low: _uniform(codes, x, scale, how, high, low)
     if how.instance_class is _Stochastic:
         return lambda codes, x, scale, how, high, low: _offset_stochastic(codes, x, _inverse(scale), how, high, low)
@@ -177,11 +168,11 @@ def _offset_stochastic(codes, x, inverse, grid, high, low):
 
 @exactly
 def _uniform(codes, x, scale, grid, high, low):
-    levels, nearest = grid
+    levels = np.float32(grid.levels)
     for i in range(x.size):
         exact = min(max(x[i] / scale * levels, -levels), levels)
         lower = np.floor(exact)
-        upwards = (np.float32(0.5) if nearest else _drawn(draw(i, high, low))) < exact - lower
+        upwards = (np.float32(0.5) if grid.nearest else _drawn(draw(i, high, low))) < exact - lower
         codes[i] = np.int32(lower + levels) + np.int32(upwards)
 
 

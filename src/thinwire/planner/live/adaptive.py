@@ -17,7 +17,7 @@ from thinwire.planner.live.policy import policy
 from thinwire.planner.live.race import TOLERANCE
 from thinwire.planner.live.step_log import Choice, Log, Policy, StepLog
 from thinwire.planner.losses import in_words
-from thinwire.planner.plan import Row, Why, reducer
+from thinwire.planner.plan import Why, reducer
 from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Profile
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
@@ -94,7 +94,10 @@ class Adaptive(Reducer):
             )
         best = chosen(self._profile, self.budget, TOLERANCE)
         now = {name: self.history[-1].choice.get(name, DENSE.name) for name in best}
-        told = {row.name: _raced(row, best[row.name]) for row in rows(now, self._profile)}
+        told = {}
+        for row in rows(now, self._profile):
+            raced = f"measured steps decided this; predictions alone favoured {best[row.name]}"
+            told[row.name] = row if row.choice == best[row.name] else replace(row, reason=raced)
         return Why(self.history[-1].reason, told)
 
     def go_on(self, log: Log, step: int, rank: int) -> None:
@@ -173,10 +176,3 @@ class Adaptive(Reducer):
             for memory in waiting:
                 if memory is not own and memory.waits(segment.name):
                     memory.release(segment.name, gradient, at.scale)
-
-
-def _raced(row: Row, predicted: str) -> Row:
-    """Return the row with its reason. Where measured steps overruled the prediction, that is the reason."""
-    if row.choice == predicted:
-        return row
-    return replace(row, reason=f"measured steps decided this; predictions alone favoured {predicted}")

@@ -112,19 +112,14 @@ def _point(
 ) -> tuple[float, float, float, float, float, float]:
     """Return, per tensor: seconds to encode, decode, decode one more rank, exchange; bytes; and what that took."""
     start, reducer, segments = time.perf_counter(), candidate.reducer(), load.segments
-    encode, decode, total = _steps(reducer, load, repeats, group, device)
+    longest(0.0, group, device)  # start together; later steps do so by themselves
+    steps = [_step(reducer, load.size, segments, step, group, device) for step in range(repeats)]
+    encode, decode, total = map(min, zip(*steps, strict=True))  # whatever else runs there only ever adds
     mine = [encode, decode, _each(reducer, load.size, device), total - encode - decode]
     rows = gathered([*mine, time.perf_counter() - start], group, device)
     encode, decode, each, _, _ = rows.mean(dim=0).tolist()
     extra = max(0.0, float(rows[:, 3].min()) - load.messages)
     return encode / segments, decode / segments, each, extra / segments, float(load.nbytes), float(rows[:, 4].max())
-
-
-def _steps(reducer: Compressed, load: _Load, repeats: int, group: Group, device: torch.device) -> list[float]:
-    """Return the least seconds of encoding, of decoding, and of all: whatever else runs there only ever adds."""
-    longest(0.0, group, device)  # start together; later steps do so by themselves
-    steps = [_step(reducer, load.size, load.segments, step, group, device) for step in range(repeats)]
-    return [min(column) for column in zip(*steps, strict=True)]
 
 
 def _step(
