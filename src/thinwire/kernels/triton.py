@@ -8,7 +8,7 @@ constants, such as the size of a tile, are in capitals.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,28 +88,18 @@ def factors(like: Tensor, numbers: Sequence[float]) -> "NDArray[Any]":
     return np.array(numbers, real).view(bits)
 
 
-class Tiles(NamedTuple):
-    """The tiles of several vectors, one vector's after another's.
-
-    of: int32 (tiles, 3): for each tile its vector, where it begins there, and the number of the vector's first tile.
-    """
-
-    of: Tensor
-    total: int
-
-
-def tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int = TILE) -> Tiles:
-    """Return the tiles of vectors of these lengths, kept because layouts stay."""
-    return Tiles(_tiles_of_each(lengths, device, tile), sum(-(-length // tile) for length in lengths))
-
-
 @kept
-def _tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int) -> Tensor:
+def tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int = TILE) -> Tensor:
+    """Return the tiles of vectors of these lengths, one vector's after another's: kept because layouts stay.
+
+    int32 (tiles, 3): for each its vector, where it begins there, and the number of the vector's first tile.
+    """
     tiles = [-(-length // tile) for length in lengths]
     vector = np.repeat(np.arange(len(lengths)), tiles)
     first = np.repeat(np.cumsum([0, *tiles[:-1]]), tiles)
     of = np.stack([vector, (np.arange(len(vector)) - first) * tile, first], axis=1).astype(np.int32)
-    return sent(torch.frombuffer(bytearray(of.tobytes() or bytes(4)), dtype=torch.int32), device)
+    room = bytearray(of.tobytes() + bytes(12))  # a row more, as nothing can be made of an empty buffer
+    return sent(torch.frombuffer(room, dtype=torch.int32).view(-1, 3)[:-1], device)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from thinwire.kernels.parts import whole
+from thinwire.kernels.parts import Ints, Vectors, whole
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Plains, Signal, Signals
@@ -60,9 +60,7 @@ class Memory(ABC):
         return self.fresh()
 
     @abstractmethod
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
+    def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
         """Return each residual plus scale · gradient (flat), and stage it as if nothing were sent.
 
         Args:
@@ -152,9 +150,7 @@ class NoMemory(Memory):
     stateful: ClassVar[bool] = False
     fields: ClassVar[frozenset[str]] = frozenset()
 
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
+    def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
         """Scale the gradients in place, as DDP does."""
         if scale != 1 and on_host(gradients[0]):
             for x in whole(gradients):

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from thinwire.checked import Part, checked
+from thinwire.kernels.parts import Ints, Vectors
 from thinwire.memories.staged import Staged
 from thinwire.memories.sums import Summing
 from thinwire.signals import Signals
@@ -35,8 +35,6 @@ class ErrorFeedback(Summing):
     _seeds: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     @override
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
+    def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
         count = len(names)
         return self.add_each(names, gradients, [scale] * count, seeds, [self.decay] * count)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, final
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from thinwire.checked import Fraction, Positive, checked
+from thinwire.kernels.parts import Ints, Vectors
 from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.staged import Staged
@@ -63,9 +63,7 @@ class FadingMomentum(Summing, AppliedMomentum):
         """Return an empty memory with the same settings, and decay 0 if none is given."""
         return replace(self, decay=self.decay or 0.0)
 
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
+    def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
         """Return β·M + scale · g of each, with g clipped.
 
         Raises:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Sum
-from thinwire.kernels.parts import sizes
+from thinwire.kernels.parts import Ints, Vectors, sizes
 from thinwire.memories.base import Memory
 from thinwire.memories.clipping import LocalClipping
 from thinwire.memories.staged import Staged
@@ -59,9 +59,7 @@ class MomentumCorrection(Memory):
         """Return an empty memory with the same settings, and momentum 0 if none is known yet."""
         return replace(self, momentum=self.momentum or 0.0)
 
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
+    def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
         """Return v + u of each after adding scale · g to u.
 
         Raises:
@@ -91,9 +89,7 @@ class MomentumCorrection(Memory):
         for velocity, before, all_ in unread:
             velocity.copy_(torch.where(all_, before, velocity))
 
-    def _summed(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scales: Sequence[float], momentum: float
-    ) -> Signals:
+    def _summed(self, names: Sequence[str], gradients: Vectors, scales: Sequence[float], momentum: float) -> Signals:
         residuals, outs = self._residual.open_each(names, gradients)
         velocities, moving = self._velocity.open_each(names, gradients)
         return SummedEach(Sum(outs, residuals, gradients, scales, None, moving, velocities, momentum, self.nesterov))

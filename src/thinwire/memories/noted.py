@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from thinwire.checked import checked
+from thinwire.kernels.parts import Ints, Vectors
 from thinwire.memories.base import Memory, State
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Note, Signals
@@ -60,9 +61,7 @@ class Noted(Memory):
         return self.memory.held(dtype)
 
     @override
-    def compensate_each(
-        self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
-    ) -> Signals:
+    def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
         signals = self.memory.compensate_each(names, gradients, scale, seeds)
         for signal, name in zip(signals, names, strict=True):
             signal.note = self.note(name)

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.kernels import Sum
+from thinwire.kernels.parts import Ints, Vectors
 from thinwire.memories.base import Memory
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
@@ -36,12 +37,7 @@ class Summing(Memory):
         return self.dtype or super().held(dtype)
 
     def add_each(
-        self,
-        names: Sequence[str],
-        gradients: Sequence[Tensor],
-        scales: Sequence[float],
-        seeds: Sequence[int],
-        decays: Sequence[float],
+        self, names: Sequence[str], gradients: Vectors, scales: Sequence[float], seeds: Ints, decays: Sequence[float]
     ) -> Signals:
         """Stage decay · x + scale · g and return it. To what is staged already, a further part of g is only added."""
         if self._sum.continue_any(names):

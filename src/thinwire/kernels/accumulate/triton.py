@@ -64,8 +64,8 @@ def _each(sums: Sum) -> None:
     rates = factors(like, sums.scales), factors(like, momenta)
     *places, size, scale, rate = table(like.device, *map(addresses, columns), lengths, *rates)
     tiles = tiles_of_each(tuple(lengths), like.device)
-    args = (like, sums.gradients[0], *places, scale, rate, 0, 0, size, tiles.of)
-    launch(_accumulate, tiles.total, *args, HOW=sums.how, TILE=TILE, num_warps=8)
+    args = (like, sums.gradients[0], *places, scale, rate, 0, 0, size, tiles)
+    launch(_accumulate, len(tiles), *args, HOW=sums.how, TILE=TILE, num_warps=8)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:

@@ -67,7 +67,7 @@ def _norms(x: Tensor, groups: Groups, size: int, order: float) -> Tensor:
     begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
     table = (constant(tuple(each), torch.int64, x.device) for each in (begins, groups.runs, firsts, groups.widths))
     how = {"ORDER": 0 if order == math.inf else int(order), "ROWS": TILE // columns, "COLUMNS": columns}
-    launch(_group_norms, tiles.total, norms, x, *table, tiles.of, **how, num_warps=8)
+    launch(_group_norms, len(tiles), norms, x, *table, tiles, **how, num_warps=8)
     return norms
 
 

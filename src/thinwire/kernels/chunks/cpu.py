@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def _topk(
         shape, end = (vectors, cut.chunks, cut.kept), start + vectors * cut.count
         rows = positions[start:end].numpy().reshape(shape), values[start:end].numpy().reshape(shape)
         given = scales if scales is None else scales[some], decays if decays is None else decays[some]
-        forth = _cut(cut, like.dtype).forth
+        forth, _ = _cut(cut, like.dtype)
         choosing.topk_each(places[some], cut.numel, like.numpy(), *given, *forth, first, last, *rows)
 
     _run(run, chunkings, by_row=rates[0] is not None)
@@ -57,7 +57,7 @@ def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Seque
     places, chosen = addresses(outs), (positions.contiguous().numpy(), values.contiguous().numpy())
 
     def run(some: slice, cut: Chunking, start: int, first: int, last: int) -> None:
-        back = _cut(cut, values.dtype).back
+        _, back = _cut(cut, values.dtype)
         _put_each(places[some], cut.numel, *chosen, start, *back, cut.chunks, first, last, subtract)
 
     _run(run, chunkings)
@@ -97,15 +97,9 @@ def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[slice, Chunking, i
     return found
 
 
-class _Cut(NamedTuple):
-    """What the loops want to know of a `Chunking`."""
-
-    forth: tuple[Any, ...]
-    back: tuple[Any, ...]
-
-
 @lru_cache(maxsize=1024)
-def _cut(chunking: Chunking, dtype: torch.dtype) -> _Cut:
+def _cut(chunking: Chunking, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return what the loops want to know: those that transform, and those that put back."""
     a, b = chunking.axes(torch.empty(0, dtype=dtype))
     shape, lanes = (chunking.columns, chunking.height, chunking.width), vectors.BYTES // dtype.itemsize
     how = _how(chunking)
@@ -113,7 +107,7 @@ def _cut(chunking: Chunking, dtype: torch.dtype) -> _Cut:
     up, across, back = (x.numpy() for x in (_padded(a, vectors.TOGETHER), _padded(b.T, lanes), _padded(b, lanes)))
     row_of = np.arange(chunking.size) // chunking.width
     inverse = (chunking.kept, how == choosing.PLAIN, up, back, row_of)
-    return _Cut((shape, how, down.numpy(), across), (shape, *inverse))
+    return (shape, how, down.numpy(), across), (shape, *inverse)
 
 
 def _how(chunking: Chunking) -> int:

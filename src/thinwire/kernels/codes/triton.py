@@ -37,7 +37,7 @@ def _run(kernel: Any, tensors: Sequence[Tensor], groups: Groups, seeds: Sequence
     begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
     columns = table_of(device, lambda: (begins, groups.runs, firsts, groups.widths, *signed_keys_of(seeds)))
     tiles = tiles_of_each(groups.runs, device, _BLOCK)
-    launch(kernel, tiles.total, *tensors, *columns, tiles.of, **constants, BLOCK=_BLOCK)
+    launch(kernel, len(tiles), *tensors, *columns, tiles, **constants, BLOCK=_BLOCK)
 
 
 @triton.jit

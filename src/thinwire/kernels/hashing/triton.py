@@ -27,10 +27,10 @@ def hashed_slots_of_each(
     columns = table_of(device, lambda: (where, lengths, slots, list(seeds), firsts, runs, starts))
     held = torch.full((sum(slots),), -1, dtype=torch.int64, device=device)
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
-    launch(_hash_each, tiles.total, held, indices, priorities, *columns[1:], tiles.of, BLOCK=_BLOCK)
+    launch(_hash_each, len(tiles), held, indices, priorities, *columns[1:], tiles, BLOCK=_BLOCK)
     out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots))
     tiles, args = tiles_of_each(tuple(slots), device, _BLOCK), (out, values, held, columns[0], columns[2], columns[6])
-    launch(_elements_of_each, tiles.total, *args, tiles.of, BLOCK=_BLOCK)
+    launch(_elements_of_each, len(tiles), *args, tiles, BLOCK=_BLOCK)
     return out, values
 
 
@@ -51,10 +51,10 @@ def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tu
     device, columns = indices.device, _columns(parts, indices.device)
     codes, misplaced = torch.empty_like(indices), torch.zeros((), dtype=torch.int64, device=device)
     tiles = tiles_of_each(tuple(part.slots for part in parts), device, _BLOCK)
-    launch(_codes, tiles.total, codes, indices, misplaced, columns, seeds, len(parts), tiles.of, BLOCK=_BLOCK)
+    launch(_codes, len(tiles), codes, indices, misplaced, columns, seeds, len(parts), tiles, BLOCK=_BLOCK)
     out = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
     tiles = tiles_of_each(tuple(part.nbytes for part in parts), device, _BLOCK)
-    launch(_pack, tiles.total, out, codes, columns, len(parts), tiles.of, BLOCK=_BLOCK)
+    launch(_pack, len(tiles), out, codes, columns, len(parts), tiles, BLOCK=_BLOCK)
     return out, misplaced
 
 
@@ -63,7 +63,7 @@ def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tenso
     out = torch.empty(rows.shape[0], count, dtype=torch.int32, device=rows.device)
     tiles = tiles_of_each(tuple(part.slots for part in parts), rows.device, _BLOCK)
     args = (out, rows, seeds, _columns(parts, rows.device), *rows.stride(), *seeds.stride(), count, len(parts))
-    launch(_decode, tiles.total * rows.shape[0], *args, *tiles, BLOCK=_BLOCK)
+    launch(_decode, len(tiles) * rows.shape[0], *args, tiles, len(tiles), BLOCK=_BLOCK)
     return out
 
 

@@ -21,7 +21,7 @@ def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[i
     columns = zip(*((offset, offset + length - 1) for offset, length in regions), strict=True)
     table = constant(tuple(number for column in (*columns, starts, runs) for number in column), torch.int32, device)
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
-    launch(_place, tiles.total, out, indices, table, len(runs), tiles.of, BLOCK=_BLOCK)
+    launch(_place, len(tiles), out, indices, table, len(runs), tiles, BLOCK=_BLOCK)
     return out
 
 

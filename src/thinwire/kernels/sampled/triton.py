@@ -60,13 +60,13 @@ def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor,
     count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), first, rank, nans)
     indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=device)
     values, tiles = like.new_zeros(sum(capacities)), tiles_of_each(tuple(lengths), device)
-    counts, kept = indices.new_empty(tiles.total), indices.new_empty(tiles.total, _ROOM)
-    among = (like, at, size, first, nans, rank, tiles.of)
+    counts, kept = indices.new_empty(len(tiles)), indices.new_empty(len(tiles), _ROOM)
+    among = (like, at, size, first, nans, rank, tiles)
     sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
-    launch(_find, tiles.total, counts, kept, *among, **sizes)
+    launch(_find, len(tiles), counts, kept, *among, **sizes)
     ends = counts.cumsum(0, dtype=torch.int32)
     args = (indices, values, counts, kept, ends, room, begin, over, *among)
-    launch(_gather, tiles.total, *args, **sizes)
+    launch(_gather, len(tiles), *args, **sizes)
     write_largest(Strided(at, size), like, tiles, second, over, begin, (indices, values))
     return indices, values
 

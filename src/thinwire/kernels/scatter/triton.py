@@ -80,7 +80,7 @@ def _each(kernel: Any, xs: Vectors, offsets: Ints, indices: Tensor, values: Tens
         index, value, start = indices[start:end], values[start:end], end
         if len(xs) > 1:
             tiles = tiles_of_each(tuple(part), value.device, _CHUNK)
-            launch(kernel, tiles.total, value, index, *_places(xs, offsets, part), tiles.of, *more, CHUNK=_CHUNK)
+            launch(kernel, len(tiles), value, index, *_places(xs, offsets, part), tiles, *more, CHUNK=_CHUNK)
         else:
             args = (value, _counted(index, offsets[0]), xs[0], None, None, index.numel(), None, *more)
             launch(kernel, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)

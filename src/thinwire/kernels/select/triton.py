@@ -19,14 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.accumulate.triton import arguments, total
-from thinwire.kernels.parts import gather
+from thinwire.kernels.parts import Vectors, gather
 from thinwire.kernels.select import reference
 from thinwire.kernels.select.reference import INTEGERS, Picks
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import (
     PROGRAMS,
     TILE,
-    Tiles,
     addresses,
     launch,
     magnitudes,
@@ -85,7 +84,7 @@ def gather_each(xs: Sequence[Tensor], indices: Tensor, runs: Sequence[int]) -> T
     values = xs[0].new_empty(indices.numel())
     columns = table(values.device, addresses(xs), runs, list(accumulate(runs[:-1], initial=0)))
     tiles = tiles_of_each(tuple(runs), values.device, _BLOCK)
-    launch(_gather_each, tiles.total, values, indices, *columns, tiles.of, BLOCK=_BLOCK)
+    launch(_gather_each, len(tiles), values, indices, *columns, tiles, BLOCK=_BLOCK)
     return values
 
 
@@ -109,7 +108,7 @@ class Strided(NamedTuple):
 
 
 def count_digits(
-    xs: Strided, like: Tensor, tiles: Tiles, histograms: Tensor, wanted: Tensor, nans: Tensor | None = None
+    xs: Strided, like: Tensor, tiles: Tensor, histograms: Tensor, wanted: Tensor, nans: Tensor | None = None
 ) -> None:
     """Count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
 
@@ -118,27 +117,21 @@ def count_digits(
     """
     levels = LEVELS[like.element_size()]
     for level in range(levels):
-        args = (histograms, like, *xs, wanted, nans, tiles.of, level)
-        launch(_count_digits_each, tiles.total, *args, LEVELS=levels, TILE=TILE, num_warps=8)
+        args = (histograms, like, *xs, wanted, nans, tiles, level)
+        launch(_count_digits_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
 
 
 def write_largest(
-    xs: Strided,
-    like: Tensor,
-    tiles: Tiles,
-    histograms: Tensor,
-    wanted: Tensor,
-    starts: Tensor,
-    out: tuple[Tensor, Tensor],
+    xs: Strided, like: Tensor, tiles: Tensor, histograms: Tensor, wanted: Tensor, starts: Tensor, out: Vectors
 ) -> None:
     """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on."""
     levels = LEVELS[like.element_size()]
     count_digits(xs, like, tiles, histograms, wanted)
-    counts = torch.empty(tiles.total, dtype=torch.int64, device=like.device)
-    args = (histograms, like, xs.at, xs.size, wanted, tiles.of, counts)
-    launch(_count_each, tiles.total, *args, LEVELS=levels, TILE=TILE, num_warps=8)
+    counts = torch.empty(len(tiles), dtype=torch.int64, device=like.device)
+    args = (histograms, like, xs.at, xs.size, wanted, tiles, counts)
+    launch(_count_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
     ends = counts.cumsum(0)
-    launch(_place_each, tiles.total, *args, ends, starts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
+    launch(_place_each, len(tiles), *args, ends, starts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
