@@ -46,8 +46,5 @@ class Groups:
 
     def parts(self, *vectors: Tensor, scales: Tensor | None = None) -> Iterator[tuple[Any, ...]]:
         """Return for each run its part of the vectors, its scales if there are any, and its width."""
-        if len(self.runs) == 1:
-            whole = vectors if scales is None else (*vectors, scales)
-            return iter([(*whole, self.widths[0])])
         columns = [x.split(self.runs) for x in vectors] + ([] if scales is None else [scales.split(self.counts)])
         return zip(*columns, self.widths, strict=True)

@@ -27,12 +27,8 @@ def dct_dp(
         bound: At most this many times the wanted number is sent; the others stay in the residual.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
-    memory = Noted(memory=ErrorFeedback())
-    large = Compressed(memory=memory, codec=_codec(density, life, bound), exchange=AllGather())
+    codec: Codec = SteeredThreshold(density=density, bound=bound)
+    if life is not None:
+        codec = KeptThreshold(density=density, refresh=Every(steps=life), bound=bound)
+    large = Compressed(memory=Noted(memory=ErrorFeedback()), codec=codec, exchange=AllGather())
     return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
-
-
-def _codec(density: Density, life: int | None, bound: float) -> Codec:
-    if life is None:
-        return SteeredThreshold(density=density, bound=bound)
-    return KeptThreshold(density=density, refresh=Every(steps=life), bound=bound)

@@ -1,9 +1,7 @@
 """PowerSGD: low-rank gradients with error feedback."""
 
-import torch
-
 from thinwire.checked import Count, Size, checked
-from thinwire.codecs import Cast, Codec, Identity
+from thinwire.codecs import Cast, Identity
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.formats import Format
 from thinwire.memories import ErrorFeedback, Noted
@@ -22,13 +20,10 @@ def powersgd(*, rank: Count = 4, values: Narrow = None, start: Size = 10, minimu
         start: How many first steps are sent uncompressed.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
+    codec = Identity() if values is None else Cast(values=values)
     exchange = AllGather() if isinstance(values, Format) else AllReduce()
     memory = Noted(memory=ErrorFeedback())
     low_rank = PowerSGD(
-        rank=rank, memory=memory, small=dense(), codec=_codec(values), exchange=exchange, minimum_size=minimum_size
+        rank=rank, memory=memory, small=dense(), codec=codec, exchange=exchange, minimum_size=minimum_size
     )
     return WarmUp(steps=start, first=dense(), then=low_rank)
-
-
-def _codec(values: torch.dtype | Format | None) -> Codec:
-    return Identity() if values is None else Cast(values=values)

@@ -1,7 +1,7 @@
 """The largest coefficients of every chunk, and their inverse transform: in one pass, chunk by chunk in the cache."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -76,14 +76,11 @@ def _run(
             continue
         for i in range(some.start, some.stop):
             begin = start + (i - some.start) * cut.count
-            part = partial(_part, run, slice(i, i + 1), cut, begin)
+
+            def part(lo: int, hi: int, i: int = i, begin: int = begin, cut: Chunking = cut) -> None:
+                run(slice(i, i + 1), cut, begin, lo // cut.size, hi // cut.size)
+
             map_ranges(part, cut.chunks * cut.size, align=cut.size * (cut.across if by_row else 1))
-
-
-def _part(
-    run: Callable[[slice, Chunking, int, int, int], None], some: slice, cut: Chunking, start: int, lo: int, hi: int
-) -> None:
-    run(some, cut, start, lo // cut.size, hi // cut.size)
 
 
 @lru_cache(maxsize=256)
@@ -102,18 +99,14 @@ def _cut(chunking: Chunking, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple
     """Return what the loops want to know: those that transform, and those that put back."""
     a, b = chunking.axes(torch.empty(0, dtype=dtype))
     shape, lanes = (chunking.columns, chunking.height, chunking.width), vectors.BYTES // dtype.itemsize
-    how = _how(chunking)
+    how = {None: choosing.PLAIN, "dct": choosing.FOLDED}.get(chunking.transform, choosing.DENSE)
+    if (chunking.height, chunking.width, chunking.transform) == (square.SIDE, square.SIDE, "dct"):
+        how = choosing.SQUARE
     down = _folded(a) if how == choosing.FOLDED else _padded(a.T, vectors.TOGETHER)
     up, across, back = (x.numpy() for x in (_padded(a, vectors.TOGETHER), _padded(b.T, lanes), _padded(b, lanes)))
     row_of = np.arange(chunking.size) // chunking.width
     inverse = (chunking.kept, how == choosing.PLAIN, up, back, row_of)
     return (shape, how, down.numpy(), across), (shape, *inverse)
-
-
-def _how(chunking: Chunking) -> int:
-    if (chunking.height, chunking.width, chunking.transform) == (square.SIDE, square.SIDE, "dct"):
-        return choosing.SQUARE
-    return {None: choosing.PLAIN, "dct": choosing.FOLDED}.get(chunking.transform, choosing.DENSE)
 
 
 def _folded(a: Tensor) -> Tensor:

@@ -46,16 +46,11 @@ _Complex = tuple[Tensor, Tensor]
 def _joined(blocks: Tensor, width: int) -> _Complex:
     """Return A + iB for every two blocks, at all frequencies: (width, pairs of blocks) each part."""
     (ar, br), (ai, bi) = (part.T.unflatten(1, (-1, 2)).unbind(2) for part in blocks.unbind(2))
-    ai, bi = (_without_ends(part, width) for part in (ai, bi))
+    ends = [0, width // 2] if width % 2 == 0 else [0]  # which have no imaginary part
+    ai, bi = (part.index_fill(0, torch.tensor(ends, device=part.device), 0) for part in (ai, bi))
     mirrored = slice(1, (width + 1) // 2)
     backwards = (part[mirrored].flip(0) for part in (ar + bi, br - ai))
     return tuple(torch.cat(parts) for parts in zip((ar - bi, ai + br), backwards, strict=True))  # type: ignore[return-value]
-
-
-def _without_ends(imaginary: Tensor, width: int) -> Tensor:
-    """Return imaginary parts with 0 at frequencies that have none."""
-    ends = [0, width // 2] if width % 2 == 0 else [0]
-    return imaginary.index_fill(0, torch.tensor(ends, device=imaginary.device), 0)
 
 
 def _stage(x: _Complex, radix: int, rest: int, span: int, w: _Complex) -> _Complex:

@@ -80,7 +80,9 @@ def _each(kernel: Any, xs: Vectors, offsets: Ints, indices: Tensor, values: Tens
         index, value, start = indices[start:end], values[start:end], end
         if len(xs) > 1:
             tiles = tiles_of_each(tuple(part), value.device, _CHUNK)
-            launch(kernel, len(tiles), value, index, *_places(xs, offsets, part), tiles, *more, CHUNK=_CHUNK)
+            *starts, _ = edges = list(accumulate(part, initial=0))
+            places = table(value.device, addresses(xs), offsets, starts, edges[1:])
+            launch(kernel, len(tiles), value, index, *places, tiles, *more, CHUNK=_CHUNK)
         else:
             args = (value, _counted(index, offsets[0]), xs[0], None, None, index.numel(), None, *more)
             launch(kernel, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
@@ -88,12 +90,6 @@ def _each(kernel: Any, xs: Vectors, offsets: Ints, indices: Tensor, values: Tens
 
 def _counted(indices: Tensor, offset: int) -> Tensor:
     return indices - offset if offset else indices
-
-
-def _places(xs: Vectors, offsets: Ints, runs: Ints) -> Tensor:
-    """Return addresses and offsets of vectors, and where their runs begin and end."""
-    *starts, _ = edges = list(accumulate(runs, initial=0))
-    return table(xs[0].device, addresses(xs), offsets, starts, edges[1:])
 
 
 def _add_owned(out: Tensor, indices: Tensor, values: Tensor, runs: Ints, sign: float, disorder: Tensor | None) -> None:
