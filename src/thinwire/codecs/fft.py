@@ -11,8 +11,6 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range, checked
 from thinwire.codecs.base import BucketCodec, kept
-from thinwire.codecs.thresholding import of_each
-from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Blocks, Narrow, Scratch, Spectral
 from thinwire.payloads.numbers import narrowed_each
@@ -71,7 +69,7 @@ class FFT(BucketCodec):
         keys, pairs = _strongest_of_each(rows)
         *firsts, end = accumulate(counts, initial=0)
         return Blocks(
-            keys=keys + of_each(constant(tuple(firsts), torch.int32, keys.device), runs),
+            keys=kernels.placed(keys, tuple(zip(firsts, counts, strict=True)), runs),
             values=pairs.view(-1),
             numel=2 * end,
             width=2,
@@ -107,7 +105,7 @@ def _together(rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
         pairs[first : first + len(spectrum)] = spectrum
     sizes, runs = [b - a for a, b in pairwise([*firsts, end])], tuple(row.k for row in rows)
     keys, _ = kernels.largest_of_each(kernels.block_energies(pairs.view(-1), 2).split(sizes), runs)
-    return keys, pairs.index_select(0, keys + of_each(constant(tuple(firsts), torch.int32, keys.device), runs))
+    return keys, pairs.index_select(0, kernels.placed(keys, tuple(zip(firsts, sizes, strict=True)), runs))
 
 
 def _strongest(x: Tensor, width: int, k: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from thinwire import kernels
 from thinwire.checked import Count, checked
 from thinwire.codecs.base import BucketCodec, kept
-from thinwire.codecs.thresholding import of_each, side_by_side
+from thinwire.codecs.thresholding import side_by_side
 from thinwire.kernels.memory import constant, sent
 from thinwire.kernels.parts import Cut, wide
 from thinwire.payloads import Narrow, Scratch, Sparse
@@ -54,8 +54,8 @@ class MSTopK(BucketCodec):
         means = torch.stack([torch.linalg.vector_norm(x, 1, dtype=torch.float64) / max(1, x.numel()) for x in vectors])
         chosen = _pick(rows, means, counts, self.rounds, seeds) if rows.numel() else rows
         within, _ = kernels.largest_of_each([wide(row[:n]) for row, n in zip(chosen, twice, strict=True)], counts)
-        starts = constant(tuple(accumulate(twice[:-1], initial=0)), torch.int32, within.device)
-        places = within + of_each(starts, tuple(counts))
+        starts = accumulate(twice[:-1], initial=0)
+        places = kernels.placed(within, tuple(zip(starts, twice, strict=True)), counts)
         found = picks.index_select(0, places), values.index_select(0, places)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
 

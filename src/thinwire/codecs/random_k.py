@@ -12,7 +12,6 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.codecs.base import BucketCodec, kept
-from thinwire.codecs.thresholding import of_each
 from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
@@ -48,13 +47,13 @@ class RandomK(BucketCodec):
         """Return k elements. If any element of the vector is not finite, every value sent is NaN."""
         lengths = cut.lengths
         counts = tuple(kept(self.density, length) for length in lengths)
-        finite = of_each(signals.peaks().isfinite(), counts)
+        finite = _of_each(signals.peaks().isfinite(), counts)
         indices, widths = _draw(lengths, counts, seeds, signals.device)
         values = kernels.gather_each(signals.tensors(), indices, counts)
         values = torch.where(finite, values * widths if self.unbiased else values, torch.nan)
         values, coded = narrowed_each(values, counts, self.values, signals.dtype, seeds, signals.share)
         return Sparse(
-            indices=indices.to(torch.int32).add_(of_each(constant(cut.offsets, torch.int32, indices.device), counts)),
+            indices=kernels.placed(indices.to(torch.int32), cut.regions, counts),
             values=values,
             numel=numel,
             regions=cut.regions,
@@ -62,6 +61,14 @@ class RandomK(BucketCodec):
             agreed=True,
             coded=coded,
         )
+
+
+def _of_each(numbers: Tensor, runs: tuple[int, ...]) -> Tensor:
+    """Return for each of runs[i] elements the i-th number (…, runs). A single run's is left to broadcasting."""
+    if len(runs) == 1:
+        return numbers
+    counts = constant(runs, torch.int64, numbers.device)
+    return numbers.repeat_interleave(counts, dim=-1, output_size=sum(runs))
 
 
 def _draw(
@@ -73,12 +80,12 @@ def _draw(
     """
     edges = tuple(accumulate(counts, initial=0))
     table = constant((*lengths, *(max(1, k) for k in counts), *edges[:-1]), torch.int64, device)
-    length, k, first = of_each(table.view(3, -1), counts)
+    length, k, first = _of_each(table.view(3, -1), counts)
     stratum = torch.arange(edges[-1], device=device).sub_(first)
     starts = (stratum * length).floor_divide_(k)
     there = [i for i, k in enumerate(counts) if k]
     places = constant(tuple(edges[i + 1] - 1 for i in there), torch.int64, device)
     last = constant(tuple(lengths[i] for i in there), torch.int64, device)
     widths = starts.roll(-1).index_copy_(0, places, last).sub_(starts)
-    seed = of_each(sent_anew(lambda: torch.frombuffer(np.array(seeds), dtype=torch.int64), device), counts)
+    seed = _of_each(sent_anew(lambda: torch.frombuffer(np.array(seeds), dtype=torch.int64), device), counts)
     return starts.add_(kernels.mix(stratum, seed).mul_(widths) >> 32), widths

@@ -7,12 +7,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Draw, Picks
-from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.payloads.numbers import narrowed_each
@@ -93,14 +91,6 @@ def side_by_side(
         seeds=seeds if slots else (),
         coded=coded,
     )
-
-
-def of_each(numbers: Tensor, runs: tuple[int, ...]) -> Tensor:
-    """Return for each of runs[i] elements the i-th number (…, runs). A single run's is left to broadcasting."""
-    if len(runs) == 1:
-        return numbers
-    counts = constant(runs, torch.int64, numbers.device)
-    return numbers.repeat_interleave(counts, dim=-1, output_size=sum(runs))
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:

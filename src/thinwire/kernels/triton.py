@@ -99,7 +99,7 @@ def tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int = TI
     first = np.repeat(np.cumsum([0, *tiles[:-1]]), tiles)
     of = np.stack([vector, (np.arange(len(vector)) - first) * tile, first], axis=1).astype(np.int32)
     room = bytearray(of.tobytes() + bytes(12))  # a row more, as nothing can be made of an empty buffer
-    return sent(torch.frombuffer(room, dtype=torch.int32).view(-1, 3)[:-1], device)
+    return sent(torch.frombuffer(room, dtype=torch.int32).view(-1, 3), device)[:-1]
 
 
 @triton.jit
