@@ -68,10 +68,6 @@ class Signal(ABC):
         threshold = draw.threshold(self.sample, self.device)
         return limited(self.select(threshold, draw.room(self.numel)), draw.capacity)
 
-    def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
-        """Return the largest coefficients of every chunk, in float32 or wider: see `kernels.chunk_topk`."""
-        return kernels.chunk_topk([wide(self.tensor())], [chunking])
-
     def peak(self) -> Tensor:
         """Compute the vector, and return its largest magnitude (1): NaN if any is, 0 without elements."""
         return self.select(torch.full((), torch.inf, device=self.device), 0).peak.view(1)
@@ -160,7 +156,7 @@ class Signals(Sequence[Signal]):
 
     def tensors(self) -> Sequence[Tensor]:
         """Return the vectors, computing them first if need be."""
-        found = self._found(self._tensors, lambda signal, _: [signal.tensor()], range(len(self)))
+        found = self._found(self._tensors, None, range(len(self)))
         return found[0] if len(found) == 1 else [x for some in found for x in some]
 
     def pick(self, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
@@ -173,7 +169,7 @@ class Signals(Sequence[Signal]):
 
     def chunk_topk(self, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk of each: positions and values, one after another's."""
-        return joined(self._found(self._chunk_topk, lambda signal, cut: signal.chunk_topk(cut), chunkings))
+        return joined(self._found(self._chunk_topk, None, chunkings))
 
     def peaks(self) -> Tensor:
         """Compute all, and return the largest magnitude of each (n): NaN if any is, 0 without elements."""
@@ -183,11 +179,11 @@ class Signals(Sequence[Signal]):
     def _found(
         self,
         together: Callable[[slice, Any], _T],
-        alone: Callable[[Signal, Any], _T],
+        alone: Callable[[Signal, Any], _T] | None,
         arguments: Sequence[Any],
         few: int = 0,
     ) -> list[_T]:
-        """Return what is found of neighbours that are taken together, and of each other one alone.
+        """Return what is found of neighbours that are taken together, and of each other one (by `alone`, if given).
 
         On a GPU a single vector goes the way of several if it has a few elements only.
         """
@@ -195,6 +191,8 @@ class Signals(Sequence[Signal]):
         for some, small in self._groups(few):
             if small:
                 found.append(together(some, arguments if some.stop - some.start == len(self) else arguments[some]))
+            elif alone is None:
+                found += [together(slice(i, i + 1), arguments[i : i + 1]) for i in numbers(some)]
             else:
                 found += [alone(self[i], arguments[i]) for i in numbers(some)]
         return found
@@ -274,13 +272,6 @@ class Summed(Signal):
         """Pick the elements that reach the threshold."""
         self.computed = True
         return kernels.accumulate_select(self._sums, threshold, capacity)
-
-    def chunk_topk(self, chunking: Chunking) -> tuple[Tensor, Tensor]:
-        """Return the largest coefficients of every chunk."""
-        if self.computed:
-            return super().chunk_topk(chunking)
-        self.computed = True
-        return kernels.accumulate_chunk_topk(self._sums, [chunking])
 
 
 @final
