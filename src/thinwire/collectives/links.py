@@ -171,8 +171,10 @@ def _received(over: socket.socket, rest: memoryview) -> int:
     raise ConnectionError("the other side has closed the connection")
 
 
-def serve(owner: Owner, host: str, certificate: Certificate | None = None) -> tuple[str, int]:
-    """Listen at a free port, in a thread. Return the address."""
+def serve(
+    owner: Owner, host: str, certificate: Certificate | None = None, opened: ExitStack | None = None
+) -> tuple[str, int]:
+    """Listen at a free port, in a thread, until `opened` is closed. Return the address."""
     listener, strangers = socket.create_server((host, 0)), set[str]()
     free, changed = threading.Semaphore(_ANSWERED), threading.Condition()
     begun = defaultdict[bytes, list[tuple[int, socket.socket]]](list)
@@ -214,12 +216,17 @@ def serve(owner: Owner, host: str, certificate: Certificate | None = None) -> tu
         while True:
             try:
                 connection, (whence, *_) = listener.accept()
-            except OSError:  # such as for want of file descriptors
-                time.sleep(_TICK)
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                time.sleep(_TICK)  # such as for want of file descriptors
                 continue
             free.acquire()
             threading.Thread(target=answer, args=(connection, whence), daemon=True, name="thinwire-link").start()
 
+    if opened is not None:
+        opened.callback(listener.close)
+        opened.callback(listener.shutdown, socket.SHUT_RDWR)  # wakes who accepts
     threading.Thread(target=accept, daemon=True, name="thinwire-links").start()
     found: tuple[str, int] = listener.getsockname()[:2]
     return found

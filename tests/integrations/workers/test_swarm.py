@@ -1,8 +1,10 @@
 """Workers that find each other by a store: one global state, whoever is late, gone or new."""
 
 import copy
+import gc
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +23,9 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.collectives import links
-from thinwire.integrations.workers import agreement
+from thinwire.integrations.workers import agreement, outer, swarm
 from thinwire.integrations.workers.directory import Directory
+from thinwire.integrations.workers.fragments import Fragment
 from thinwire.integrations.workers.member import Member
 from thinwire.integrations.workers.swarm import Swarm
 
@@ -633,6 +636,47 @@ def test_what_does_not_go_with_a_store_is_refused(ranks: Ranks) -> None:
     for said, word in zip(*ranks.run(1, _refused), words, strict=True):
         assert said.startswith("ValueError")
         assert word in said
+
+
+LATER: list[tuple[Any, str]] = [
+    (outer, "_check_gathers"),
+    (outer, "start_alike"),
+    (Fragment, "__init__"),
+    (outer, "RunningStatistics"),
+    (Directory, "register"),
+    (swarm, "dial"),
+    (Swarm, "found"),
+    (Swarm, "stand"),
+    (Swarm, "settling"),
+    (Member, "watch"),
+]
+
+
+def _open_now() -> tuple[int, int]:
+    """Sockets, and threads of ours, that are not garbage."""
+    gc.collect()
+    paths = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(path.name.startswith("socket:") for path in paths), sum(
+        "thinwire" in x.name for x in threading.enumerate()
+    )
+
+
+@pytest.mark.parametrize(("owner", "name"), LATER, ids=lambda each: getattr(each, "__name__", each).rpartition(".")[2])
+def test_opening_that_fails_leaves_nothing(owner: Any, name: str) -> None:
+    """Nor does a handle that is removed, but for its process group."""
+    kept = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    model, address = nn.Linear(9, 8), f"tcp://127.0.0.1:{kept.port}"
+    optimizer, recipe, before = torch.optim.SGD(model.parameters(), lr=0.1), _sparse(), _open_now()
+    Directory(address).register({"id": "gone", "address": ["127.0.0.1", 1]})
+    opens = partial(tw.outer, model, optimizer, recipe, store=address)
+    with patch.multiple(agreement, FOUNDING=0.0, LOST=0.0):
+        with patch.object(owner, name, side_effect=ArithmeticError), pytest.raises(ArithmeticError):
+            opens()
+        assert not dist.is_initialized()
+        _wait(lambda: _open_now() == before)
+        opens().remove()
+    dist.destroy_process_group()
+    _wait(lambda: _open_now() == before)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:29400", "tcp://10.0.0.1", "tcp://:1"])

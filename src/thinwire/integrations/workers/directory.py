@@ -37,6 +37,7 @@ class Directory:
             raise ValueError(f"store is {address!r}; expected the address of a TCPStore, such as tcp://10.0.0.1:29400")
         self._port, self._run, self._store = int(port), run, None
         self._known = self._trusted = ""  # lives of the store
+        self._closed = False
 
     @property
     def own_host(self) -> str:
@@ -45,6 +46,10 @@ class Directory:
             probe.connect((self._host, self._port))
             found: str = probe.getsockname()[0]
             return found
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._closed, self._store = True, None
 
     def register(self, card: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Put up this worker's card. Return those of workers before it, dead ones too. Raises StoreError."""
@@ -96,7 +101,7 @@ class Directory:
             try:
                 store = self._store or _connected(self._host, self._port, self._run)
                 answers.append(work(store))
-                self._store = store
+                self._store = None if self._closed else store
             except (RuntimeError, OSError) as error:
                 errors.append(error)
 

@@ -28,13 +28,16 @@ class Member(Outer):
     def __init__(self, swarm: Swarm, *parts: Any) -> None:
         super().__init__(*parts)
         self._swarm, self._began = swarm, time.monotonic()
-        if swarm.found():
-            swarm.stand(self.ticks, self._digests(), dict.fromkeys(swarm.workers, True))
-            while swarm.settling():
-                self._give()
-        else:
-            self._take_over()
-            self._begin.joins()
+        with ExitStack() as failing:
+            failing.callback(self.remove)
+            if swarm.found():
+                swarm.stand(self.ticks, self._digests(), dict.fromkeys(swarm.workers, True))
+                while swarm.settling():
+                    self._give()
+            else:
+                self._take_over()
+                self._begin.joins()
+            failing.pop_all()
 
     @override
     def state_dict(self) -> dict[str, Any]:

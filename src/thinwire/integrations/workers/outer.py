@@ -7,6 +7,7 @@ through the same recipes, memories and exchanges.
 import copy
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from thinwire.integrations.attachments.assembly import (
     check_real,
     described,
     listed,
+    opening,
 )
 from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.training.drift import start_alike
@@ -109,47 +111,53 @@ def outer(
             "certificate is given without store=, and torch encrypts nothing in a process group: pass store=, or leave "
             "it out and use a VPN"
         )
-    if store is not None:
-        group = _alone(group)
-        _check_gathers(steps)
-    group = group_or_all(group)
-    whole = model.module if isinstance(model, DistributedDataParallel) else model
-    alone = whole is model and not any(map(is_dtensor, model.parameters()))
-    if store is not None and not alone:
-        raise ValueError(
-            "store= cannot be combined with a model wrapped in DDP, FSDP2 or thinwire.shard: with a store each worker "
-            "is one process with the whole model"
-        )
-    optimizers, pieces = agreed([group], lambda: _checked(whole, optimizer, steps))
-    own = {name: p for part in pieces for name, p in part.items()}
-    settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
-    check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
-    start_alike(whole, group)
-    weights = Weights(group, samples)
-    fragments = [_fragment(part, steps, weights, offload=offload) for part in pieces]
-    frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
-    parts = steps, fragments, optimizers, RunningStatistics(whole), frozen, weights
-    if store is None:
-        handle = Outer(*parts)
-    else:
-        terms = f"{words(steps.recipe)} {settings} {described(optimizers)} {plain(fragments[0].optimizer)}"
-        shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in own.items()}
-        swarm = Swarm(
-            store,
-            f"{terms} {shapes}",
-            steps.following,
-            workers=workers,
-            quorum=quorum,
-            grace=grace,
-            certificate=None if certificate is None else Certificate(certificate),
-        )
-        handle = Member(swarm, *parts)
-    handle.watch(whole)
+    with ExitStack() as failing:
+        if store is not None:
+            group = _alone(group, failing)
+            _check_gathers(steps)
+        group = group_or_all(group)
+        whole = model.module if isinstance(model, DistributedDataParallel) else model
+        alone = whole is model and not any(map(is_dtensor, model.parameters()))
+        if store is not None and not alone:
+            raise ValueError(
+                "store= cannot be combined with a model wrapped in DDP, FSDP2 or thinwire.shard: with a store each "
+                "worker is one process with the whole model"
+            )
+        optimizers, pieces = agreed([group], lambda: _checked(whole, optimizer, steps))
+        own = {name: p for part in pieces for name, p in part.items()}
+        settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
+        check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
+        start_alike(whole, group)
+        weights, fragments = Weights(group, samples), list[Fragment]()
+        for part in pieces:
+            fragments.append(_fragment(part, steps, weights, offload=offload))
+            failing.callback(fragments[-1].attachment.end)
+        frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
+        parts = steps, fragments, optimizers, RunningStatistics(whole), frozen, weights
+        if store is None:
+            handle = Outer(*parts)
+        else:
+            terms = f"{words(steps.recipe)} {settings} {described(optimizers)} {plain(fragments[0].optimizer)}"
+            shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in own.items()}
+            swarm = Swarm(
+                store,
+                f"{terms} {shapes}",
+                steps.following,
+                workers=workers,
+                quorum=quorum,
+                grace=grace,
+                certificate=None if certificate is None else Certificate(certificate),
+            )
+            failing.callback(swarm.close, goodbye=True)
+            handle = Member(swarm, *parts)
+        failing.callback(handle.remove)
+        handle.watch(whole)
+        failing.pop_all()
     return handle
 
 
-def _alone(group: Group | None) -> Group:
-    """Return a group of this process alone. Raises ValueError if another one was given."""
+def _alone(group: Group | None, failing: ExitStack) -> Group:
+    """Return a group of this process alone, which ends with `failing`. Raises ValueError if another one was given."""
     if group is not None:
         raise ValueError(
             "group and store are both given, and with a store workers form no group: leave one of them out"
@@ -157,7 +165,10 @@ def _alone(group: Group | None) -> Group:
     if not dist.is_initialized():
         store: Any = dist  # which does not export it, as mypy has it
         dist.init_process_group("gloo", store=store.HashStore(), rank=0, world_size=1)
-    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        failing.callback(dist.destroy_process_group)
+    found = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    failing.callback(dist.destroy_process_group, found)
+    return found
 
 
 def _check_gathers(steps: OuterSteps) -> None:
@@ -193,7 +204,8 @@ def _fragment(
         optimizers=[optimizer],
         divisor=weights.divide,
     )
-    return Fragment(own, attachment, optimizer)
+    with opening(attachment):
+        return Fragment(own, attachment, optimizer)
 
 
 def _wide(x: Tensor, *, offload: bool) -> Tensor:

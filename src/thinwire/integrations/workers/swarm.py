@@ -10,7 +10,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, final
 
@@ -66,9 +66,14 @@ class Swarm:
         self._far = self._closed = self._fetches = False
         self._refused = ""
         self._dialled = dict[str, float]()  # whom, and since when
-        self._card = {"id": self.id, "address": serve(self, self._directory.own_host, certificate)}
-        self._register(patience=60.0)
-        threading.Thread(target=self._keep, daemon=True, name="thinwire-swarm").start()
+        self._opened = ExitStack()
+        self._opened.callback(self._directory.close)
+        with ExitStack() as failing:
+            failing.callback(self.close, goodbye=False)
+            self._card = {"id": self.id, "address": serve(self, self._directory.own_host, certificate, self._opened)}
+            self._register(patience=60.0)
+            threading.Thread(target=self._keep, daemon=True, name="thinwire-swarm").start()
+            failing.pop_all()
 
     # --- what the training asks ---
 
@@ -282,6 +287,7 @@ class Swarm:
                 self._broadcast({"kind": "bye"})
             for link in list(self._links.values()):
                 link.close()
+        self._opened.close()
 
     # --- what links tell ---
 
