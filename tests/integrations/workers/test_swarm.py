@@ -17,6 +17,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from certificates import made_certificate
 from ranks import Ranks, told
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from thinwire.integrations.workers.swarm import Swarm
 
 H = 3
 MADE: Any = dist  # which does not export TCPStore, as mypy has it
+dcp: Any = torch.distributed.checkpoint
 Log = dict[int, int]
 
 
@@ -75,6 +77,12 @@ class Worker:
         self.model.load_state_dict(saved[0])
         self.optimizer.load_state_dict(saved[1])
         self.handle.load_state_dict(saved[2])
+
+    def dcp(self, work: Callable[..., Any], path: str, *checkpoint: Any, alone: bool = False) -> None:
+        """Save or load by torch.distributed.checkpoint. SGD without momentum has no state."""
+        mine = {"model": self.model.state_dict()}
+        both = {f"worker {dist.get_rank()}": mine, "thinwire": tw.Checkpoint(self.handle, *checkpoint)}
+        work(both, checkpoint_id=path, process_group=self.handle.group if alone else None)
 
     def hash(self) -> int:
         return hash(tuple(x for p in self.common() for x in p.view(-1).tolist()))
@@ -279,18 +287,23 @@ def test_an_outer_step_is_void_if_only_the_dead_had_its_shares(ranks: Ranks) -> 
     assert max(_agree([logs[0], logs[3]])) > 4 * H
 
 
-def _resumed(who: str) -> list[Log]:
+def _resumed(who: str, where: str, alone: bool) -> list[Log]:
     """The logs of a run, and of one that resumes from what its workers had saved in between."""
+    path = f"{where}/{dist.get_rank() * alone}"
     with _store() as store:
         worker = Worker(store, METHODS[who.partition(" ")[2]](), workers=2, grace=60.0).train(4 * H + 1)
         saved = worker.saved()
+        if where:
+            worker.dcp(dcp.save, path, alone=alone)
         random = torch.get_rng_state()
         first = worker.train(2 * H - 1).log
         dist.barrier()
         worker.handle.remove()
     with _store() as store:
         worker = Worker(store, METHODS[who.partition(" ")[2]](), workers=2, grace=60.0)
-        if who.startswith("all") or dist.get_rank() == 0:
+        if where:
+            worker.dcp(dcp.load, path, path, alone=alone)
+        elif who.startswith("all") or dist.get_rank() == 0:
             worker.resume(saved)
         torch.set_rng_state(random)
         dist.barrier()
@@ -299,18 +312,57 @@ def _resumed(who: str) -> list[Log]:
             dist.barrier()
         while len(worker.handle.workers) > 1 if dist.get_rank() == 0 else len(worker.log) < 2:
             worker.train()
-        assert "before the first step" in told(partial(worker.handle.load_state_dict, saved[2]))
+        before = copy.deepcopy(worker.model.state_dict())
+        late = partial(worker.handle.load_state_dict, saved[2])
+        if alone:
+            late = partial(worker.dcp, dcp.load, path, path, alone=True)
+        assert "before the first step" in told(late)
+        assert all(torch.equal(x, before[name]) for name, x in worker.model.state_dict().items())
         worker.handle.remove()
         return [first, worker.log]
 
 
-@pytest.mark.parametrize("who", ["all sparseloco", "all streaming", "one sparseloco"])
-def test_workers_resume_from_what_they_have_saved(ranks: Ranks, who: str) -> None:
-    before, after = zip(*ranks.run(2, _resumed, who), strict=True)
+@pytest.mark.parametrize(
+    ("who", "stored", "alone"),
+    [
+        ("all sparseloco", False, False),
+        ("all streaming", False, False),
+        ("one sparseloco", False, False),
+        ("all sparseloco", True, False),
+        ("all streaming", True, True),
+    ],
+)
+def test_workers_resume_from_what_they_have_saved(
+    ranks: Ranks, who: str, stored: bool, alone: bool, tmp_path: Path
+) -> None:
+    """From files of their own, from one checkpoint of all, or from one each."""
+    before, after = zip(*ranks.run(2, _resumed, who, str(tmp_path) if stored else "", alone), strict=True)
     assert _agree(list(after))
     assert min(after[1]) > 4 * H
     if who.startswith("all"):
         assert len({log[6 * H] for log in (*before, *after)}) == 1
+
+
+def _of_a_group(path: str) -> str:
+    """Workers of a group save, and one with a store would load."""
+    model = nn.Linear(9, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = tw.outer(model, optimizer, _sparse())
+    dcp.save({"thinwire": tw.Checkpoint(handle)}, checkpoint_id=path)
+    handle.remove()
+    with _store() as store:
+        handle = tw.outer(model, optimizer, _sparse(), store=store, workers=2)
+        state = {"thinwire": tw.Checkpoint(handle, path)}
+        said = told(partial(dcp.load, state, checkpoint_id=path, process_group=handle.group))
+        handle.remove()
+        return said
+
+
+def test_what_a_group_has_saved_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    """Each worker would take the residuals of all."""
+    for said in ranks.run(2, _of_a_group, str(tmp_path)):
+        assert said.startswith("StateError: nothing was loaded")
+        assert "without store=" in said
 
 
 def _one_is_started_again() -> Log:

@@ -138,6 +138,7 @@ class _Loading:
     def state(self) -> State:
         """Return the state with which this rank goes on. Raises StateError if there is none."""
         self._check_lost()
+        self._check_store()
         while True:
             dealt, lost = _together(self._layout.groups, self._attempt)
             if not (lost := union(self._layout.groups, lost)):
@@ -159,6 +160,15 @@ class _Loading:
             raise StateError(
                 f"nothing was loaded, as what rank {rank} saved cannot be read ({reason}): load another checkpoint"
                 + ("" if self._partial else ", or go on without its residuals: Checkpoint(..., partial=True)")
+            )
+
+    def _check_store(self) -> None:
+        """Raise StateError for a group's state where each worker would take the residuals of all."""
+        count = next(iter(self._headers.values()))["world_size"]
+        if count > 1 and isinstance(self._handle, Outer) and self._handle.name:
+            raise StateError(
+                f"nothing was loaded: the checkpoint was saved by a process group of {count} workers, and with store= "
+                "each loads what it has saved itself: load it without store=, or give the model alone its parameters"
             )
 
     def _attempt(self) -> tuple[State, dict[int, str]]:

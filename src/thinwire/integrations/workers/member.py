@@ -11,6 +11,7 @@ from typing_extensions import override
 from thinwire import trace
 from thinwire.collectives import packed, unpacked
 from thinwire.integrations.membership.redistribution import without_residuals
+from thinwire.integrations.membership.state import Standing
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.meeting import Meeting
 from thinwire.integrations.workers.outer_handle import Outer, digests
@@ -47,6 +48,16 @@ class Member(Outer):
         return super().state_dict()
 
     @override
+    def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
+        if self.inner_steps:
+            raise RuntimeError(
+                f"load_state_dict() was called after {self.inner_steps} inner steps, and with store= a worker cannot "
+                "make the other workers return to that state: load before the first step, on all workers, with a new "
+                "store"
+            )
+        return super().check_state_dict(saved)
+
+    @override
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.check_state_dict(saved)
         if self._resumes(saved):
@@ -55,12 +66,6 @@ class Member(Outer):
 
     def _resumes(self, saved: Mapping[str, Any]) -> bool:
         """Return whether this worker goes on from what it has saved; otherwise it goes on with the others."""
-        if self.inner_steps:
-            raise RuntimeError(
-                f"load_state_dict() was called after {self.inner_steps} inner steps, and with store= a worker cannot "
-                "make the other workers return to that state: load before the first step, on all workers, with a new "
-                "store"
-            )
         tick, others = self.steps.latest(int(saved["step"])), self._swarm.furthest
         if self._swarm.at == tick:
             same = self._digests() == digests(outer_state.global_parameters(saved, list(self.parameters)))
