@@ -47,14 +47,3 @@ def element(column: Any, i: Any) -> Any:
 @overload(element)
 def _element(column, i):
     return (lambda column, i: None) if isinstance(column, types.NoneType) else (lambda column, i: column[i])
-
-
-def vector_if(there: Any, address: Any, size: Any, like: Any) -> Any:
-    """Return the vector at an address, or None if `there` is None."""
-
-
-@overload(vector_if)
-def _vector_if(there, address, size, like):
-    if isinstance(there, types.NoneType):
-        return lambda there, address, size, like: None
-    return lambda there, address, size, like: vector(address, size, like)

@@ -20,6 +20,7 @@ from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.sparse import Sparse
 
 _SHAPE = struct.Struct("<II")
+_HEAD = wire.HEADER_BYTES + _SHAPE.size
 _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 
 
@@ -93,7 +94,7 @@ class Blocks(Keyed):
     @override
     def nbytes(self) -> int:
         named = self.named_nbytes(self.keys.numel())
-        return wire.HEADER_BYTES + _SHAPE.size + numbers.nbytes(self.values, self.coded) + named
+        return _HEAD + numbers.nbytes(self.values, self.coded) + named
 
     @override
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
@@ -130,15 +131,17 @@ class Blocks(Keyed):
             PayloadError: If it is malformed.
         """
         head = wire.parse(buffer, wire.BLOCKS)
-        dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES + _SHAPE.size :]
+        dtype, body = numbers.check_plain(head), buffer[None, _HEAD:]
         wire.check_coding(head.coding, _CODINGS)
-        width, space = _shape_of(buffer)
+        if buffer.numel() < _HEAD:
+            raise PayloadError(f"a block payload has at least {_HEAD} bytes; got {buffer.numel()}")
+        width, space = _SHAPE.unpack(bytes(buffer[wire.HEADER_BYTES : _HEAD].tolist()))
         if not head.count <= space <= indices.LARGEST_SPACE or not width:
             raise PayloadError(
                 f"{head.count} of {space} blocks of {width}; expected count ≤ blocks ≤ 2³¹ - 1, width > 0"
             )
         size, named = head.count * width * dtype.itemsize, indices.length(head.coding, head.count, space)
-        wire.check_sections(buffer, wire.HEADER_BYTES + _SHAPE.size, size, named)
+        wire.check_sections(buffer, _HEAD, size, named)
         keys = indices.read(head.coding, body[:, wire.padded(size) :], head.count, space, least=1)[0]
         values = numbers.plain(body, head.count * width, dtype)[0]
         return cls(keys=keys, values=values, numel=space * width, width=width)
@@ -148,7 +151,7 @@ class Blocks(Keyed):
         count, space = self.keys.numel(), self.key_space
         lengths = (*numbers.lengths(self.values, self.coded), indices.length(self._coding, count, space))
         wire.check_buffers(buffers, self._head(), *lengths)
-        body = buffers[:, wire.HEADER_BYTES + _SHAPE.size :]
+        body = buffers[:, _HEAD:]
         start = numbers.nbytes(self.values, self.coded)
         keys = indices.read(self._coding, body[:, start:], count, space, least=1).view(-1)
         values = numbers.read(body, self.values, self.coded).view(-1)
@@ -227,13 +230,3 @@ class Blocks(Keyed):
         """Return the header, and the shape, which follows it."""
         head = numbers.header(wire.BLOCKS, self.values, self.coded, self.keys.numel(), self.numel, self._coding)
         return head + _SHAPE.pack(self.width, self.key_space)
-
-
-def _shape_of(buffer: Tensor) -> tuple[int, int]:
-    """Return the width and the number of blocks, which follow the header."""
-    packed = bytes(buffer[wire.HEADER_BYTES : wire.HEADER_BYTES + _SHAPE.size].tolist())
-    if len(packed) < _SHAPE.size:
-        raise PayloadError(
-            f"a block payload has at least {wire.HEADER_BYTES + _SHAPE.size} bytes; got {buffer.numel()}"
-        )
-    return _SHAPE.unpack(packed)

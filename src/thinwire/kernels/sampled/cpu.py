@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.accumulate.cpu import sum_at
-from thinwire.kernels.compiled import compiled, element, vector, vector_if
+from thinwire.kernels.compiled import compiled, element, vector
 from thinwire.kernels.parts import addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups
 from thinwire.kernels.sampled.reference import Draw, one_by_one
@@ -51,8 +51,8 @@ def _sums(table, lengths, drawn, starts, indices, found, like, sign, first, last
         size, scale, decay = lengths[at], scales[at], element(decays, at)
         out, residual = vector(table[at, 0], size, like), vector(table[at, 1], size, like)
         gradient = vector(table[at, 2], size, like)
-        moving = vector_if(m, table[at, -2], size, like)
-        velocity = vector_if(m, table[at, -1], size, like)
+        # Without momentum these are the residual and the gradient once more, and nothing looks at them.
+        moving, velocity = vector(table[at, -2], size, like), vector(table[at, -1], size, like)
         count, offset = 0, drawn[at, 0]
         if drawn[at, 1] == 1:  # without a stride, it vectorises
             count = size - offset

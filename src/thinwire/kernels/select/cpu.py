@@ -61,14 +61,12 @@ def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor
     found = []
     for small, group in groupby(zip(xs, counts, strict=True), lambda pair: pair[0].numel() <= FEW):
         some, wanted = zip(*group, strict=True)
-        found += [_largest_of_small(some, wanted)] if small else list(map(_largest_of_large, some, wanted))
+        if small:
+            found.append(_largest_of_small(some, wanted))
+        else:
+            found += [(at := largest(x, k), x.index_select(0, at)) for x, k in zip(some, wanted, strict=True)]
     indices, values = zip(*found, strict=True)
     return (indices[0], values[0]) if len(found) == 1 else (torch.cat(indices), torch.cat(values))
-
-
-def _largest_of_large(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    indices = largest(x, k)
-    return indices, x.index_select(0, indices)
 
 
 def _largest_of_small(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
