@@ -79,8 +79,9 @@ class _Sums:
 
     def add_noted(self) -> None:
         """Add up what has been noted."""
-        for name, amount in self.noted:
-            self.amounts[name] = self.amounts.get(name, 0.0) + amount
+        for name in {name for name, _ in self.noted}:
+            some = [amount for each, amount in self.noted if each == name]
+            self.amounts[name] = self.amounts.get(name, 0.0) + torch.stack(some).sum()
         self.noted.clear()
 
     def spent(self) -> dict[str, float]:

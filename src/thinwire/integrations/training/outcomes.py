@@ -43,32 +43,31 @@ class Questions(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """The outcome of one bucket on a GPU, where `found` (flat, float64) holds it until somebody reads.
+    """The outcome of one bucket on a GPU, where `found` (flat) holds it until somebody reads.
 
-    It has a 1 for each failed check of the verdict; then each mean's largest magnitude, which is not finite if the mean
-    is not; then for each witness its place in the mean, and the parameter's value there.
+    It has a 1 for each failed check of the verdict; then the largest magnitude of all means, which is not finite if one
+    of them is not; then for each witness its place in the mean, the parameter's value and the mean's there.
     """
 
     found: Tensor
     verdict: Verdict
-    names: tuple[str, ...]
+    bucket: Bucket
     witnesses: Mapping[str, nn.Parameter]
     watch: bool
 
     def understood(self, numbers: Sequence[float]) -> Reduced:
-        """Return the outcome that these numbers of `found` mean."""
-        checks, first = len(self.verdict.errors), len(self.verdict.errors) + len(self.names)
-        for failed, error in zip(numbers[:checks], self.verdict.errors, strict=True):
+        """Return the outcome that these numbers of `found` mean. Means are looked at again if one is not finite."""
+        errors = self.verdict.errors
+        for failed, error in zip(numbers, errors, strict=False):
             if failed:
                 return Reduced(error=error())
-        peaks = dict(zip(self.names, numbers[checks:first], strict=True))
-        bad = frozenset(name for name, peak in peaks.items() if self.watch and not math.isfinite(peak))
-        if bad:
-            return Reduced(bad=bad)
-        places = zip(self.witnesses.items(), numbers[first::2], numbers[first + 1 :: 2], strict=True)
+        peak, *rest = numbers[len(errors) :] or [math.nan]
+        if self.watch and not math.isfinite(peak):
+            return Reduced(bad=_not_finite(self.bucket))
+        each = zip(self.witnesses.items(), rest[::3], rest[1::3], rest[2::3], strict=True)
         return Reduced(
-            nothing=bool(peaks) and not any(peaks.values()),
-            witnesses=tuple(Witness(name, p, int(i), value) for (name, p), i, value in places if peaks[name]),
+            nothing=peak == 0,
+            witnesses=tuple(Witness(name, p, int(i), value) for (name, p), i, value, mean in each if mean),
         )
 
 
@@ -76,16 +75,22 @@ def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Ques
     """Return the outcome of a bucket that holds means now."""
     if finite and not any(questions):
         return Reduced()
-    means = {segment.name: mean for segment, mean in zip(bucket.segments, bucket.views(), strict=True)}
     if not finite:
-        return Reduced(
-            bad=frozenset(name for name, mean in means.items() if not mean.isfinite().all()) or frozenset(means)
-        )
+        return Reduced(bad=_not_finite(bucket))
+    means = dict(zip(bucket.segments.names, bucket.views(), strict=True))
     found = (_witness(name, means[name], parameters[name]) for name in means.keys() & questions.witnesses)
     witnesses = tuple(witness for witness in found if witness is not None)
     flat = bucket.flat  # of a shard without rows, empty; usually a sample is enough
     nothing = questions.nothing and flat.numel() > 0 and not (flat[:: flat.numel() // 4096 + 1].any() or flat.any())
     return Reduced(nothing=nothing, witnesses=witnesses)
+
+
+def _not_finite(bucket: Bucket) -> frozenset[str]:
+    """Return which means are not finite; all of them if they have been overwritten since."""
+    names = bucket.segments.names
+    return frozenset(n for n, x in zip(names, bucket.views(), strict=True) if not x.isfinite().all()) or frozenset(
+        names
+    )
 
 
 def _witness(name: str, mean: Tensor, parameter: nn.Parameter) -> Witness | None:
@@ -103,17 +108,20 @@ def look(
     *,
     watch: bool,
 ) -> Reduced | Unread:
-    """Return what `read` does, without waiting. With `watch`, find out too which means are not finite."""
-    flags, means = verdict.flags, {s.name: x for s, x in zip(bucket.segments, bucket.views(), strict=True) if s.length}
-    names = tuple(means) if watch or questions.witnesses else ()
-    found = [] if flags is None else [flags.double()]
-    if names:  # in one launch, and NaN is the largest of all
-        found.append(torch.stack(torch._foreach_norm(list(means.values()), math.inf)).double())
-    witnesses = {name: parameters[name] for name in names if name in questions.witnesses}
-    for name, p in witnesses.items():
-        place = means[name].abs().argmax().view(1)
-        found.append(torch.cat([place.double(), in_memory_order(p, p).index_select(0, place).double()]))
-    return Unread(torch.cat(found), verdict, names, witnesses, watch) if found else Reduced()
+    """Return what `read` does, without waiting. With `watch`, find out too whether all means are finite."""
+    flags, found = verdict.flags, []
+    if flags is not None:
+        found.append(flags)
+    if bucket.flat.numel() and (watch or questions.witnesses):  # NaN is the largest of all
+        found.append(torch.linalg.vector_norm(bucket.flat, math.inf).view(1))
+    witnesses = {}
+    for name, mean in zip(bucket.segments.names, bucket.views(), strict=True) if questions.witnesses else ():
+        if name in questions.witnesses and mean.numel():
+            witnesses[name] = p = parameters[name]
+            place = mean.abs().argmax().view(1)
+            value, peak = in_memory_order(p, p).index_select(0, place), mean.index_select(0, place)
+            found += [x.double() for x in (place, value, peak)]
+    return Unread(torch.cat(found), verdict, bucket, witnesses, watch) if found else Reduced()
 
 
 def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:
