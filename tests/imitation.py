@@ -1,10 +1,12 @@
 """An imitation of CUDA graphs, for tensors in main memory: what work does is listed, and done again on the same memory.
 
 As with a graph, numbers that the host had are those of the capture, and what a replay computes lies where the capture's
-results lay. So a step that depends on more than `kernels.replay` knows of comes out wrong here, too.
+results lay. Graphs of a lane share memory: a replay overwrites what others have computed. So a step that depends on
+more than `kernels.replay` knows of comes out wrong here, too.
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -29,8 +31,8 @@ class Imitation:
     replays = 0
     """How often anything was replayed."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.followed = nullcontext
+    def __init__(self, device: torch.device, name: str) -> None:
+        self.followed, self._listed = nullcontext, weakref.WeakSet[_Listed]()
 
     def taken(self, *, alone: bool = False) -> Any:
         """Return a context that does nothing."""
@@ -38,16 +40,19 @@ class Imitation:
 
     def captured(self, work: Callable[[], Any]) -> "_Listed":
         """Do work, and list what it does."""
-        return _Listed(work)
+        return _Listed(work, self._listed)
 
 
 class _Listed:
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], lane: "weakref.WeakSet[_Listed]") -> None:
         self._calls: list[Callable[[], None]] = []
+        self._made: list[Tensor] = []
+        self._lane = lane
+        lane.add(self)
         self._over = True  # unlike a capture, listing does what is listed
         _LAUNCHED.append(lambda run: self._calls.append(run))
         try:
-            with _Lister(self._calls):
+            with _Lister(self._calls, self._made):
                 self.result = work()
         finally:
             _LAUNCHED.pop()
@@ -58,20 +63,24 @@ class _Listed:
     def replay(self) -> None:
         """Do it again."""
         Imitation.replays += 1
+        for x in [x for other in self._lane if other is not self for x in other._made]:
+            torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).fill_(255)
         for call in [] if self._over else self._calls:
             call()
         self._over = False
 
 
 class _Lister(TorchDispatchMode):
-    def __init__(self, calls: list[Callable[[], None]]) -> None:
+    def __init__(self, calls: list[Callable[[], None]], own: list[Tensor]) -> None:
         super().__init__()
-        self._calls = calls
+        self._calls, self._own = calls, own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        made = [x.untyped_storage()._cdata not in given for x in tree_leaves(out) if isinstance(x, Tensor)]
+        found = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        made = [x.untyped_storage()._cdata not in given for x in found]
+        self._own += [x for x, own in zip(found, made, strict=True) if own]
 
         def again() -> None:
             now = func(*args, **(kwargs or {}))

@@ -1,6 +1,6 @@
 """When may the host wait for a GPU? Not within a step: what is wrong there is noted, and read once when it is over."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, final
@@ -43,25 +43,35 @@ class Verdict:
     """What was checked on a GPU and not read yet. One read tells whether anything was wrong, and then what."""
 
     def __init__(self) -> None:
-        self._checks: list[tuple[Tensor, Error]] = []
+        self._checks: list[tuple[Tensor, Sequence[Error]]] = []
 
     def note(self, wrong: Tensor, error: Error) -> None:
         """Note a check: `wrong` (bools, of which none may be set), and what returns the exception it stands for."""
-        self._checks.append((wrong.view(-1).bool(), error))  # torch's any() of uint8 is uint8
+        flat = wrong.view(-1).bool()  # torch's any() of uint8 is uint8
+        self._checks.append((flat, [error] * flat.numel()))
 
     def take_in(self, other: "Verdict") -> None:
         """Note what another one has noted."""
         self._checks += other._checks
 
+    def moved(self, move: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> "Verdict":
+        """Have the checks' bools be one tensor, moved. Return the verdict."""
+        flags = self.flags
+        if flags is not None:
+            (flags,) = move([flags])
+            self._checks = [(flags, self.errors)]
+        return self
+
     @property
     def flags(self) -> Tensor | None:
         """The bools of all checks, on the device; None if nothing was checked."""
-        return torch.cat([wrong for wrong, _ in self._checks]) if self._checks else None
+        flags = [wrong for wrong, _ in self._checks]
+        return torch.cat(flags) if len(flags) > 1 else next(iter(flags), None)
 
     @property
     def errors(self) -> list[Error]:
         """What returns the exception that each of the flags stands for."""
-        return [error for wrong, error in self._checks for _ in range(wrong.numel())]
+        return [error for _, errors in self._checks for error in errors]
 
     def read(self) -> None:
         """Wait, forget the checks, and raise the exception of the first that failed."""

@@ -65,6 +65,6 @@ def received(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload
     found = Verdict()
     with noting(found):
         total = mine.from_buffers(buffers)
-    verdict.take_in(found)
+    verdict.take_in(found.moved(list))
     flags = found.flags
     return total if flags is None else total.with_values(torch.where(flags.any(), 0, total.values))

@@ -49,7 +49,8 @@ class kept(Generic[P]):  # noqa: N801 - a decorator
         recorder = recording()
         if recorder is not None:
             recorder.keep(found.x)
-        return found.x if found.ready is None else found.here()
+        there = found.ready is None or (recorder is not None and recorder.capturing)  # it was there in the rehearsal
+        return found.x if there else found.here()
 
 
 class _Shared:
@@ -60,11 +61,11 @@ class _Shared:
         if recorder is not None and recorder.capturing:  # it would be made anew in every replay, and only then
             recorder.refuse()
         self.x, self._streams = x, set[int]()
-        self.ready: Any = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+        self.ready: Any = torch.cuda.current_stream(x.get_device()).record_event() if x.is_cuda else None
 
     def here(self) -> Tensor:
         """Return it for the current stream."""
-        stream = torch.cuda.current_stream(self.x.device)
+        stream = torch.cuda.current_stream(self.x.get_device())
         if stream.cuda_stream not in self._streams:
             stream.wait_event(self.ready)
             self.x.record_stream(stream)

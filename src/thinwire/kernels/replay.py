@@ -20,6 +20,8 @@ from typing import Any, TypeVar, cast, final
 import torch
 from torch import Tensor
 
+from thinwire.kernels.streams import follow, stream_of, within
+
 T = TypeVar("T")
 _ALIGN = 16  # bytes
 _MOST = 16
@@ -72,12 +74,13 @@ class UnrepeatableError(Exception):
 class Recording:
     """What a piece of work takes from the host: numbers sent to the device, and tensors that are kept there.
 
-    Without `room` this is a rehearsal: it finds out how many bytes are sent (`needs`), and whether the work can be
-    repeated (`repeats`). With `room`, pinned bytes, the work is captured, and numbers leave from there.
+    The first time this is a rehearsal: it finds out how many bytes are sent (`needs`), what must last (`places`), and
+    whether the work can be repeated (`repeats`). The second time, with `room`, pinned bytes, the work is captured:
+    numbers leave from there, and what must last goes to the places.
     """
 
-    def __init__(self, room: Tensor | None = None) -> None:
-        self.needs, self.repeats = 0, True
+    def __init__(self, room: Tensor | None = None, places: Sequence[Tensor] = ()) -> None:
+        self.needs, self.repeats, self.places, self._lasting = 0, True, list(places), 0
         self.fills: list[tuple[Callable[[], Tensor], Tensor]] = []
         self._held: list[Tensor | None] = [room]  # a replay reads and writes them
         self._room, self._depth, self._changes = room, 0, False
@@ -111,6 +114,18 @@ class Recording:
         """Keep a tensor for as long as the work may be repeated."""
         self._held.append(x)
 
+    def last(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors, moved to where no other work's replay writes."""
+        if not self.capturing:
+            self.places += [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
+            return list(xs)
+        begin, self._lasting = self._lasting, self._lasting + len(xs)
+        places = self.places[begin : self._lasting]
+        some = [(to, x.contiguous()) for to, x in zip(places, xs, strict=True) if x.numel()]
+        if some:  # as bytes, whatever their dtypes, in one launch
+            torch._foreach_copy_([_bytes(to) for to, _ in some], [_bytes(x) for _, x in some])
+        return places
+
     def send(
         self, make: Callable[[], Tensor], plain: Callable[[Tensor, torch.device], Tensor], to: torch.device
     ) -> Tensor:
@@ -133,6 +148,19 @@ recording = _open.get
 """Returns what records the work that is being done; None if nothing does."""
 
 
+def lasting(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors, of which captured work has later work read them.
+
+    Graphs of a lane share their memory: until a result has been read, another one's replay may have used its place.
+    """
+    recording = _open.get()
+    return list(xs) if recording is None else recording.last(xs)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)
+
+
 def _note_reading() -> None:
     recording = _open.get()
     if recording is not None:
@@ -150,10 +178,16 @@ def _recorded(recording: Recording) -> Iterator[None]:
 
 @final
 class Lane:
-    """A stream of a GPU, and memory that its graphs share, as they run one after another."""
+    """A stream of a GPU, and memory that its graphs share, as they run one after another.
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream, self._pool, self.pinned = torch.cuda.Stream(device), torch.cuda.graph_pool_handle(), True
+    Work is captured on two streams that nobody else uses: a capture begins on one and goes on in the other. What
+    another thread queues to the lane meanwhile stays out of it. And when torch frees a graph, it takes cuBLAS's memory
+    from the stream where that capture began, though other graphs of the stream go on using it.
+    """
+
+    def __init__(self, device: torch.device, name: str) -> None:
+        self._stream, self._pool, self.pinned = stream_of(device, name), torch.cuda.graph_pool_handle(), True
+        self._captures = [torch.cuda.Stream(device, priority=-2) for _ in range(2)]
         self._lock = threading.Lock()  # buckets end in the threads of their collectives
         with self.taken():  # without any graph the memory would be given up, and torch cannot capture in it again
             self._keeper = self.captured(lambda: torch.zeros(1, device=device))
@@ -161,38 +195,45 @@ class Lane:
     @contextmanager
     def taken(self, *, alone: bool = False) -> Iterator[None]:
         """Within, work goes to this stream, after what the current one has, which then waits for it unless `alone`."""
-        with self._lock, torch.cuda.device(self._stream.device):
-            here = torch.cuda.current_stream()
-            self._stream.wait_stream(here)
-            with torch.cuda.stream(self._stream):
+        with self._lock:
+            here = torch.cuda.current_stream(self._stream.device_index)
+            follow(self._stream, here)
+            with within(self._stream):
                 yield
             if not alone:
-                here.wait_stream(self._stream)
+                follow(here, self._stream)
 
     def followed(self) -> Any:
         """Return a context in which work goes to this stream, after what it has."""
-        return torch.cuda.stream(self._stream)
+        return within(self._stream)
 
     def captured(self, work: Callable[[], Any]) -> "Graph":
         """Return work captured. Nothing has run yet."""
-        return Graph(work, self._pool)
+        return Graph(work, self._pool, self._captures, self._stream)
 
 
 @final
 class Graph:
     """A captured piece of work. `result`: what it returned, whose tensors every replay writes anew."""
 
-    def __init__(self, work: Callable[[], Any], pool: Any) -> None:
-        self._graph, self._done = torch.cuda.CUDAGraph(), torch.cuda.Event()
+    def __init__(self, work: Callable[[], Any], pool: Any, streams: Sequence[Any], runs_on: Any) -> None:
+        self._graph, self._done, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Event(), runs_on
+        first, second = streams
         collects = gc.isenabled()
         gc.disable()  # a capture does not survive that another graph is freed
         try:
-            # Other threads, NCCL's among them, go on calling what a capture does not allow.
-            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                self.result = work()
-            finally:
-                self._graph.capture_end()
+            with within(first):
+                # Other threads, NCCL's among them, go on calling what a capture does not allow.
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    follow(second, first)
+                    try:
+                        with within(second):
+                            self.result = work()
+                    finally:
+                        follow(first, second)
+                finally:
+                    self._graph.capture_end()
         finally:
             if collects:
                 gc.enable()
@@ -204,7 +245,7 @@ class Graph:
     def replay(self) -> None:
         """Run it."""
         self._graph.replay()
-        self._done.record()
+        self._done.record(self._stream)
 
 
 def wanted(asked: str | None) -> bool:
@@ -214,7 +255,8 @@ def wanted(asked: str | None) -> bool:
     raise ValueError(f"THINWIRE_GRAPHS={asked!r} is unknown; expected 1, or 0 to launch kernels one by one")
 
 
-LANES: dict[str, Callable[[torch.device], Any]] = {"cuda": Lane} if wanted(os.environ.get("THINWIRE_GRAPHS")) else {}
+_Make = Callable[[torch.device, str], Any]
+LANES: dict[str, _Make] = {"cuda": Lane} if wanted(os.environ.get("THINWIRE_GRAPHS")) else {}
 """What captures work, by kind of device."""
 
 
@@ -225,7 +267,7 @@ def possible(device: torch.device) -> bool:
 
 @cache
 def _lane(device: torch.device, name: str) -> Any:
-    return LANES[device.type](device)
+    return LANES[device.type](device, name)
 
 
 @final
@@ -270,7 +312,7 @@ class Piece:
     def run(self, work: Callable[[Sequence[int]], Any]) -> Any:
         """Do it, as it is or from the graph."""
         if self.graph is None and self._recording is not None and self._recording.repeats:
-            self._capture(work, self._recording.needs)
+            self._capture(work, self._recording)
         if self.graph is not None:
             return self._replayed()
         if self._met and self._recording is None:
@@ -280,8 +322,9 @@ class Piece:
         self._met = True
         return work(self.seeds_now)
 
-    def _capture(self, work: Callable[[Sequence[int]], Any], needs: int) -> None:
-        self._recording = Recording(torch.empty(max(1, needs), dtype=torch.uint8, pin_memory=self.lane.pinned))
+    def _capture(self, work: Callable[[Sequence[int]], Any], before: Recording) -> None:
+        room = torch.empty(max(1, before.needs), dtype=torch.uint8, pin_memory=self.lane.pinned)
+        self._recording = Recording(room, before.places)
         try:
             with _recorded(self._recording):
                 self.graph = self.lane.captured(partial(work, self._seeds))

@@ -13,6 +13,7 @@ from typing_extensions import override
 from thinwire import kernels
 from thinwire.checked import Fraction, checked
 from thinwire.kernels import Picks
+from thinwire.kernels.replay import lasting
 from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload, Scratch
@@ -233,6 +234,8 @@ class _Update(Signal):
             torch.mul(before, factors.momentum, out=m)
             torch.mul(waited, factors.decay, out=update)
         self.moves = self.moves | known(self._gradient.any())
+        if isinstance(self.moves, Tensor):
+            (self.moves,) = lasting([self.moves])
         m.add_(self._gradient, alpha=factors.of_gradient)
         self._gradient, self.computed = None, True
         return self.add_ahead(1)
@@ -308,7 +311,8 @@ def _computed(signals: Sequence[_Update]) -> list[Tensor]:
     torch._foreach_add_(m, fading)
     ahead = list(torch._foreach_mul(m, [1 + each for each in momentum]))
     torch._foreach_sub_(ahead, fading)
-    moves = (torch.stack(torch._foreach_norm(gradients, math.inf)) != 0).unbind()
+    (moving,) = lasting([torch.stack(torch._foreach_norm(gradients, math.inf)) != 0])
+    moves = moving.unbind()
     for signal, moved in zip(signals, moves, strict=True):
         signal._gradient, signal.computed, signal.moves = None, True, moved
     for alike in _by_shape(signals):

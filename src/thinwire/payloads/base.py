@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Sum
+from thinwire.kernels import Sum, replay
 from thinwire.kernels.parts import Parts, cut_at
 from thinwire.payloads.scratch import Scratch
 
@@ -120,7 +120,15 @@ class Payload(ABC):
 
     def tensors(self) -> Sequence[Tensor]:
         """Return the tensors that it holds, those of its codes and coefficients included."""
-        return list(_tensors(self))
+        return [x for _, _, x in _held(self)]
+
+    def last(self) -> Self:
+        """Return it, with tensors that last until they are read, what is packed too, where that is captured."""
+        _ = self.packed
+        places = [(holder, name) for holder, name, _ in _held(self)]
+        for (holder, name), x in zip(places, replay.lasting(self.tensors()), strict=True):
+            holder[name] = x
+        return self
 
     def dense(self) -> Tensor:
         """Return the vector as a new flat tensor of the values' dtype; of a transform, in float32 or wider."""
@@ -159,9 +167,11 @@ def regions_are_finite(out: Tensor, regions: Regions) -> bool:
     return not ends or bool(torch.stack(ends).isfinite().all())  # two numbers a region: no second vector is made
 
 
-def _tensors(holder: object) -> Iterator[Tensor]:
-    for held in getattr(holder, "__dict__", {}).values():
+def _held(holder: object) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield the tensors of a payload, and which attributes they are."""
+    attributes = getattr(holder, "__dict__", {})
+    for name, held in attributes.items():
         if isinstance(held, Tensor):
-            yield held
+            yield attributes, name, held
         elif is_dataclass(held):
-            yield from _tensors(held)
+            yield from _held(held)
