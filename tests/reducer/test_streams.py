@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire
 from thinwire.codecs import FFT, Codec, TopK
-from thinwire.collectives import thread, used_here
+from thinwire.collectives import Pool, gathers, thread, used_here
+from thinwire.collectives.queued import Queued
 from thinwire.errors import PayloadError
 from thinwire.exchanges import AllGather, Exchange, Exchanged, GlobalTopKTree, OwnerSharded, UnionAllReduce, all_gather
 from thinwire.integrations.attachments import attachment
@@ -45,6 +47,9 @@ class _OnGPU:
     def __init__(self) -> None:
         self.streams: list[object] = []
 
+    def get_device(self) -> int:
+        return 0
+
     def record_stream(self, stream: object) -> None:
         self.streams.append(stream)
 
@@ -53,7 +58,7 @@ def test_a_tensor_is_recorded_with_the_stream_that_uses_it(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     mine, other = _OnGPU(), _OnGPU()
     used_here(mine, torch.zeros(1), other)  # type: ignore[arg-type]
-    assert mine.streams == other.streams == ["stream of cuda:0"]
+    assert mine.streams == other.streams == ["stream of 0"]
 
 
 class _Logged:
@@ -300,6 +305,8 @@ class _Streams:
         patch.setattr(torch.cuda, "Stream", self.make)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.now)
         patch.setattr(torch.cuda, "stream", self.within)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self._now, "stream", stream))
 
     def make(self, device: torch.device, priority: int = 0) -> "_Stream":
         self.made.append(_Stream(self.log, f"{device}, {priority}"))
@@ -318,8 +325,13 @@ class _Streams:
 
 
 class _Stream:
+    device_index = 0
+
     def __init__(self, log: list[tuple[object, ...]], name: str) -> None:
-        self._log, self.name = log, name
+        self._log, self.name, self.device = log, name, torch.device("cpu")
+
+    def wait_stream(self, other: "_Stream") -> None:
+        self._log.append((self.name, "waits for", other.name))
 
     def record_event(self) -> str:
         return f"event of {self.name}"
@@ -356,6 +368,52 @@ def test_the_communication_thread_has_a_stream_that_waits_for_the_hooks(monkeypa
     assert len(streams.made) == 1
     assert asked == [[gpu], [gpu]]
     line.close()
+
+
+def test_what_follows_a_collective_is_queued_to_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = _Streams(monkeypatch)
+    stream = streams.make(torch.device("cuda", 0), -1)
+    hook = _Stream(streams.log, "hook")
+    with streams.within(hook):
+        first = Queued(stream, lambda: streams.now.name)
+        second = first.then(lambda done: [done.value(), streams.now.name])
+        assert streams.now is hook
+        assert second.done()
+        assert second.value() == ["cuda:0, -1", "cuda:0, -1"]
+        assert streams.log == []
+        second.wait()
+    assert streams.log == [("hook", "waits for", "cuda:0, -1")]
+
+
+def test_what_follows_a_collective_raises_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = _Streams(monkeypatch)
+    flat = torch.zeros(3)
+
+    def torn() -> Mean:
+        raise PayloadError("torn")
+
+    parts: Any = [Queued(streams.now, lambda: Mean(True, flat)), Queued(streams.now, torn)]
+    assert joined(parts[:1], flat).wait() == (True, flat)
+    with pytest.raises(PayloadError, match="torn"):
+        joined(parts, flat).wait()
+    late: Any = Future[Mean]()
+    whole = joined([*parts, late], flat)
+    assert not whole.done()
+    late.set_result(Mean(True, flat))
+    with pytest.raises(PayloadError, match="torn"):
+        whole.wait()
+
+
+def test_a_message_waits_for_the_streams_that_wrote_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, pool = _Streams(monkeypatch), Pool(0)
+    on_gpu: Any = mock.Mock(wraps=torch.ones(2), is_cuda=True, nbytes=8)
+    on_gpu.get_device.return_value = 0
+    monkeypatch.setattr(gathers, "Future", lambda devices: Future())
+    pool.gather(torch.ones(1))
+    with streams.within(_Stream(streams.log, "encode")):
+        pool.gather(on_gpu)
+    assert pool.message().numel() == 12
+    assert streams.log == [("default", "waits for", "event of encode")]
 
 
 def _unrecorded_factors() -> int:

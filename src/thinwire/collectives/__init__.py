@@ -1,7 +1,8 @@
 """Collectives: the parts of torch.distributed that the rest of the package uses.
 
 `groups` has process groups, `gathers` the collectives of tensors, `messages` carries plain values and states without
-pickle, `peers` sends bytes between two ranks, `staging` keeps buffers, `thread` runs exchanges of several rounds, and
+pickle, `peers` sends bytes between two ranks, `queued` does what follows on a GPU,
+`staging` keeps buffers, `thread` runs exchanges of several rounds, and
 `exit` waits for all of them to finish before the interpreter ends.
 """
 
@@ -9,6 +10,7 @@ from thinwire.collectives.gathers import Pool, all_gather, all_reduce, all_to_al
 from thinwire.collectives.groups import Group, adopt_group, all_or, forget_group, plain_device
 from thinwire.collectives.messages import all_gather_plain, broadcast_state, packed, receive_state, send_state, unpacked
 from thinwire.collectives.peers import Peers
+from thinwire.collectives.queued import of_torch, queued
 from thinwire.collectives.staging import Staging, room, taking, used_here
 from thinwire.collectives.thread import communication_thread
 
@@ -26,10 +28,12 @@ __all__ = [
     "broadcast_state",
     "communication_thread",
     "forget_group",
+    "of_torch",
     "packed",
     "plain_device",
     "pooled",
     "pooling",
+    "queued",
     "receive_state",
     "room",
     "send_state",

@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from thinwire.collectives.exit import lend
 from thinwire.collectives.groups import Group, gather_whole
+from thinwire.collectives.queued import queued
 from thinwire.collectives.thread import Worker
 
 _TAG = 0x7417  # nobody else's, so that messages of our users never mix with ours
@@ -27,7 +28,7 @@ _DIRECT = 16  # ranks up to which everybody sends to everybody
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
     """Start gathering every rank's dense `mine` into `out`, world size times as long: the one all-gather of tensors."""
     if not _sends_directly(mine, group):
-        return gather_whole(out, mine, group)
+        return queued(gather_whole(out, mine, group), mine)
     return _crossed(out, out.view(group.size(), -1).unbind(), [mine] * group.size(), group)
 
 
@@ -91,31 +92,36 @@ class Pool:
 
     def __init__(self, summed: float) -> None:
         self.summed = summed
-        self._parts: list[tuple[Tensor, Future[Tensor]]] = []
+        self._parts: list[tuple[Tensor, Future[Tensor], Any]] = []
 
     def gather(self, mine: Tensor) -> "Future[Tensor]":
         """Have a tensor travel with the others. The future holds everybody's, a row each."""
         future: Future[Tensor] = Future(devices=[mine.device] if mine.is_cuda else [])
-        self._parts.append((mine, future))
+        # Whoever asks for the message may do so in a stream that does not wait for this one.
+        written = torch.cuda.current_stream(mine.get_device()).record_event() if mine.is_cuda else None
+        self._parts.append((mine, future, written))
         return future
 
     def message(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the bytes to send."""
-        parts = [mine.detach().contiguous().view(-1).view(torch.uint8).to(device) for mine, _ in self._parts]
+        for mine, _, written in self._parts:
+            if written is not None:
+                torch.cuda.current_stream(mine.get_device()).wait_event(written)
+        parts = [mine.detach().contiguous().view(-1).view(torch.uint8).to(device) for mine, _, _ in self._parts]
         return torch.cat(parts)
 
     def deliver(self, rows: Tensor) -> None:
         """Take the messages of some ranks, a row each. Whoever waits for a part of them goes on."""
         rows = rows.view(len(rows), -1)
-        for row in rows.split([mine.nbytes for mine, _ in self._parts], dim=1):
-            mine, future = self._parts.pop(0)
+        for row in rows.split([mine.nbytes for mine, _, _ in self._parts], dim=1):
+            mine, future, _ = self._parts.pop(0)
             whole = row.to(mine.device, copy=True, memory_format=torch.contiguous_format)
             future.set_result(whole.view(mine.dtype).view(len(rows), *mine.shape))
 
     def fail(self, error: Exception) -> None:
         """Tell whoever waits that nothing comes."""
         parts, self._parts = self._parts, []
-        for _, future in parts:
+        for _, future, _ in parts:
             future.set_exception(error)  # type: ignore[arg-type]  # torch has it for a result
 
 

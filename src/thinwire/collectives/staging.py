@@ -90,4 +90,4 @@ def used_here(*tensors: Tensor) -> None:
     """Say that the current stream uses tensors of another one, so that their memory is not given away before it has."""
     for x in tensors:
         if x.is_cuda:
-            x.record_stream(torch.cuda.current_stream(x.device))
+            x.record_stream(torch.cuda.current_stream(x.get_device()))

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.collectives import Group, all_reduce, pooled, room
+from thinwire.collectives import Group, all_reduce, pooled, queued, room
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
 from thinwire.stats import ring_bytes
@@ -46,7 +46,7 @@ class AllReduce(Exchange):
             done.value()  # raises what the collective raised
             return Exchanged(summed=total, delivered=payload, sent_bytes=sent)
 
-        return work.get_future().then(finish)
+        return queued(work.get_future(), total.values).then(finish)
 
     def arriving(self, values: int, world_size: int) -> float:
         """None: they are added in place."""

@@ -91,11 +91,15 @@ class Exchanged:
             raise RuntimeError("the received buffers have not been decoded: call delivered.from_buffers(buffers)")
         return self.summed
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Name the tensors alone. A future of a GPU pickles what it holds to find them, at every step."""
+    def tensors(self) -> Sequence[Tensor]:
+        """Return the tensors of all of it."""
         arrived = () if self.buffers is None else (self.buffers,)
         summed = () if self.summed is None else self.summed.tensors()
-        return tuple, ((*arrived, *summed, *self.delivered.tensors()),)
+        return *arrived, *summed, *self.delivered.tensors()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Name the tensors alone. A future of a GPU pickles what it holds to find them, at every step."""
+        return tuple, (self.tensors(),)
 
 
 @runtime_checkable

@@ -310,6 +310,13 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
         return completed(Mean(True, flat))
     if len(futures) == 1:
         return futures[0]
+
+    def together() -> Mean:  # all are done: on a GPU this stream waits, not the host
+        parts = [future.wait() for future in futures]
+        return Mean(all(part.finite for part in parts), flat)
+
+    if all(future.done() for future in futures):
+        return futures[0].then(lambda _: together())
     whole: Future[Any] = Future(devices=[flat.device] if flat.is_cuda else [])
     done = count(1)
 
@@ -317,11 +324,9 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
         if next(done) < len(futures):
             return
         try:
-            parts = [future.wait() for future in futures]  # all are done: on a GPU this stream waits, not the host
+            whole.set_result(together())
         except Exception as error:
             whole.set_exception(error)
-        else:
-            whole.set_result(Mean(all(part.finite for part in parts), flat))
 
     for future in futures:
         future.add_done_callback(finish)

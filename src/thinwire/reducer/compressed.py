@@ -79,7 +79,8 @@ class Compressed(Reducer):
             bucket = Bucket(flat=bucket.flat, segments=bucket.segments.coalesced)
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         watch, scale, listeners, staging, verdict = at.watch, at.scale, at.listeners, at.staging, at.verdict
-        unread = verdict is not None and not on_host(bucket.flat)
+        on_gpu = not on_host(bucket.flat)
+        unread = verdict is not None and on_gpu
         start = trace.now()
         (payload, carried), captured = self._encode(bucket, at)
         trace.took("encode", start, listeners)
@@ -100,6 +101,8 @@ class Compressed(Reducer):
             trace.took("exchange", start, listeners)
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             begin = trace.now()
+            if on_gpu:
+                used_here(bucket.flat, *(exchanged.tensors() if captured is None else ()))
             if verdict is not None and unread:
                 self._decode_unread(exchanged, bucket, scale, verdict, captured)
             finite = unread or self._decode(exchanged, bucket, watch=watch, scale=scale)
@@ -132,8 +135,9 @@ class Compressed(Reducer):
         def packed(seeds: Sequence[int]) -> tuple[tuple[Payload, int | Tensor], Signals]:
             computed = signals.again()
             payload, carried = counting(computed, seeds)
-            _ = payload.packed
-            return (payload, carried), computed
+            if isinstance(carried, Tensor):
+                (carried,) = replay.lasting([carried])
+            return (payload.last(), carried), computed
 
         place = None if at.verdict is None or not self._repeats(bucket) else signals.place
         if place is None:
@@ -198,6 +202,8 @@ class Compressed(Reducer):
 
         def decoded(_: Sequence[int]) -> Verdict:
             found = Verdict()
+            if captured is not None:  # said once, not at every replay
+                used_here(*exchanged.tensors())
             if exchanged.buffers is None:
                 total = exchanged.total
             else:
@@ -205,7 +211,7 @@ class Compressed(Reducer):
             self._write(exchanged.delivered, total, bucket)
             if self.memory.stateful:
                 self._clamp_unread(total, bucket, scale)
-            return found
+            return found.moved(replay.lasting)
 
         if captured is None or exchanged.buffers is None:
             verdict.take_in(decoded(()))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.collectives import Group, Staging, used_here
+from thinwire.collectives import Group, Staging, of_torch, used_here
 from thinwire.errors import MomentumError, StateError
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership import state
@@ -470,7 +470,7 @@ class Attachment(Handle):
                 note(look(bucket, parameters, questions, verdict, watch=watch))
             return bucket.flat
 
-        return future.then(finish)
+        return of_torch(future.then(finish))
 
 
 # The residual lives as long as its optimizer. If the model is wrapped anew, it is still there.

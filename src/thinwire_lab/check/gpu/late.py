@@ -5,8 +5,11 @@ then the place for what arrives holds rubbish. A recipe that looks too early get
 collectives are over at once.
 """
 
+import gc
+import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from thinwire_lab.check.gpu.buckets import WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import patched
 
 _CYCLES = 20_000_000  # some ten milliseconds of a GPU
+_AHEAD = 6  # steps after which a bucket's work is captured
 _Group: Any = dist.ProcessGroup  # whose stubs want every old overload of what is overridden
 
 
@@ -29,8 +33,7 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
     def __init__(self, device: torch.device) -> None:
         super().__init__(0, WORLD)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Event, threading.Thread]] = []
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return one that is nobody's."""
@@ -40,30 +43,31 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
         """Leave a tensor as it is, as the group without delay does."""
         (x,) = tensors
         sent = x.clone()
+        if self._stream is not None:
+            sent.record_stream(self._stream)
         x.view(torch.uint8).fill_(255)
         return self._ended(x, lambda: x.copy_(sent))
 
     def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = None) -> dist.Work:
-        """Gather equal tensors."""
+        """Gather equal tensors, which are read late, too."""
         out.view(torch.uint8).fill_(255)
-        sent = mine.clone()
-        return self._ended(out, lambda: out.view(WORLD, -1).copy_(sent.view(1, -1)))
+        return self._ended(out, lambda: out.view(WORLD, -1).copy_(mine.view(1, -1)))
 
     _allgather_base = all_gather_single  # its name before torch 2.13
 
     def arrive(self) -> None:
-        """Have collectives end that wait for a thread, on a CPU, and wait until they have."""
-        self._over.set()
-        for thread in self._threads:
+        """Have collectives end that wait for a thread, on a CPU, one after another, and wait until they have."""
+        for over, thread in self._threads:
+            over.set()
             thread.join()
-        self._over.clear()
         self._threads.clear()
 
     def _ended(self, x: Tensor, work: Callable[[], object]) -> dist.Work:
         future: Future[list[Tensor]] = Future(devices=[x.device] if x.is_cuda else None)
         if self._stream is None:
-            self._threads.append(threading.Thread(target=self._later, args=(work, future, x)))
-            self._threads[-1].start()
+            over = threading.Event()
+            self._threads.append((over, threading.Thread(target=self._later, args=(over, work, future, x))))
+            self._threads[-1][1].start()
         else:
             self._stream.wait_stream(torch.cuda.current_stream(x.device))
             with torch.cuda.stream(self._stream):
@@ -72,28 +76,65 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
                 future.set_result([x])
         return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # not in stubs
 
-    def _later(self, work: Callable[[], object], future: "Future[list[Tensor]]", x: Tensor) -> None:
-        self._over.wait()
+    @staticmethod
+    def _later(over: threading.Event, work: Callable[[], object], future: "Future[list[Tensor]]", x: Tensor) -> None:
+        over.wait()
         with torch.no_grad():
             work()
         future.set_result([x])
 
 
-def check_late(case: Case, device: torch.device, steps: int = 14) -> None:
-    """Compare a recipe's means with those of a group without delay, where nothing is captured. Raises Wrong."""
-    plain, late = Work(case, device), Work(case, device)
-    late.gradients = plain.gradients
-    late.group = LateGroup(device)
+def check_freed(case: Case, device: torch.device, steps: int = 20) -> None:
+    """Compare captured means with others while another bucket's captures come and go. Raises Wrong.
+
+    cuBLAS keeps the memory that it works in with a stream, and torch gives that up with a capture.
+    """
+    plain, kept = Work(case, device), Work(case, device)
+    kept.gradients = plain.gradients
     for step in range(steps):
+        passing = Work(case, device)
+        for _ in range(6 if step % 4 == 3 else 0):
+            passing.prepare()
+            passing.step()
+        del passing
+        gc.collect()
+        rubbish = [torch.full((1 << 23,), math.nan, device=device) for _ in range(8 if device.type == "cuda" else 0)]
         plain.gradients.normal_()
-        for work in (plain, late):
+        for work in (plain, kept):
             work.prepare()
-        with patched((replay, "LANES", {})):
-            plain.step()
-        future = late.start()
+            with patched((replay, "LANES", {})) if work is plain else nullcontext():
+                work.step()
+        _compare(kept, plain, step)
+        del rubbish
+
+
+def _compare(found: Work, expected: Work, step: int) -> None:
+    if not torch.equal(found.flat, expected.flat):
+        off = (found.flat - expected.flat).abs()
+        raise Wrong(f"step {step}: {int((off != 0).sum())} elements of the mean differ, by up to {float(off.max())}")
+
+
+def check_late(case: Case, device: torch.device, steps: int = 14) -> None:
+    """Compare a recipe's means with those of a group without delay, where nothing is captured. Raises Wrong.
+
+    Another bucket is captured earlier, and replayed before the first one's collective has ended.
+    """
+    plain, late, other = Work(case, device), Work(case, device), Work(case, device)
+    late.gradients = plain.gradients
+    late.group = other.group = LateGroup(device)
+    for step in range(-_AHEAD, steps):
+        plain.gradients.normal_()
+        works = [late, other] if step >= 0 else [other]
+        for work in (plain, *works):
+            work.prepare()
+        futures = [work.start() for work in works]
         if device.type == "cpu":
             late.group.arrive()
-        future.wait()
-        late.end()
-        if not torch.equal(late.flat, plain.flat):
-            raise Wrong(f"step {step}: {int((late.flat != plain.flat).sum())} elements of the mean differ")
+        for work, future in zip(works, futures, strict=True):
+            future.wait()
+            work.end()
+        if step < 0:
+            continue
+        with patched((replay, "LANES", {})):
+            plain.step()
+        _compare(late, plain, step)

@@ -23,7 +23,7 @@ from thinwire_lab.check.findings import first_line
 from thinwire_lab.check.gpu import buckets
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
-from thinwire_lab.check.gpu.late import check_late
+from thinwire_lab.check.gpu.late import check_freed, check_late
 from thinwire_lab.inputs import BadInput, check_writable, reading, write_atomically
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, print_written
@@ -167,13 +167,17 @@ def _buckets(proof: Proof) -> None:
 
 
 def _late(proof: Proof) -> None:
-    def work(case: Case) -> Row:
+    def work(check: Callable[[Case, torch.device], None], case: Case) -> Row:
         with gpu_path() if proof.interpreted else nullcontext():
-            check_late(case, proof.device)
+            check(case, proof.device)
         return {"ok": True}
 
-    cases = (Case(recipe=name, tensors=6, dtype=dtype, numel=6 * 2048) for name, dtype in product(RECIPES, DTYPES))
-    proof.part("late", ((case.name, partial(work, case)) for case in cases))
+    cases = [Case(recipe=name, tensors=6, dtype=dtype, numel=6 * 2048) for name, dtype in product(RECIPES, DTYPES)]
+    proof.part("late", ((case.name, partial(work, check_late, case)) for case in cases))
+    large, steps = (2048, 5) if proof.interpreted else (10 * _SMALL, 20)
+    some = (Case(recipe=name, tensors=1, dtype="float32", numel=large) for name in ("topk", "orthogonal"))
+    freed = partial(check_freed, steps=steps)
+    proof.part("freed", ((case.name, partial(work, freed, case)) for case in some))
 
 
 def _kernels(proof: Proof) -> None:
