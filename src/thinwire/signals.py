@@ -131,6 +131,8 @@ class Signals(Sequence[Signal]):
     @property
     def place(self) -> Hashable:
         """What computing them depends on, beside the numbers in memory; None if that cannot be said."""
+        if any(signal.note is not None for signal in self._made.values()):  # read and written by the host
+            return None
         columns = [_place(column) for column in self._columns]
         return None if None in columns or not columns else (type(self), self._factors, self.share, *columns)
 

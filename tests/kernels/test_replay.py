@@ -19,8 +19,9 @@ from thinwire_lab.check.gpu.late import check_late
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")
-NEVER = {"dense", "bf16"}  # all-reduced, in a launch or two
-OFTEN = {("signsgd", 1), ("qsgd", 1), ("bf16", 3)}
+NOTED = ("dct_dp", "dct_steered")  # whose notes the host reads and writes
+NEVER = {"dense", "bf16", *NOTED}  # the first two are all-reduced, in a launch or two
+OFTEN = {("signsgd", 1), ("qsgd", 1), ("bf16", 3), ("dct_steered", 1)}
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 CASES = [
     pytest.param(name, tensors, marks=() if (name, tensors) in OFTEN else pytest.mark.slow)
-    for name in RECIPES
+    for name in (*RECIPES, *NOTED)
     for tensors in (1, 3)
 ]
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire
 from thinwire.codecs import FFT, Codec, TopK
-from thinwire.collectives import Pool, gathers, thread, used_here
-from thinwire.collectives.queued import Queued
+from thinwire.collectives import Pool, Queued, gathers, of_torch, thread, used_here
 from thinwire.errors import PayloadError
 from thinwire.exchanges import AllGather, Exchange, Exchanged, GlobalTopKTree, OwnerSharded, UnionAllReduce, all_gather
 from thinwire.integrations.attachments import attachment
+from thinwire.integrations.training.outcomes import Questions, Reduced, look, settled
 from thinwire.kernels import memory
 from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection
 from thinwire.payloads import Payload, wire
@@ -34,6 +34,7 @@ from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, owners, powe
 from thinwire.reducer.base import joined
 from thinwire.reducer.owners import ToOwners
 from thinwire.reducer.power_sgd import PowerSGD
+from thinwire.waits import Verdict
 
 ELSEWHERE = torch.device("meta")  # a device that is not the host, and which every machine has
 aten = torch.ops.aten
@@ -446,3 +447,19 @@ def test_a_future_finds_all_tensors_of_what_was_exchanged(name: str) -> None:
     pickled = _extract_tensors([payload, payload.with_values(payload.values * 2)])
     assert {x.data_ptr() for x in found} >= {x.data_ptr() for x in payload.tensors()}
     assert len(found) >= len(pickled) > 0
+
+
+def test_an_empty_bucket_has_no_mean_that_is_not_finite() -> None:
+    bucket = Bucket(flat=torch.empty(0), segments=[Segment(name="w", offset=0, length=0)])
+    verdict = Verdict()
+    verdict.note(torch.zeros(2, dtype=torch.bool), lambda: PayloadError("torn"))
+    (found,) = settled([look(bucket, {}, Questions(True, frozenset()), verdict, watch=True)])
+    assert found == Reduced()
+
+
+def test_an_error_reaches_torchs_own_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn() -> Mean:
+        raise PayloadError("torn")
+
+    with pytest.raises(RuntimeError, match="torn"):  # as C++ raises it, and DDP's reducer
+        of_torch(cast("Future[Mean]", Queued(_Streams(monkeypatch).now, torn))).wait()

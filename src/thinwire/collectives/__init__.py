@@ -10,7 +10,7 @@ from thinwire.collectives.gathers import Pool, all_gather, all_reduce, all_to_al
 from thinwire.collectives.groups import Group, adopt_group, all_or, forget_group, plain_device
 from thinwire.collectives.messages import all_gather_plain, broadcast_state, packed, receive_state, send_state, unpacked
 from thinwire.collectives.peers import Peers
-from thinwire.collectives.queued import of_torch, queued
+from thinwire.collectives.queued import Queued, of_torch, queued
 from thinwire.collectives.staging import Staging, room, taking, used_here
 from thinwire.collectives.thread import communication_thread
 
@@ -18,6 +18,7 @@ __all__ = [
     "Group",
     "Peers",
     "Pool",
+    "Queued",
     "Staging",
     "adopt_group",
     "all_gather",

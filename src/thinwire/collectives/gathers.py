@@ -18,7 +18,6 @@ from torch.futures import Future
 
 from thinwire.collectives.exit import lend
 from thinwire.collectives.groups import Group, gather_whole
-from thinwire.collectives.queued import queued
 from thinwire.collectives.thread import Worker
 
 _TAG = 0x7417  # nobody else's, so that messages of our users never mix with ours
@@ -28,7 +27,7 @@ _DIRECT = 16  # ranks up to which everybody sends to everybody
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
     """Start gathering every rank's dense `mine` into `out`, world size times as long: the one all-gather of tensors."""
     if not _sends_directly(mine, group):
-        return queued(gather_whole(out, mine, group), mine)
+        return gather_whole(out, mine, group)
     return _crossed(out, out.view(group.size(), -1).unbind(), [mine] * group.size(), group)
 
 

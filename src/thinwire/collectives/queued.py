@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire.kernels.streams import follow, stream_of, within
+from thinwire.waits import noted_in
 
 T = TypeVar("T")
 
@@ -55,22 +56,27 @@ class Queued(Generic[T]):
 
     def add_done_callback(self, work: "Callable[[Queued[T]], None]") -> None:
         """Call `work`, now."""
-        work(self)
+        with within(self._stream):
+            work(self)
 
     def of_torch(self) -> "Future[T]":
         """Return it as torch's."""
+        if self._error is not None:  # torch's own `set_exception` is nothing that C++ knows of
+            failed: Future[None] = Future()
+            failed.set_result(None)
+            return failed.then(lambda _: self.value())
         future: Future[T] = Future(devices=[self._stream.device])
         with within(self._stream):
-            if self._error is None:
-                future.set_result(self._value)
-            else:
-                future.set_exception(cast(Any, self._error))  # torch's stub wants a result
+            future.set_result(self._value)
         return future
 
 
 def queued(future: "Future[T]", x: Tensor) -> "Future[T]":
-    """Return the future of a collective of `x`, as `Queued` where it is done for the host and `x` lies on a GPU."""
-    if not x.is_cuda or not future.done():
+    """Return the future of a bucket's collective of `x`, as `Queued` if it is done for the host and `x` on a GPU.
+
+    What the communication thread starts, it waits for in its own stream.
+    """
+    if not x.is_cuda or noted_in() is None or not future.done():
         return future
     stream = stream_of(x.device, "decode")
     follow(stream, torch.cuda.current_stream(x.get_device()))  # some groups' futures wait for no stream

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.collectives import Group, all_gather, pooled, room, used_here
+from thinwire.collectives import Group, all_gather, pooled, queued, room, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
 from thinwire.waits import Verdict, noted_in, noting, on_host
@@ -34,7 +34,7 @@ class AllGather(Exchange):
         if pool is None:
             there = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
             there[:, :1].zero_()  # it holds an earlier step's payloads, which must not count if nothing arrives
-            gathered = all_gather(there.view(-1), mine, group)
+            gathered = queued(all_gather(there.view(-1), mine, group), mine)
         else:
             gathered = pool.gather(mine)
         sent, waits = (group.size() - 1) * payload.nbytes, noted_in() is None or on_host(mine)

@@ -198,10 +198,12 @@ class Lane:
         with self._lock:
             here = torch.cuda.current_stream(self._stream.device_index)
             follow(self._stream, here)
-            with within(self._stream):
-                yield
-            if not alone:
-                follow(here, self._stream)
+            try:
+                with within(self._stream):
+                    yield
+            finally:
+                if not alone:
+                    follow(here, self._stream)
 
     def followed(self) -> Any:
         """Return a context in which work goes to this stream, after what it has."""
@@ -328,7 +330,7 @@ class Piece:
         try:
             with _recorded(self._recording):
                 self.graph = self.lane.captured(partial(work, self._seeds))
-        except (RuntimeError, UnrepeatableError) as error:
+        except Exception as error:  # without a graph the work raises what it has to
             self._recording.repeats = False
             warnings.warn(
                 f"a bucket's kernels are launched one by one, as they cannot be captured: {error}", stacklevel=2

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
-from thinwire.collectives import Group, Staging, all_reduce
+from thinwire.collectives import Group, Queued, Staging, all_reduce
 from thinwire.kernels.parts import Cut, Parts
 from thinwire.memories import Memory
 from thinwire.payloads import Payload
@@ -315,7 +315,7 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
         parts = [future.wait() for future in futures]
         return Mean(all(part.finite for part in parts), flat)
 
-    if all(future.done() for future in futures):
+    if all(isinstance(future, Queued) for future in futures):
         return futures[0].then(lambda _: together())
     whole: Future[Any] = Future(devices=[flat.device] if flat.is_cuda else [])
     done = count(1)

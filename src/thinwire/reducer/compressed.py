@@ -202,13 +202,15 @@ class Compressed(Reducer):
 
         def decoded(_: Sequence[int]) -> Verdict:
             found = Verdict()
+            delivered = exchanged.delivered
             if captured is not None:  # said once, not at every replay
                 used_here(*exchanged.tensors())
+                delivered = replace(delivered)  # type: ignore[type-var]  # a dataclass, without what it has computed
             if exchanged.buffers is None:
                 total = exchanged.total
             else:
-                total = all_gather.received(exchanged.delivered, exchanged.buffers, found)
-            self._write(exchanged.delivered, total, bucket)
+                total = all_gather.received(delivered, exchanged.buffers, found)
+            self._write(delivered, total, bucket)
             if self.memory.stateful:
                 self._clamp_unread(total, bucket, scale)
             return found.moved(replay.lasting)

@@ -24,6 +24,7 @@ from thinwire.integrations.training.gradients import put_in_place, shape_in_memo
 from thinwire.integrations.training.optimizers import observe, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
 from thinwire.integrations.training.whole import Whole
+from thinwire.kernels.streams import follow, stream_of
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments
 from thinwire.stats import Stats
@@ -88,6 +89,7 @@ class Attachment(Handle):
         )
         self.steps, self.meter, self._why = self.membership.steps, self.membership.meter, why
         self._scaler, self._may_be_unused = scaler, may_be_unused
+        self._gpus = {p.device for p in parameters.values() if p.is_cuda}
         self._watch = any(memory.stateful for memory in recipe.memories())
         self._round, self._staging = Round(step=0, group=group, scale=1.0), Staging()
         self.ended = False
@@ -436,6 +438,8 @@ class Attachment(Handle):
             staging=self._staging,
         )
         self._staging.turn()
+        for gpu in self._gpus:  # a reduction that was called off may still be decoding
+            follow(torch.cuda.current_stream(gpu.index), stream_of(gpu, "decode"))
         self.recipe.begin(self._round)
         if membership.handover.active:
             membership.handover.prepare(membership.loss_scale)

@@ -61,12 +61,12 @@ class Unread(NamedTuple):
         for failed, error in zip(numbers, errors, strict=False):
             if failed:
                 return Reduced(error=error())
-        peak, *rest = numbers[len(errors) :] or [math.nan]
-        if self.watch and not math.isfinite(peak):
+        peaks, rest = numbers[len(errors) :][:1], numbers[len(errors) + 1 :]  # a bucket without elements has none
+        if self.watch and not all(map(math.isfinite, peaks)):
             return Reduced(bad=_not_finite(self.bucket))
         each = zip(self.witnesses.items(), rest[::3], rest[1::3], rest[2::3], strict=True)
         return Reduced(
-            nothing=peak == 0,
+            nothing=peaks == [0],
             witnesses=tuple(Witness(name, p, int(i), value) for (name, p), i, value, mean in each if mean),
         )
 
