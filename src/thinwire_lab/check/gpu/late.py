@@ -122,7 +122,7 @@ def check_late(case: Case, device: torch.device, steps: int = 14) -> None:
     plain, late, other = Work(case, device), Work(case, device), Work(case, device)
     late.gradients = plain.gradients
     late.group = other.group = LateGroup(device)
-    for step in range(-_AHEAD, steps):
+    for step in range(-_AHEAD if steps > _AHEAD else 0, steps):
         plain.gradients.normal_()
         works = [late, other] if step >= 0 else [other]
         for work in (plain, *works):
