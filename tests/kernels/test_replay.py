@@ -15,7 +15,7 @@ from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.replay import Changing, Replays, changing, fixed
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
-from thinwire_lab.check.gpu.late import check_late
+from thinwire_lab.check.gpu.late import check_freed, check_late
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")
@@ -63,6 +63,12 @@ def test_a_replayed_bucket_is_the_one_that_would_have_been_reduced(name: str, te
 def test_a_bucket_on_its_way_is_left_alone_by_another_ones_replay(name: str, tensors: int) -> None:
     with gpu_path(), imitating():
         check_late(Case(recipe=name, tensors=tensors, dtype="float32", numel=tensors * 1088), CPU)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_bucket_is_replayed_alike_while_other_graphs_come_and_go() -> None:
+    with gpu_path(), imitating():
+        check_freed(Case(recipe="qsgd", tensors=1, dtype="float32", numel=1088), CPU, steps=12)
 
 
 @pytest.mark.usefixtures("group")

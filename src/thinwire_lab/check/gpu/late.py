@@ -93,7 +93,7 @@ def check_freed(case: Case, device: torch.device, steps: int = 20) -> None:
     kept.gradients = plain.gradients
     for step in range(steps):
         passing = Work(case, device)
-        for _ in range(6 if step % 4 == 3 else 0):
+        for _ in range(_AHEAD if step % 4 == 3 else 0):
             passing.prepare()
             passing.step()
         del passing
