@@ -1,9 +1,8 @@
 """Collectives: the parts of torch.distributed that the rest of the package uses.
 
 `groups` has process groups, `gathers` the collectives of tensors, `messages` carries plain values and states without
-pickle, `peers` sends bytes between two ranks, `queued` does what follows on a GPU,
-`staging` keeps buffers, `thread` runs exchanges of several rounds, and
-`exit` waits for all of them to finish before the interpreter ends.
+pickle, `peers` sends bytes between two ranks, `queued` does what follows on a GPU, `staging` keeps buffers, `thread`
+runs exchanges of several rounds, and `exit` waits for all of them to finish before the interpreter ends.
 """
 
 from thinwire.collectives.gathers import Pool, all_gather, all_reduce, all_to_all, pooled, pooling
