@@ -126,9 +126,10 @@ def test_both_sides_of_a_silent_link_know_that_the_other_may_be_there(monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as listener:
         there.call(listener.getsockname(), None)
         connection, _ = listener.accept()
-        connection.sendall(said)
-        connection.close()
-        assert there.ended.wait(60.0)
+        with connection:  # open until the other side has seen the end: it may still be about to say its name
+            connection.sendall(said)
+            connection.shutdown(socket.SHUT_WR)
+            assert there.ended.wait(60.0)
     there.closed = True
     assert there.silent
 
