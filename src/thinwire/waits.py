@@ -44,11 +44,17 @@ class Verdict:
 
     def __init__(self) -> None:
         self._checks: list[tuple[Tensor, Sequence[Error]]] = []
+        self.withheld = False
 
     def note(self, wrong: Tensor, error: Error) -> None:
         """Note a check: `wrong` (bools, of which none may be set), and what returns the exception it stands for."""
         flat = wrong.view(-1).bool()  # torch's any() of uint8 is uint8
         self._checks.append((flat, [error] * flat.numel()))
+        self.withheld = False
+
+    def withhold(self, flags: Tensor) -> None:
+        """Take it that the checks' bools are in one tensor, and that what they speak of is 0 if one of them is set."""
+        self._checks, self.withheld = [(flags, self.errors)], True
 
     def take_in(self, other: "Verdict") -> None:
         """Note what another one has noted."""
@@ -63,9 +69,14 @@ class Verdict:
         return self
 
     @property
+    def checks(self) -> list[Tensor]:
+        """The bools of each check, on the device."""
+        return [wrong for wrong, _ in self._checks]
+
+    @property
     def flags(self) -> Tensor | None:
         """The bools of all checks, on the device; None if nothing was checked."""
-        flags = [wrong for wrong, _ in self._checks]
+        flags = self.checks
         return torch.cat(flags) if len(flags) > 1 else next(iter(flags), None)
 
     @property

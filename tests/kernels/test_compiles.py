@@ -22,9 +22,13 @@ _SUMS = {"high": "i32", "low": "i32"} | dict.fromkeys(
     ("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG
 )
 _ELEMENTS = {"indices": INT, **dict.fromkeys(("x", "offset", "begin", "end"), LONG), **_TILES}
+_OWNED = {"out": FLOAT, "starts": INT, "stops": INT, "indices": INT, "values": FLOAT, "edges": INT, "count": "i32"}
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "stride", "seed_stride", "seed_step", "total"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
+_READ = {"flags": "*i1", "columns": LONG, **_TILES} | dict.fromkeys(
+    ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c"), "i32"
+)
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
 _LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", "steps": "i32"}
@@ -56,6 +60,13 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ),
     ("scatter", "_add", {"values": FLOAT, "sign": "fp32", **_ELEMENTS}, {"CHUNK": 1024}),
     ("scatter", "_mask", {"values": FLOAT, **_ELEMENTS}, {"CHUNK": 1024}),
+    ("scatter", "_write", {**_OWNED, "steps": "i32"}, {"TILE": 16384, "CHUNK": 256, "RUNS": 32}),
+    (
+        "scatter",
+        "_add_share",
+        {**_OWNED, "tiles": "i32", "sign": "fp32"},
+        {"CLEAR": True, "TILE": 16384, "CHUNK": 1024},
+    ),
     *(
         (
             "select",
@@ -109,6 +120,13 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                 {"codes": BYTE, "x": FLOAT},
                 {"HOW": "stochastic", "GRID": (20, 0x3E0, 33, 33, "stochastic")},
             ),
+        )
+    ),
+    *(
+        ("codes", "_read", {"out": out, "rows": BYTE, **rest, **_READ}, {"BITS": bits, "LAST": 15, "SUMMED": summed})
+        for out, rest, bits, summed in (
+            (FLOAT, {"table": FLOAT, "given": "*i1"}, 4, True),
+            ("*bf16", {"given": "*i1", "given_b": "*i1", "given_c": "*i1"}, 0, False),
         )
     ),
     *(

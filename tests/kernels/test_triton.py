@@ -171,7 +171,15 @@ def payload(ranks: int, regions: int, length: int, per_run: int, seed: int = 0) 
 @dtypes
 @pytest.mark.parametrize(
     ("ranks", "regions", "length", "per_run"),
-    [(1, 1, 63, 10), (3, 1, 40_000, 900), (2, 3, 1000, 999), (4, 2, 20_000, 31), (2, 2, 100, 0), (0, 1, 100, 0)],
+    [
+        (1, 1, 63, 10),
+        (3, 1, 40_000, 900),
+        (2, 3, 1000, 999),
+        (4, 2, 20_000, 31),
+        (2, 2, 100, 0),
+        (0, 1, 100, 0),
+        (33, 1, 1000, 9),
+    ],
 )
 def test_scatter(ranks: int, regions: int, length: int, per_run: int, dtype: torch.dtype) -> None:
     indices, runs = payload(ranks, regions, length, per_run) if ranks else (torch.empty(0, dtype=torch.int32), ())
@@ -179,11 +187,11 @@ def test_scatter(ranks: int, regions: int, length: int, per_run: int, dtype: tor
     where = [(100 + region * length, length) for region in range(regions)]
     ascending = framed(indices)
     shuffled = framed(torch.cat([run.flip(0) for run in indices.split(list(runs))]) if ranks else indices)
-    for places in (ascending, shuffled):
+    for places, known in ((ascending, True), (ascending, False), (shuffled, False)):
         for stretches in (runs, (sum(runs),)) if ranks == 1 else (runs,):
             found = framed(vector(length * regions + 200, dtype=dtype))
             expected = found.clone()
-            kernels.scatter.gpu(found, where, places, values, stretches)
+            kernels.scatter.gpu(found, where, places, values, stretches, known)
             kernels.scatter.reference(expected, where, places, values, stretches)
             assert torch.equal(found, expected)
             kernels.scatter_add.gpu([found], [0], places, values, stretches, -1.0)
@@ -739,7 +747,7 @@ def test_exponents(numel: int) -> None:
 
 def test_where_plain_torch_is_as_good() -> None:
     every = {name: kernel for name, kernel in vars(kernels).items() if isinstance(kernel, Kernel)}
-    assert {name for name, kernel in every.items() if kernel.cpu is kernel.reference} == {"gather_each"}
+    assert {name for name, kernel in every.items() if kernel.cpu is kernel.reference} == {"gather_each", "numbers_read"}
     plain = {"exponents_count", "merge", "ones", "sign_encode"}
     assert {name for name, kernel in every.items() if kernel.gpu is kernel.reference} == plain
 

@@ -67,4 +67,4 @@ def received(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload
         total = mine.from_buffers(buffers)
     verdict.take_in(found.moved(list))
     flags = found.flags
-    return total if flags is None else total.with_values(torch.where(flags.any(), 0, total.values))
+    return total if flags is None or found.withheld else total.with_values(torch.where(flags.any(), 0, total.values))

@@ -91,7 +91,12 @@ class Format(ABC):
                 f"{numel} codes, {scales.numel()} scales and room for {out.numel()} numbers; "
                 f"expected {count} scales and room for {numel}"
             )
-        kernels.table_decode(out, codes, _table(self, codes.device), scales, groups)
+        kernels.table_decode(out, codes, self.on(codes.device), scales, groups)
+
+    @final
+    def on(self, device: torch.device) -> Tensor:
+        """Return the table on a device."""
+        return _table(self, device)
 
     @final
     def groups(self, runs: tuple[int, ...]) -> Groups:

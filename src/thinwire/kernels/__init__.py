@@ -15,6 +15,7 @@ from thinwire.kernels.chunks.chunking import Chunking as Chunking
 from thinwire.kernels.chunks.chunking import Transform as Transform
 from thinwire.kernels.codes import reference as _codes
 from thinwire.kernels.codes.reference import OffsetGrid as OffsetGrid
+from thinwire.kernels.codes.reference import Packed as Packed
 from thinwire.kernels.codes.reference import Rounding as Rounding
 from thinwire.kernels.codes.reference import UniformGrid as UniformGrid
 from thinwire.kernels.dispatch import Kernel as Kernel
@@ -78,6 +79,7 @@ sketch_query = Kernel(_sketch.sketch_query, by="table")
 
 codes_encode = Kernel(_codes.codes_encode, by="x scales")
 sign_encode = Kernel(_codes.sign_encode, by="x")
+numbers_read = Kernel(_codes.numbers_read, by="table", any_dtype=True)
 table_decode = Kernel(_codes.table_decode, by="out codes scales", any_dtype=True)
 
 pack_bits = Kernel(_bits.pack_bits, by="codes", any_dtype=True)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels.parts import Parts, cut_at, whole
@@ -89,12 +88,11 @@ class Dense(Payload):
         Raises:
             PayloadError: As `from_buffers` does.
         """
-        wire.check_buffers(buffers, self._header, *numbers.lengths(self.values, self.coded))
-        return numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded)
+        return self._read(buffers, summed=False)
 
     @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        return self.with_values(kernels.row_sums(self.of_each(buffers)))
+        return self.with_values(self._read(buffers, summed=True))
 
     @override
     def write(self, out: Tensor) -> None:
@@ -114,6 +112,10 @@ class Dense(Payload):
         regions = tuple((offset, part.numel) for offset, part in zip(offsets, parts, strict=True))
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
         return cls(values=values, numel=numel, regions=regions, coded=numbers.joined([part.coded for part in parts]))
+
+    def _read(self, buffers: Tensor, *, summed: bool) -> Tensor:
+        wire.check_buffers(buffers, self._header, *numbers.lengths(self.values, self.coded))
+        return numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded, summed=summed)
 
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())

@@ -1,16 +1,19 @@
 """The numbers of a payload on the wire: plain values, or the scales and packed codes of a format."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
+from thinwire.kernels import Groups, Packed
 from thinwire.payloads import wire
-from thinwire.waits import on_host
+from thinwire.waits import noted_in, on_host, refuse_if
 
 Float = Annotated[torch.dtype, Such(", ".join(map(str, wire.DTYPE_CODES)), wire.DTYPE_CODES.__contains__)]
 Narrow = None | Float | Format
@@ -85,17 +88,37 @@ def header(kind: int, values: Tensor, coded: Coded | None, count: int, numel: in
     return wire.Header(kind, dtype, count, numel, bits, coding).pack()
 
 
-def read(buffers: Tensor, values: Tensor, coded: Coded | None) -> Tensor:
-    """Return every rank's numbers, (ranks, count), from sections like those of `values`, whose padding was checked."""
-    if coded is None:
-        return plain(buffers, values.numel(), values.dtype)
-    own, packed = lengths(values, coded)
-    start, ranks, count = wire.padded(own), buffers.shape[0], coded.codes.numel()
-    each, apart = divmod(8 * packed, coded.format.bits)
-    together = each == count and not apart and not on_host(buffers)  # codes fill their bytes, and launches count
-    rows = [buffers] if together else buffers.split(1)
-    parts = [_unpack(row[:, :own], row[:, start : start + packed], coded).values(values.dtype) for row in rows]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(ranks, count)
+def read(buffers: Tensor, values: Tensor, coded: Coded | None, *, summed: bool = False) -> Tensor:
+    """Return every rank's numbers, (ranks, count), from sections like those of `values`, whose padding was checked.
+
+    Args:
+        buffers: The sections.
+        values: This rank's numbers.
+        coded: Its codes, if codes travel.
+        summed: Return the sum over the ranks instead, (count).
+
+    Returns:
+        The numbers. Where the host must not wait for what was checked, they are 0 if anything was wrong.
+    """
+    own, packed = (0, 0) if coded is None else lengths(values, coded)
+    start, bits = wire.padded(own), 0 if coded is None else coded.format.bits
+    if on_host(buffers):
+        if coded is None:
+            rows = plain(buffers, values.numel(), values.dtype)
+        else:
+            found = [_unpack(row[:own], row[start : start + packed], coded) for row in buffers]
+            rows = torch.stack([each.values(values.dtype) for each in found])
+        return kernels.row_sums(rows) if summed else rows
+    if used := values.numel() * bits % 8:
+        refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(_spare, used))
+    groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
+    table = values.new_empty(0) if coded is None else coded.format.on(values.device)
+    verdict, at = noted_in(), Packed(0, start, bits)
+    wrong = [] if verdict is None else verdict.checks
+    rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, summed)
+    if wrong and verdict is not None:
+        verdict.withhold(flags)
+    return rows
 
 
 def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -112,9 +135,12 @@ def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _unpack(scales: Tensor, packed: Tensor, like: Coded) -> Coded:
-    """Return the codes of several ranks, of one after another's."""
-    flat = scales.clone(memory_format=torch.contiguous_format).view(-1).view(torch.float32)
-    return Coded.unpack(packed.contiguous().view(-1), flat, like.runs * len(packed), like.format)
+    """Return a rank's codes."""
+    return Coded.unpack(packed.contiguous(), scales.clone().view(torch.float32), like.runs, like.format)
+
+
+def _spare(used: int) -> PayloadError:
+    return PayloadError(f"the last byte of codes has a bit set; expected zeros after its first {used} bits")
 
 
 def check_plain(head: wire.Header) -> torch.dtype:

@@ -11,8 +11,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.kernels.bits.reference import unpack_bits
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.reference import mix
+from thinwire.kernels.matrices.reference import row_sums
 
 Rounding = Literal["truncate", "nearest", "stochastic"]
 
@@ -44,6 +46,17 @@ class UniformGrid(NamedTuple):
 
     levels: int
     nearest: bool = False
+
+
+class Packed(NamedTuple):
+    """Where numbers are in a row of bytes: scales from one place on, packed codes of so many bits from another.
+
+    Plain numbers, of 0 bits, have no scales.
+    """
+
+    scales: int
+    codes: int
+    bits: int
 
 
 How = OffsetGrid | UniformGrid | Literal["ternary"]
@@ -103,6 +116,26 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
     for place, part, some, group in groups.parts(out, codes, scales=scales):
         places = part.to(torch.int32) & (table.numel() - 1)
         place.copy_(table.index_select(0, places).mul_(_each(some, group, part)))
+
+
+def numbers_read(
+    rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor], summed: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the numbers in each of uint8 `rows` (ranks, bytes): (ranks, n), or `summed` as `row_sums` does.
+
+    Codes are decoded by `table_decode`. If any of the `wrong` (bools) is set, all numbers are 0. These are returned,
+    too, as one tensor.
+    """
+    flags, count = torch.cat([rows.new_empty(0, dtype=torch.bool), *wrong]), sum(groups.runs)
+    found = torch.empty(rows.shape[0], count, dtype=dtype, device=rows.device)
+    if not at.bits:
+        found.view(torch.uint8).copy_(rows[:, at.codes : at.codes + count * dtype.itemsize])
+    else:
+        scales = rows[:, at.scales : at.scales + 4 * sum(groups.counts)].clone().view(torch.float32)
+        for out, row, some in zip(found, rows, scales, strict=True):
+            codes = unpack_bits(row[at.codes :], count, at.bits, torch.int32)
+            table_decode(out, codes, table, some, groups)
+    return (row_sums(found) if summed else found).masked_fill_(flags.any(), 0), flags
 
 
 def _each(scales: Tensor, group: int, like: Tensor) -> Tensor:

@@ -4,17 +4,22 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.codes.reference import How, OffsetGrid
+from thinwire.kernels.codes import reference
+from thinwire.kernels.codes.reference import How, OffsetGrid, Packed
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
+from thinwire.kernels.memory import constant
 from thinwire.kernels.replay import Changing
-from thinwire.kernels.triton import launch, table_of, tiles_of, tiles_of_each
+from thinwire.kernels.triton import launch, table_of, tiles_of, tiles_of_each, wide
 
 _BLOCK = 1024
+_CHECKS = 3
+"""So many tensors of flags are read as they are; more are joined first."""
 _NUMBERS = ["begin", "first", "group", "high", "low"]
 
 
@@ -25,6 +30,26 @@ def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
     _run(_decode, (out, codes, table, scales), groups, [0] * len(groups.runs), LAST=table.numel() - 1)
+
+
+def numbers_read(
+    rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor], summed: bool
+) -> tuple[Tensor, Tensor]:
+    tiles, (ranks, _), count = tiles_of_each(groups.runs, rows.device, _BLOCK), rows.shape, sum(groups.runs)
+    first, width = (at.scales, 4) if at.bits else (at.codes, dtype.itemsize)
+    if not count or (rows.storage_offset() + first) % width or rows.stride(0) % width:
+        return reference.numbers_read(rows, at, table, groups, dtype, wrong, summed)
+    checks = [torch.cat(list(wrong))] if len(wrong) > _CHECKS else list(wrong)
+    out = torch.empty((count,) if summed else (ranks, count), dtype=dtype, device=rows.device)
+    flags = torch.empty(sum(check.numel() for check in checks), dtype=torch.bool, device=rows.device)
+    given = [x for check in [*checks, *[None] * _CHECKS][:_CHECKS] for x in (check, 0 if check is None else len(check))]
+    begins, firsts = (accumulate(lengths, initial=0) for lengths in (groups.runs, groups.counts))
+    rest = [n for column in zip(begins, groups.runs, firsts, groups.widths, strict=False) for n in column]
+    columns = constant(tuple(rest), torch.int64, rows.device), tiles, len(tiles)
+    args = (out, rows, table, rows.stride(0), *at[:2], *columns, ranks, count, flags, *given)
+    sizes = {"BITS": at.bits, "LAST": table.numel() - 1, "SUMMED": summed, "BLOCK": _BLOCK}
+    launch(_read, len(tiles) * (1 if summed else ranks), *args, **sizes)
+    return out, flags
 
 
 def _run(kernel: Any, tensors: Sequence[Tensor], groups: Groups, seeds: Sequence[int], **constants: Any) -> None:
@@ -121,3 +146,54 @@ def _decode(
     )
     value = tl.load(table + (code.to(tl.int32) & LAST), mask=there, other=0.0) * scale
     tl.store(out + at, value.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _any(flags, given, n, before, BLOCK: tl.constexpr):
+    """Whether any of the given flags is set. The first program copies them behind those before."""
+    found = tl.zeros([BLOCK], tl.int32)
+    if given is not None:
+        for first in range(0, n, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            flag = tl.load(given + at, mask=at < n, other=0).to(tl.int32)
+            tl.store(flags + before + at, flag > 0, mask=(at < n) & (tl.program_id(0) == 0))
+            found |= flag
+    return tl.max(found, 0) > 0
+
+
+@triton.jit
+def _number(row, table, scales, codes, at, scale, there, like, BITS: tl.constexpr, LAST: tl.constexpr):
+    """Return numbers of a row, of the type of `like`."""
+    if BITS == 0:
+        plain = (row + codes).to(tl.pointer_type(like.dtype.element_ty), bitcast=True)
+        found = tl.load(plain + at, mask=there, other=0)
+    else:
+        factor = tl.load((row + scales).to(tl.pointer_type(tl.float32), bitcast=True) + scale, mask=there, other=1.0)
+        word = tl.zeros(at.shape, tl.int32)
+        for j in tl.static_range((BITS + 14) // 8):  # a code overlaps at most this many bytes
+            inside = there & (at * BITS // 8 + j <= (at * BITS + BITS - 1) // 8)
+            word |= tl.load(row + codes + at * BITS // 8 + j, mask=inside, other=0).to(tl.int32) << (8 * j)
+        code = (word >> (at * BITS % 8).to(tl.int32)) & LAST
+        found = (tl.load(table + code, mask=there, other=0.0) * factor).to(like.dtype.element_ty)
+    return found
+
+
+@triton.jit(do_not_specialize=["stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c"])
+def _read(
+    out, rows, table, stride, scales, codes, columns, tiles, programs, ranks, count, flags,
+    given, n, given_b, n_b, given_c, n_c,
+    BITS: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    wrong = _any(flags, given, n, 0, BLOCK) | _any(flags, given_b, n_b, n, BLOCK)
+    wrong |= _any(flags, given_c, n_c, n + n_b, BLOCK)
+    rank, tile = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
+    run = columns + 4 * tl.load(tiles + 3 * tile)
+    within = tl.load(tiles + 3 * tile + 1).to(tl.int64) + tl.arange(0, BLOCK)
+    at, there = tl.load(run) + within, within < tl.load(run + 1)
+    scale = tl.load(run + 2) + within.to(tl.uint32) // tl.load(run + 3).to(tl.uint32)
+    total = wide(_number(rows + rank * stride, table, scales, codes, at, scale, there, out, BITS, LAST))
+    if SUMMED:
+        for other in range(1, ranks):
+            row = rows + tl.cast(other, tl.int64) * stride
+            total += wide(_number(row, table, scales, codes, at, scale, there, out, BITS, LAST))
+    tl.store(out + rank * count + at, tl.where(wrong, 0.0, total).to(out.dtype.element_ty), mask=there)

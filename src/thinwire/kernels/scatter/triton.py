@@ -1,9 +1,8 @@
 """Adding, overwriting and clearing elements by index, in an order that no race between programs can change.
 
 If runs ascend, the elements of one output tile are one stretch of each run, and a binary search finds it. A program
-zeroes its tile and adds run after run while the tile is in the cache. The device itself checks whether the runs ascend.
-If not, another kernel takes over: each of its programs owns a share of the output, goes through all runs, and adds the
-elements that fall into its share.
+zeroes its tile and adds run after run while the tile is in the cache. If not, each program owns several tiles, goes
+through all runs, and adds the elements that fall into its tiles.
 """
 
 from functools import lru_cache
@@ -22,7 +21,8 @@ from thinwire.kernels.triton import addresses, launch, pointer, table, tiles_of,
 _TILE = 16384
 _CHUNK = 1024
 _OWNERS = 256
-_LEAST_SHARE = 4096
+_RUNS = 32
+"""How many runs' stretches are looked for at a time."""
 _FEW = 4
 """Up to this many runs are added by one launch each, whatever their elements."""
 
@@ -31,7 +31,8 @@ def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, r
     """See `reference.scatter_add`; elements with value 0 are skipped, so padding needs no order."""
     values = values.to(outs[0].dtype)
     if len(outs) == 1 and len(runs) > _FEW:
-        _add_owned(outs[0], _counted(indices, offsets[0]), values, runs, sign, None)
+        regions = ((0, outs[0].numel()),)
+        _add_owned(outs[0], regions, _counted(indices, offsets[0]), values, runs, sign, clear=False)
         return
     _each(_add, outs, offsets, indices, values, runs, sign)
 
@@ -39,29 +40,16 @@ def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, r
 def scatter(
     out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
 ) -> None:
-    """See `reference.scatter`; if the runs of a payload ascend together, everything is written once."""
+    """See `reference.scatter`; if the runs of a payload ascend together, each tile looks at its own elements alone."""
     values = values.to(out.dtype)
+    if not ascending:
+        _add_owned(out, regions, indices, values, runs, 1.0, clear=True)
+        return
     starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
-    tiles, stretches = starts.numel(), _stretches(tuple(runs), len(regions))
-    count = len(stretches) - 1
-    if 8 * count * tiles > out.nbytes:  # so many short runs that the table of bounds would outgrow the output
-        stretches, count = (0,), 0
-    edges, bounds = _on(stretches, out.device), starts.new_empty(2, count, tiles)
-    disorder = None if ascending and count else starts.new_zeros(1)
-    if count:
-        if disorder is not None:
-            checks = (indices, edges, indices.numel(), count, disorder)
-            launch(_check, tiles_of(indices.numel(), _CHUNK), *checks, CHUNK=_CHUNK)
-        steps = max(map(int.__sub__, stretches[1:], stretches)).bit_length()
-        launch(
-            _search, tiles_of(count * tiles, 128), indices, edges, starts, stops, bounds, count, tiles, steps, SIZE=128
-        )
-    elif indices.numel() and disorder is not None:
-        disorder.fill_(1)
-    args = (out, starts, stops, indices, values, bounds, disorder, count, tiles)
-    launch(_write, tiles, *args, TILE=_TILE, CHUNK=_CHUNK // 4, num_warps=8)
-    if indices.numel() and disorder is not None:
-        _add_owned(out, indices, values, runs, 1.0, disorder)
+    stretches = _stretches(tuple(runs), len(regions))
+    steps = max(map(int.__sub__, stretches[1:], stretches), default=0).bit_length()
+    args = (out, starts, stops, indices, values, _on(stretches, out.device), len(stretches) - 1, steps)
+    launch(_write, starts.numel(), *args, TILE=_TILE, CHUNK=_CHUNK // 4, RUNS=_RUNS, num_warps=8)
 
 
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
@@ -92,11 +80,13 @@ def _counted(indices: Tensor, offset: int) -> Tensor:
     return indices - offset if offset else indices
 
 
-def _add_owned(out: Tensor, indices: Tensor, values: Tensor, runs: Ints, sign: float, disorder: Tensor | None) -> None:
-    edges = _on(tuple(accumulate(runs, initial=0)), out.device)
-    share = max(_LEAST_SHARE, tiles_of(out.numel(), _OWNERS))
-    args = (out, indices, values, edges, disorder, out.numel(), share, len(runs), sign)
-    launch(_add_share, tiles_of(out.numel(), share), *args, CHUNK=_CHUNK, num_warps=8)
+def _add_owned(
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, sign: float, *, clear: bool
+) -> None:
+    starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
+    edges, tiles = _on(tuple(accumulate(runs, initial=0)), out.device), starts.numel()
+    args = (out, starts, stops, indices, values, edges, len(runs), tiles, sign)
+    launch(_add_share, min(_OWNERS, tiles), *args, CLEAR=clear, TILE=_TILE, CHUNK=_CHUNK, num_warps=8)
 
 
 def _stretches(runs: tuple[int, ...], regions: int) -> tuple[int, ...]:
@@ -126,20 +116,6 @@ def _add_to(out, index, value, sign, there):
     tl.store(place, total.to(value.dtype), mask=there)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _check(indices, edges, n, count, disorder, CHUNK: tl.constexpr):
-    """Add to `disorder` how often an index is below the one before it, except where a stretch begins."""
-    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    inner = (at > 0) & (at < n)
-    descends = tl.load(indices + at, mask=inner, other=0) < tl.load(indices + at - 1, mask=inner, other=0)
-    inner = (at > 0) & (at < count)
-    begin = tl.load(edges + at, mask=inner, other=1)
-    allowed = tl.load(indices + begin, mask=inner, other=0) < tl.load(indices + begin - 1, mask=inner, other=0)
-    found = tl.sum(descends.to(tl.int32), 0) - tl.sum(allowed.to(tl.int32), 0)
-    if found != 0:
-        tl.atomic_add(disorder, found, sem="relaxed")
-
-
 @triton.jit
 def _lower_bound(indices, lo, hi, target, steps):
     for _ in range(steps):
@@ -150,63 +126,53 @@ def _lower_bound(indices, lo, hi, target, steps):
     return lo
 
 
-@triton.jit(do_not_specialize=["count", "tiles", "steps"])
-def _search(indices, edges, starts, stops, bounds, count, tiles, steps, SIZE: tl.constexpr):
-    """For each stretch and tile, write where the tile's elements begin and end in the stretch."""
-    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    there = at < count * tiles
-    stretch, tile = at // tiles, at % tiles
-    lo = tl.load(edges + stretch, mask=there, other=0)
-    hi = tl.load(edges + stretch + 1, mask=there, other=0)
-    begin = _lower_bound(indices, lo, hi, tl.load(starts + tile, mask=there, other=0), steps)
-    end = _lower_bound(indices, begin, hi, tl.load(stops + tile, mask=there, other=0), steps)
-    tl.store(bounds + at, begin, mask=there)
-    tl.store(bounds + count * tiles + at, end, mask=there)
+@triton.jit
+def _clear(out, start, stop, TILE: tl.constexpr):
+    at = tl.arange(0, TILE)
+    tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
+
+
+@triton.jit(do_not_specialize=["count", "steps"])
+def _write(
+    out, starts, stops, indices, values, edges, count, steps, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    RUNS: tl.constexpr,
+):  # fmt: skip
+    start, stop = tl.load(starts + tl.program_id(0)), tl.load(stops + tl.program_id(0))
+    _clear(out, start, stop, TILE)
+    for group in range(0, count, RUNS):
+        each = tl.arange(0, RUNS)
+        lo = tl.load(edges + group + each, mask=group + each < count, other=0)
+        hi = tl.load(edges + group + each + 1, mask=group + each < count, other=0)
+        begins = _lower_bound(indices, lo, hi, start, steps)
+        ends = _lower_bound(indices, begins, hi, stop, steps)
+        for run in range(tl.minimum(count - group, RUNS)):
+            tl.debug_barrier()  # one after the other, and after the zeros
+            begin, end = tl.sum(tl.where(each == run, begins, 0), 0), tl.sum(tl.where(each == run, ends, 0), 0)
+            for first in range(begin, end, CHUNK):
+                place = first + tl.arange(0, CHUNK)
+                index = tl.load(indices + place, mask=place < end, other=0)
+                _add_to(out, index, tl.load(values + place, mask=place < end, other=0.0), 1.0, place < end)
 
 
 @triton.jit(do_not_specialize=["count", "tiles"])
-def _write(
-    out, starts, stops, indices, values, bounds, disorder, count, tiles, TILE: tl.constexpr, CHUNK: tl.constexpr
-):
-    tile = tl.program_id(0)
-    start, stop = tl.load(starts + tile), tl.load(stops + tile)
-    at = tl.arange(0, TILE)
-    tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
-    if _found(disorder, True):
-        return
-    for stretch in range(count):
-        tl.debug_barrier()  # one after the other, and after the zeros
-        begin = tl.load(bounds + stretch * tiles + tile)
-        end = tl.load(bounds + (count + stretch) * tiles + tile)
-        for first in range(begin, end, CHUNK):
-            place = first + tl.arange(0, CHUNK)
-            index = tl.load(indices + place, mask=place < end, other=0)
-            _add_to(out, index, tl.load(values + place, mask=place < end, other=0.0), 1.0, place < end)
-
-
-@triton.jit
-def _found(disorder, FALLS: tl.constexpr):
-    """Whether runs were looked at, and whether they ascend or, with FALLS, do not."""
-    result = False
-    if disorder is not None:
-        result = (tl.load(disorder) != 0) == FALLS
-    return result
-
-
-@triton.jit(do_not_specialize=["count"])
-def _add_share(out, indices, values, edges, disorder, n, share, count, sign, CHUNK: tl.constexpr):
-    if _found(disorder, False):
-        return
-    lo = tl.program_id(0).to(tl.int64) * share
-    hi = tl.minimum(lo + share, n)
+def _add_share(
+    out, starts, stops, indices, values, edges, count, tiles, sign,
+    CLEAR: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * tiles // tl.num_programs(0)
+    last = (tl.program_id(0).to(tl.int64) + 1) * tiles // tl.num_programs(0)
+    if CLEAR:
+        for tile in range(first, last):
+            _clear(out, tl.load(starts + tile), tl.load(stops + tile), TILE)
+    lo, hi = tl.load(starts + first), tl.load(stops + last - 1)
     for run in range(count):
+        tl.debug_barrier()
         end = tl.load(edges + run + 1)
-        for first in range(tl.load(edges + run), end, CHUNK):
-            at = first + tl.arange(0, CHUNK)
+        for chunk in range(tl.load(edges + run), end, CHUNK):
+            at = chunk + tl.arange(0, CHUNK)
             index = tl.load(indices + at, mask=at < end, other=-1)
             mine = (index >= lo) & (index < hi)
             _add_to(out, index, tl.load(values + at, mask=mine, other=0.0), sign, mine)
-        tl.debug_barrier()
 
 
 @triton.jit

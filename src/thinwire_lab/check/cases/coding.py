@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Groups, Numbering, OffsetGrid, Rounding, UniformGrid
+from thinwire.kernels import Groups, Numbering, OffsetGrid, Packed, Rounding, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
 from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials
@@ -31,6 +31,22 @@ def _groups(n: int) -> Iterator[Groups]:
     """Yield one vector in groups, three of which two may be empty, and these as a group each."""
     runs = (n - n // 3 - n // 7, n // 7, n // 3)
     yield from (Groups((n,), GROUP), Groups(runs, GROUP), Groups(runs))
+
+
+def _numbers_read(kit: Kit, n: int) -> Trials:
+    """Three ranks' bytes, in rows with a gap between them: sound ones, and ones of which a check found fault."""
+    table, fault = kit.vector(1 << BITS).float(), kit.whole(2000, 0, 1).bool()
+    for groups, summed, wrong in product(_groups(n), (False, True), ([], [fault[:5], fault], [fault] * 3 + [~fault])):
+        scales = torch.stack([_scales(kit, groups).view(torch.uint8)] * 3)
+        codes = kit.whole(3 * -(-n * BITS // 8), 0, 256, torch.uint8).view(3, -1)
+        at = Packed(8, 8 + -(-scales.shape[1] // 8) * 8, BITS)
+        rows = scales.new_zeros(3, -(-(at.codes + codes.shape[1]) // 8) * 8 + 8)
+        rows[:, 8 : 8 + scales.shape[1]], rows[:, at.codes : at.codes + codes.shape[1]] = scales, codes
+        yield Trial((rows, at, table, groups, torch.float32, wrong, summed))
+    plain = torch.stack([kit.vector(n, seed) for seed in range(3)])
+    rows = torch.nn.functional.pad(plain.view(torch.uint8), (16, 16 - n * plain.element_size() % 8))
+    for summed, wrong in ((False, []), (True, [fault]), (False, [~fault])):
+        yield Trial((rows, Packed(0, 16, 0), kit.vector(0), Groups((n,)), plain.dtype, wrong, summed))
 
 
 def _pack_bits(kit: Kit, n: int) -> Trials:
@@ -125,6 +141,7 @@ CASES: Mapping[str, Case] = {
     "exponents_encode": Case(make=_exponents(decode=False), **_WHOLE),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
     "scales_of": Case(make=_scales_of, dtypes=ONLY_32),
+    "numbers_read": Case(make=_numbers_read),
     "ones": Case(
         make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)], **_WHOLE
     ),
