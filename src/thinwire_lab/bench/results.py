@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -289,6 +290,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_hints = cache(get_type_hints)
+
+
 def _value(hint: Any, value: Any) -> Any:
     """Read ``value`` as the type ``hint`` of the field that it fills."""
     if value is None:
@@ -296,7 +300,7 @@ def _value(hint: Any, value: Any) -> Any:
     if get_origin(hint) is UnionType:
         return _value(get_args(hint)[0], value)
     if isinstance(hint, type) and is_dataclass(hint):
-        hints = get_type_hints(hint)
+        hints = _hints(hint)
         return hint(**{key: _value(hints[key], entry) for key, entry in value.items()})
     if get_origin(hint) is tuple:
         first, *others = get_args(hint)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,10 +47,10 @@ class Shelf:
             raise Absent(f"{name} has not been run")
         return _parsed(path, path.read_text())
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
+    def lines(self, name: str) -> Sequence[Mapping[str, Any]]:
         """Return a file of JSON lines; nothing if there is none."""
         path = self.folder / name
-        return [_parsed(path, line) for line in path.read_text().splitlines()] if path.exists() else []
+        return _lines(path, path.stat().st_mtime_ns) if path.exists() else ()
 
     def made(self) -> dict[str, dict[str, Any]]:
         """Return what is known of each command that ran."""
@@ -93,6 +94,11 @@ class Shelf:
         if word.startswith("papers/runs/"):
             return str(self.folder / word.removeprefix("papers/runs/"))
         return word.replace(DATA, str(self.data), 1) if word.startswith(DATA) else word
+
+
+@lru_cache(maxsize=4)  # some sixty claims read one file
+def _lines(path: Path, _changed: int) -> Sequence[Mapping[str, Any]]:
+    return tuple(_parsed(path, line) for line in path.read_text().splitlines())
 
 
 def _parsed(path: Path, text: str) -> Any:
