@@ -22,10 +22,9 @@ from thinwire.server.hub import RefusedError, Session, rows_for
 from thinwire.server.server import Server
 from thinwire.trainer.channel import Uplink
 from thinwire.trainer.copy import Rows
-from thinwire.wire.entries import asking, most_ids, read_ids
+from thinwire.wire.entries import asking, read_ids
 from thinwire.wire.frames import (
     HEADER,
-    LOSS,
     MAGIC,
     PROTOCOL,
     Flag,
@@ -33,7 +32,6 @@ from thinwire.wire.frames import (
     FrameError,
     GoneError,
     Kind,
-    messages,
     numbered,
     parse,
 )
@@ -68,19 +66,14 @@ class Fuzzed:
         keys = torch.tensor([[1, 5, 30]])
         gradients["rows.weight"] = torch.sparse_coo_tensor(keys, torch.ones(3, 4), (40, 4))
         sections = pack(Uplink(mine, WHO).encode(1, gradients, drain=False))
-        self.body = LOSS.pack(1.5) + b"".join(bytes(x) for x in sections)
+        self.body = b"".join(bytes(x) for x in sections)
         self.keys = [keys[0]]
         (self.entry,), self.rows = self.layout.fetched, Rows(mine, Model())
         several = (*self.keys, torch.arange(0, 40, 2))
         self.asked = [b"".join(bytes(x) for x in pack([asking(self.entry, each)])) for each in several]
         rows = rows_for(self.central, memoryview(bytearray(self.asked[0])))
         self.told = b"".join(bytes(x) for x in rows)
-        self.limits = {
-            Kind.PING: 0,
-            Kind.BYE: 0,
-            Kind.UPDATE: LOSS.size + self.layout.longest_update,
-            Kind.FETCH: 8 + most_ids(self.entry),
-        }
+        self.limits = self.layout.asked
         self.before = self.state()
 
     def state(self) -> tuple[int, int, int, tuple[bytes, ...]]:
@@ -110,7 +103,7 @@ class Fuzzed:
         """A frame of any kind, with a body that may be an update's or a question's."""
         body = self.chance.choice((b"", self.body, *self.asked, self.chance.randbytes(self.chance.randrange(200))))
         kind, number = self.chance.randrange(8), self.chance.choice((0, 1, 2, 2**64 - 1))
-        return HEADER.pack(MAGIC, PROTOCOL, kind, self.chance.randrange(17), number, 0, len(body)) + body
+        return HEADER.pack(MAGIC, PROTOCOL, kind, self.chance.randrange(17), number, 0, 0, 1.5, len(body)) + body
 
     def read(self) -> str:
         """Give the readers a damaged header, or a damaged body."""
@@ -123,7 +116,7 @@ class Fuzzed:
                 return self.look_up()
             flags = self.chance.choice((Flag(0), Flag.DRAINED))
             body = bytearray(self.damaged(self.body, resized=self.chance.random() < 0.3))
-            update = read_update(self.layout, WHO, Frame(Kind.UPDATE, flags, 1, 0, memoryview(body)))
+            update = read_update(self.layout, WHO, Frame(Kind.UPDATE, flags, 1, 0, 0, 1.5, memoryview(body)))
             self.inspect(update)
         except (FrameError, PayloadError) as error:
             return type(error).__name__
@@ -169,9 +162,10 @@ class Fuzzed:
         """Return a session that has joined; now and then the words with which it does are damaged, too."""
         said = json.dumps({"trainer": WHO, "agreed": self.layout.agreed}).encode()
         session = Session(self.server._hub, WHO.encode(), "here")
-        session.outbox = deque(maxlen=0)
-        (said,) = messages(Kind.JOIN, [said if self.chance.random() < 0.8 else self.damaged(said)])
-        session.take(numbered(said, 0))
+        session.talk.outbox = deque(maxlen=0)
+        said = said if self.chance.random() < 0.8 else self.damaged(said)
+        head = HEADER.pack(MAGIC, PROTOCOL, Kind.JOIN, 0, 0, 0, 0, 0.0, len(said))
+        session.take(numbered(head + said, 0))
         return session
 
 

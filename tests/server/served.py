@@ -17,7 +17,7 @@ from thinwire import codecs, exchanges, memories, recipes
 from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.trainer.channel import Uplink
-from thinwire.wire.frames import LOSS, NONE, Flag, Frame, GoneError, Kind
+from thinwire.wire.frames import NONE, Bytes, Flag, Frame, GoneError, Kind, Talk
 from thinwire.wire.keys import said, ticket
 from thinwire.wire.layout import layouts, pack
 from thinwire.wire.sockets import Bell, Link, open_sockets
@@ -240,13 +240,18 @@ class Raw:
         self._uplink = Uplink(layout, who)
         key = ticket(said(None)[0], address, 0, seconds=20.0)
         limits = dict.fromkeys(Kind, 1 << 24)
-        self.link = Link(address, key.server, key.trainers, Bell(), timeout=20.0, limits=limits)
+        self.link = Link(address, key.server, key.trainers, Bell(), Talk(limits), timeout=20.0)
         _kept(self)
-        self.send, self.send_raw = self.link.send, self.link.send_raw
+        self.send = self.link.send
         self.said = json.dumps({"trainer": who, "agreed": layout.agreed}).encode()
         if join:
             self.send(Kind.JOIN, self.said)
             self.welcome = self.receive()
+
+    def send_raw(self, message: Bytes) -> None:
+        """Send one message."""
+        self.link.talk.outbox.append(message)
+        self.link.flush()
 
     def receive(self, *, pings: bool = False) -> Frame:
         """Return the next frame, as a rule the next that is no ping. Raises GoneError for END."""
@@ -259,7 +264,7 @@ class Raw:
     def body(self, number: int, gradient: Tensor) -> list[Any]:
         """Return the body of an update."""
         sections = self._uplink.encode(number, {"large": gradient, "small": gradient[:3]}, drain=False)
-        return [LOSS.pack(1.5), *pack(sections)]
+        return pack(sections)
 
     def update(self, number: int, body: Sequence[Any], *, version: int = 0, flags: Flag = NONE) -> Frame:
         """Send an update and return the answer."""

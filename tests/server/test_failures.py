@@ -42,7 +42,7 @@ from thinwire.reducer import Reducer
 from thinwire.server import Server, Trainer
 from thinwire.server.hub import Session
 from thinwire.server.saving import Durable
-from thinwire.wire.frames import PIECE, WINDOW, Flag, FrameError, GoneError, Kind, messages, numbered
+from thinwire.wire.frames import PIECE, WINDOW, Flag, FrameError, GoneError, Kind, Talk, numbered
 
 __all__ = ["closed"]
 KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
@@ -402,7 +402,7 @@ def _leaving_with_seven(server: Server, recipe: Reducer, **options: Any) -> tupl
         trainer.model.give(gradient)  # type: ignore[operator]
         trainer.step()
     (channel,), left = trainer._channels, Future[None]()
-    assert soon(lambda: channel._sent == WINDOW)
+    assert soon(lambda: channel._waiting == WINDOW)
 
     def leave() -> None:
         try:
@@ -412,7 +412,7 @@ def _leaving_with_seven(server: Server, recipe: Reducer, **options: Any) -> tupl
             left.set_exception(error)
 
     threading.Thread(target=leave, daemon=True).start()
-    assert soon(channel._closed.is_set)
+    assert soon(lambda: channel._goodbye is not None)
     return trainer, left
 
 
@@ -567,12 +567,14 @@ def test_a_flood_of_updates_that_have_to_wait_is_cut_off() -> None:
 
 
 def test_nobody_is_answered_who_does_not_take_the_answers() -> None:
-    hub, (question,) = started()._hub, messages(Kind.WATCH, ())
+    hub, talk = started()._hub, Talk({})
+    talk.say(Kind.WATCH)
+    (question,) = talk.outbox
     with hub.lock:
         session = Session(hub, b"peer", "here")
         for number in range(WINDOW + 2):
             session.take(numbered(question, number))
-        assert len(session.outbox) == 1
+        assert len(session.talk.outbox) == 1
         with pytest.raises(FrameError, match=f"expected at most {WINDOW}"):
             session.take(numbered(question, WINDOW + 2))
 
@@ -587,7 +589,7 @@ def test_a_flood_waits_outside_while_the_server_computes() -> None:
     with pytest.raises(GoneError):  # nothing more is read, not even heartbeats
         _flood(raw, 4000, bytes(PIECE))
     busy.done.set()
-    assert raw.link.counted[0] < 1000 * PIECE
+    assert raw.link.talk.counted[0] < 1000 * PIECE
     assert joined(server).step()
 
 

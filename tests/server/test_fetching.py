@@ -444,7 +444,7 @@ def test_a_malformed_question_is_not_read(body: bytes) -> None:
 
 def test_a_question_that_is_too_long_gets_no_room(guarded: Server) -> None:
     raw = Raw(guarded.address, model=Table(), fetch_rows=True)
-    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL, Kind.FETCH, 0, 1, 0, 8 + most_ids(ENTRY) + 1))
+    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL, Kind.FETCH, 0, 1, 0, 0, 0.0, 8 + most_ids(ENTRY) + 1))
     with pytest.raises(GoneError):
         raw.receive()  # though no body has come
 

@@ -48,9 +48,8 @@ from thinwire.wire.frames import (
     Flag,
     FrameError,
     GoneError,
-    Inbox,
     Kind,
-    messages,
+    Talk,
     numbered,
     parse,
 )
@@ -62,7 +61,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where servers leave tickets."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "thinwire" / "tickets"
+    return tmp_path / "cache" / "thinwire" / "tickets" / socket.gethostname()
 
 
 def test_on_one_host_this_users_trainers_find_a_ticket_that_others_cannot_read(home: Path) -> None:
@@ -106,16 +105,24 @@ def test_a_ticket_is_not_for_another_host() -> None:
         ticket("", f"192.0.2.1:{port}", 0, seconds=0.1)
 
 
-@pytest.mark.parametrize("listens", ["127.0.0.1", "0.0.0.0"])
-def test_a_new_ticket_takes_those_of_dead_servers_at_its_port_away(home: Path, listens: str) -> None:
+@pytest.mark.parametrize("listens", ["127.0.0.1", "0.0.0.0", "[::]"])
+def test_tickets_of_dead_servers_and_of_other_hosts_are_not_taken_for_a_new_one(
+    home: Path, listens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with started() as dead:
         port = dead.address.rpartition(":")[2]
-    alive = [] if listens == "0.0.0.0" else [started(address=f"127.0.0.3:{port}").address]
-    others = [f"127.0.0.2:{int(port) + 1}", f"192.0.2.1:{port}"]  # of another port, and of another host
-    for name in (f"127.0.0.2:{port}", f"[::1]:{port}", f"[::]:{port}", f"0.0.0.0:{port}", *others):
-        (home / name).touch(mode=0o600)
+    others = ["127.0.0.1", "127.0.0.2", "[::1]", "[::]", "0.0.0.0"]
+    for name in others:
+        (home / f"{name}:{port}").touch(mode=0o600)
+    alive = started(address=f"127.0.0.3:{port}") if listens == "127.0.0.1" else None
     server = started(address=f"{listens}:{port}")
-    assert {each.name for each in home.iterdir()} == {server.address, *alive, *others}
+    assert alive is None or joined(alive, ticket=None).step()
+    called = {"127.0.0.1": ["127.0.0.1", "0.0.0.0"], "0.0.0.0": ["127.0.0.1", "127.0.0.2"], "[::]": others}
+    for name in called[listens]:
+        assert joined(server, address=f"{name}:{port}", ticket=None).step()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-one-that-has-the-same-home")
+    with pytest.raises(GoneError, match="no ticket"):
+        ticket("", server.address, 0, seconds=0.1)
 
 
 def test_a_key_is_made_beside_the_checkpoint_and_kept(home: Path, tmp_path: Path) -> None:
@@ -478,7 +485,7 @@ def guarded(caplog: pytest.LogCaptureFixture) -> Iterator[Server]:
 
 
 def _framed(kind: int, body: bytes = b"", *, number: int = 1, length: int | None = None, magic: bytes = MAGIC) -> bytes:
-    return HEADER.pack(magic, PROTOCOL, kind, 0, number, 0, len(body) if length is None else length) + body
+    return HEADER.pack(magic, PROTOCOL, kind, 0, number, 0, 0, 0.0, len(body) if length is None else length) + body
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\xff" + bytes(8) + b"\x7f\x03"])
@@ -550,7 +557,7 @@ def test_a_malformed_request_to_join_changes_nothing(guarded: Server, body: byte
 
 def test_both_sides_name_the_versions_when_they_differ(guarded: Server, caplog: pytest.LogCaptureFixture) -> None:
     raw, words = Raw(guarded.address, join=False), f"protocol {PROTOCOL + 1}; expected .*, protocol {PROTOCOL}"
-    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL + 1, Kind.JOIN, 0, 0, 0, 0))
+    raw.send_raw(HEADER.pack(MAGIC, PROTOCOL + 1, Kind.JOIN, 0, 0, 0, 0, 0.0, 0))
     with pytest.raises(GoneError, match=words):
         raw.receive()
     assert re.search(words, caplog.text)
@@ -559,28 +566,30 @@ def test_both_sides_name_the_versions_when_they_differ(guarded: Server, caplog: 
 @pytest.mark.parametrize("sizes", [(0,), (10,), (PIECE,), (PIECE + 1,), (3, 2 * PIECE + 5, 0, PIECE)])
 def test_bodies_come_whole_in_pieces_of_bounded_length(sizes: tuple[int, ...]) -> None:
     body = [random.Random(i).randbytes(size) for i, size in enumerate(sizes)]
-    inbox, found = Inbox({Kind.UPDATE: sum(sizes)}), list[Any]()
-    for number, each in enumerate(messages(Kind.UPDATE, [memoryview(x) for x in body], number=7)):
+    here, there, found = Talk({}), Talk({Kind.UPDATE: sum(sizes)}), list[Any]()
+    here.say(Kind.UPDATE, *(memoryview(x) for x in body), number=7)
+    for number, each in enumerate(here.outbox):
         assert len(each) <= HEADER.size + PIECE
         assert not any(found)
-        found.append(inbox.take(numbered(each, number)))
+        found.append(there.take(numbered(each, number)))
     assert (found[-1].number, bytes(found[-1].body)) == (7, b"".join(body))
 
 
 def test_headers_are_read_or_refused() -> None:
     limits = {Kind.PING: 0, Kind.UPDATE: 10}
-    assert [*parse(_framed(Kind.UPDATE, length=10)[:32], limits)] == [Kind.UPDATE, NONE, 1, 0, bytes(10)]
-    flagged = HEADER.pack(MAGIC, PROTOCOL, Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, 3)
-    assert [*parse(flagged, limits)] == [Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, bytes(3)]
+    plain = _framed(Kind.UPDATE, length=10)[: HEADER.size]
+    assert [*parse(plain, limits)] == [Kind.UPDATE, NONE, 1, 0, 0, 0.0, bytes(10)]
+    flagged = HEADER.pack(MAGIC, PROTOCOL, Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, 3, 1.5, 4)
+    assert [*parse(flagged, limits)] == [Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, 3, 1.5, bytes(4)]
     for wrong in (
         _framed(Kind.UPDATE, length=11),
         _framed(Kind.PING, length=1),
         _framed(Kind.WATCH),
-        HEADER.pack(MAGIC, PROTOCOL + 1, Kind.PING, 0, 0, 0, 0),
-        HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 32, 0, 0, 0),
+        HEADER.pack(MAGIC, PROTOCOL + 1, Kind.PING, 0, 0, 0, 0, 0.0, 0),
+        HEADER.pack(MAGIC, PROTOCOL, Kind.PING, 32, 0, 0, 0, 0.0, 0),
     ):
         with pytest.raises(FrameError):
-            parse(wrong[:32], limits)
+            parse(wrong[: HEADER.size], limits)
 
 
 def test_updates_larger_than_a_piece_are_applied_and_a_trainer_that_leaves_has_sent_all() -> None:

@@ -1,11 +1,10 @@
 """The central copy of the parameters, and how updates are applied to it."""
 
 import logging
-import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -16,20 +15,19 @@ from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
 from thinwire.wire.entries import Entry
-from thinwire.wire.frames import LOSS, Flag, Frame, FrameError
-from thinwire.wire.layout import Layout, Part, Places
+from thinwire.wire.frames import Flag, Frame
+from thinwire.wire.layout import Layout, Part, Places, finite
 
 logger = logging.getLogger("thinwire")
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 class Update(NamedTuple):
-    """One update of a trainer: its number, the version it was computed on, its loss (NaN if none), and what it says."""
+    """One update of a trainer: its number, the version it was computed on, and what it says."""
 
     trainer: str
     number: int
     version: int
-    loss: float
     parts: Sequence[Part]
     payloads: Sequence[Payload]
     rows: Sequence[Blocks]
@@ -37,12 +35,9 @@ class Update(NamedTuple):
 
 def read_update(layout: Layout, trainer: str, frame: Frame) -> Update:
     """Return the update in a frame. Raises FrameError or PayloadError if there is none in it."""
-    if len(frame.body) < LOSS.size:
-        raise FrameError(f"an update of {len(frame.body)} bytes; expected a loss of {LOSS.size} at its beginning")
-    (loss,) = LOSS.unpack_from(frame.body)
     parts = layout.dense if frame.flags & Flag.DRAINED else layout.up(frame.number)
-    payloads, rows = layout.read(frame.body[LOSS.size :], parts, layout.rows, frame.number)
-    return Update(trainer, frame.number, frame.version, loss, parts, payloads, rows)
+    payloads, rows = layout.read(frame.body, parts, layout.rows, frame.number)
+    return Update(trainer, frame.number, frame.version, parts, payloads, rows)
 
 
 @final
@@ -99,7 +94,7 @@ class Central:
         self.behind.update(stale)
         self.dropped += len(updates) - len(good)
         if good:
-            self._try_to_step(good)
+            self._step()
         return {each.trainer for each in updates} - {each.trainer for each in good}
 
     def check(self) -> None:
@@ -107,78 +102,73 @@ class Central:
         if self.failure:
             raise ServerError(self.failure)
 
-    def _try_to_step(self, updates: Sequence[Update]) -> None:
-        try:
-            self.places.check(self._model)
-            self._step(updates)
-            self._check_finite(updates)
-        except StateError as error:
-            self._fail(f"the server has stopped at version {self.version}: {error}", error)
-        except Exception as error:
-            self._fail(
-                f"the server's optimizer or scheduler raised {type(error).__name__}: {error}; start it again with one "
-                "that can take these gradients (for sparse embeddings pass make_rows_optimizer=, such as SparseAdam)",
-                error,
-            )
-
-    def _fail(self, why: str, error: Exception) -> NoReturn:
-        self.failure = why
-        logger.error("%s. No further updates are applied or saved", why)
-        raise ServerError(why) from error
-
-    def _check_finite(self, updates: Sequence[Update]) -> None:
-        """Raise StateError if a step has left parameters that are not finite."""
-        ends = [end for flat in self.flats.values() for end in flat.aminmax()]
-        for i, entry in enumerate(self.layout.rows):
-            moved = [self.picked(entry, update.rows[i].keys) for update in updates]
-            ends += [end for rows in moved if rows.numel() for end in rows.aminmax()]
-        if not all(map(math.isfinite, ends)):
-            raise StateError(
-                "its parameters are not finite after this step, so training has diverged. Start it again from its "
-                "latest checkpoint, or from the .previous one, with a lower learning rate"
-            )
-
     def _gathered(self, updates: Sequence[Update], stale: Mapping[str, int]) -> list[Update]:
-        """Write the mean of all finite updates into the gradients, and return these updates."""
-        good: list[Update] = []
+        """Make the mean of all finite updates the gradients, and return these updates."""
+        good = list[Update]()
+        weights = {who: 1 / (1 + each) if self._damped else 1.0 for who, each in stale.items()}
         for update in sorted(updates, key=lambda each: each.trainer):  # the same sum whoever comes first
-            weight = 1 / (1 + stale[update.trainer]) if self._damped else 1.0
             into = self._gradients if not good else {d: torch.empty_like(x) for d, x in self._gradients.items()}
             if not _written(update, into):
                 continue
             for dtype, x in into.items():
-                if weight != 1:
-                    x.mul_(weight)
+                if weights[update.trainer] != 1:
+                    x.mul_(weights[update.trainer])
                 if good:
                     self._gradients[dtype].add_(x)
-            for entry, rows in zip(self.layout.rows, update.rows, strict=True):
-                values, p = rows.values.view(-1, *entry.shape[1:]) * weight, self.parameters[entry.name]
-                gradient = torch.sparse_coo_tensor(
-                    rows.keys.long()[None], values, entry.shape, is_coalesced=True, check_invariants=False
-                )
-                p.grad = gradient if p.grad is None or not good else (p.grad + gradient).coalesce()
             good.append(update)
         if len(good) > 1:
-            for gradients in (
-                *self._gradients.values(),
-                *(self.parameters[each.name].grad for each in self.layout.rows),
-            ):
-                if gradients is not None:
-                    gradients.mul_(1 / len(good))
+            for x in self._gradients.values():
+                x.mul_(1 / len(good))
+        for i, entry in enumerate(self.layout.rows if good else ()):
+            some = [each.rows[i] for each in good]
+            scaled = [each.rows[i].values * (weights[each.trainer] / len(good)) for each in good]
+            keys, values = torch.cat([each.keys.long() for each in some])[None], torch.cat(scaled)
+            gradient = torch.sparse_coo_tensor(
+                keys,
+                values.view(-1, *entry.shape[1:]),
+                entry.shape,
+                is_coalesced=len(good) == 1,
+                check_invariants=False,
+            )
+            self.parameters[entry.name].grad = gradient.coalesce()
         return good
 
-    def _step(self, updates: Sequence[Update]) -> None:
-        for name, gradient in self._views.items():
-            self.parameters[name].grad = gradient
-        for each in self.optimizers:
-            each.step()
-        for scheduler in self._schedulers:
-            scheduler.step()
-        self.version += 1
-        for i, entry in enumerate(self.layout.rows):
-            for update in updates:
-                self.changed[entry.name].index_fill_(0, update.rows[i].keys.long(), self.version)
-            self.parameters[entry.name].grad = None
+    def _step(self) -> None:
+        """Take a step along the gradients. Raises ServerError if it fails: then nothing is applied any more."""
+        try:
+            self.places.check(self._model)
+            for name, gradient in self._views.items():
+                self.parameters[name].grad = gradient
+            for optimizer in self.optimizers:
+                optimizer.step()
+            for scheduler in self._schedulers:
+                scheduler.step()
+            self.version += 1
+            moved = [*self.flats.values(), *map(self._moved, self.layout.rows)]
+            if not finite(moved):
+                raise StateError(
+                    "its parameters are not finite after this step, so training has diverged. Start it again from its "
+                    "latest checkpoint, or from the .previous one, with a lower learning rate"
+                )
+        except Exception as error:
+            why = f"the server has stopped at version {self.version}: {error}"
+            if not isinstance(error, StateError):
+                why = (
+                    f"the server's optimizer or scheduler raised {type(error).__name__}: {error}; start it again with "
+                    "one that can take these gradients (for sparse embeddings pass make_rows_optimizer=, such as "
+                    "SparseAdam)"
+                )
+            self.failure = why
+            logger.error("%s. No further updates are applied or saved", why)
+            raise ServerError(why) from error
+
+    def _moved(self, entry: Entry) -> Tensor:
+        """Note which rows a step has changed, drop their gradient, and return copies of them."""
+        p = self.parameters[entry.name]
+        assert p.grad is not None
+        keys, p.grad = p.grad.indices()[0], None
+        self.changed[entry.name].index_fill_(0, keys, self.version)
+        return self.picked(entry, keys)
 
     def changed_since(self, entry: Entry, version: int) -> tuple[Tensor, Tensor]:
         """Return which rows have changed after `version`, and copies of them."""
@@ -191,17 +181,15 @@ class Central:
 
     def state(self) -> dict[str, Any]:
         """Return copies of everything that must outlive the server: tensors and plain containers."""
-        return {
-            "parameters": {name: p.detach().clone() for name, p in self.parameters.items()},
-            "optimizers": [tree_map(_copied, each.state_dict()) for each in self.optimizers],
-            "schedulers": [tree_map(_copied, each.state_dict()) for each in self._schedulers],
-            "version": self.version,
-            "dropped": self.dropped,
-            "applied": dict(self.applied),
-            "present": sorted(self.present),
-            "staleness": dict(self.staleness),
-            "changed": {name: x.clone() for name, x in self.changed.items()},
+        states = {
+            "parameters": self.parameters,
+            "optimizers": [each.state_dict() for each in self.optimizers],
+            "schedulers": [each.state_dict() for each in self._schedulers],
+            "changed": self.changed,
         }
+        numbers = {"version": self.version, "dropped": self.dropped, "applied": dict(self.applied)}
+        rest = {"present": sorted(self.present), "staleness": dict(self.staleness)}
+        return tree_map(_copied, states) | numbers | rest
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -221,22 +209,14 @@ class Central:
             x.copy_(saved["changed"][name])
 
     def _check(self, saved: Mapping[str, Any]) -> None:
-        mine = {name: f"{tuple(p.shape)} {p.dtype}" for name, p in self.parameters.items()}
-        theirs = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in saved["parameters"].items()}
-        for name in mine | theirs:
-            if mine.get(name) != theirs.get(name):
+        mine = {"parameters": self.parameters, "optimizers": self.optimizers, "schedulers": self._schedulers}
+        here, there = _words(mine), _words(saved)
+        for name in here | there:
+            if here.get(name) != there.get(name):
                 raise StateError(
-                    f"parameter {name} is {theirs.get(name, 'absent')} in the checkpoint and "
-                    f"{mine.get(name, 'absent')} on this server: serve the model that was saved, with the same number "
-                    "of servers, or use another checkpoint"
+                    f"{name} is {there.get(name, 'absent')} in the checkpoint and {here.get(name, 'absent')} on this "
+                    "server: serve the model that was saved, with the same arguments, or use another checkpoint"
                 )
-        counts = [len(saved["optimizers"]), len(saved["schedulers"])]
-        if counts != [len(self.optimizers), len(self._schedulers)]:
-            raise StateError(
-                f"the checkpoint has {counts[0]} optimizers and {counts[1]} schedulers, this server "
-                f"{len(self.optimizers)} and {len(self._schedulers)}: call serve with the same arguments as when it "
-                "was saved"
-            )
 
 
 def _written(update: Update, into: Mapping[torch.dtype, Tensor]) -> bool:
@@ -245,7 +225,13 @@ def _written(update: Update, into: Mapping[torch.dtype, Tensor]) -> bool:
         payload.write(into[part.dtype])
         if not payload.is_finite(into[part.dtype]):
             return False
-    return all(bool(rows.values.isfinite().all()) for rows in update.rows)
+    return finite(rows.values for rows in update.rows)
+
+
+def _words(state: Mapping[str, Any]) -> dict[str, str]:
+    """Say in words what a checkpoint and its server must have in common."""
+    words = {f"parameter {name}": f"{tuple(x.shape)} {x.dtype}" for name, x in state["parameters"].items()}
+    return words | {f"the number of {each}": str(len(state[each])) for each in ("optimizers", "schedulers")}
 
 
 def _check_leaves_rows_alone(optimizer: torch.optim.Optimizer) -> None:

@@ -19,15 +19,15 @@ from thinwire.server.central import Central, read_update
 from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
 from thinwire.wire import frames
-from thinwire.wire.entries import most_ids, read_ids, table
-from thinwire.wire.frames import Bytes, Flag, Frame, FrameError, GoneError, Inbox, Kind
+from thinwire.wire.entries import read_ids, table
+from thinwire.wire.frames import Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
 from thinwire.wire.layout import difference, pack, unpack
 from thinwire.wire.sockets import TICK, Listener
 
 logger = logging.getLogger("thinwire")
 _SOON = 0.01  # seconds until a message is tried again for which there was no room
 _WORDS = 10_000  # characters of a refusal, so fewer than 64 KiB
-_FIRST = {Kind.PING: 0, Kind.BYE: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}
+_FIRST = {Kind.PING: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}
 """What may come at first, and how long it may be."""
 
 
@@ -103,8 +103,7 @@ class Downlink:
             payload = part.plain(lacking, number or 1)
             found.append(payload.packed)
             if not whole:
-                payload.write(lacking)
-                self._theirs[part.dtype].add_(lacking)
+                part.write(payload, self._theirs[part.dtype], whole=False)
         rows = [table(each, *central.changed_since(each, self._version)) for each in layout.pushed]
         self._version = central.version
         return [*found, *rows]
@@ -116,31 +115,26 @@ class Session:
 
     def __init__(self, hub: "Hub", peer: bytes, host: str, descriptor: int = -1) -> None:
         self._hub, self.peer, self.host, self._descriptor, self.trainer = hub, peer, host, descriptor, ""
-        self._inbox, self.outbox, self._sent, self._received = Inbox(_FIRST), deque[Bytes](), 0, 0
-        self.said = 0
-        """Messages that have left the outbox."""
-        self._loss, self._since = math.nan, time.monotonic()
-        self._downlink, self.queue, self.over = Downlink(hub.central), deque[Frame](), False
+        self.talk, self.queue, self.over = Talk(_FIRST), deque[Frame](), False
+        self._loss, self._since, self._downlink = math.nan, time.monotonic(), Downlink(hub.central)
         self._busy: Frame | None = None
-        """The update that the rule has."""
+        """The update that the rule has, without its body."""
 
     def status(self) -> TrainerStatus:
         """Return what is known of this trainer."""
-        central = self._hub.central
+        central, (sent, received) = self._hub.central, self.talk.counted
         return TrainerStatus(
             updates=central.applied.get(self.trainer, 0),
             behind=central.behind[self.trainer],
             loss=self._loss if math.isfinite(self._loss) else None,
-            sent_bytes=self._sent,
-            received_bytes=self._received,
+            sent_bytes=sent,
+            received_bytes=received,
             quiet=time.monotonic() - self._since,
         )
 
     def take(self, message: Bytes) -> None:
         """Take in a message, and do what it asks for. Raises FrameError, GoneError, PayloadError or RefusedError."""
-        self._received += len(message) + frames.AROUND
-        self._hub.received += (len(message) + frames.AROUND) * bool(self.trainer)
-        if self.over or (frame := self._inbox.take(message)) is None:
+        if self.over or (frame := self.talk.take(message)) is None:
             return
         match frame.kind:
             case Kind.PING:
@@ -161,7 +155,7 @@ class Session:
 
         Raises FrameError, PayloadError or RefusedError.
         """
-        while self.queue and not self._busy and not self.outbox:
+        while self.queue and not self._busy and not self.talk.outbox:
             frame = self.queue.popleft()
             match frame.kind:
                 case Kind.UPDATE:
@@ -171,21 +165,12 @@ class Session:
                 case Kind.WATCH:
                     self.say(Kind.WATCH, json.dumps(asdict(self._hub.status())).encode())
                 case _:
-                    body = rows_for(self._hub.central, frame.body)
-                    self.say(Kind.FETCH, *body, number=frame.number, version=self._hub.central.version)
+                    self.say(Kind.FETCH, *rows_for(self._hub.central, frame.body), number=frame.number)
 
-    def say(self, kind: Kind, *body: Bytes, **head: int) -> None:
-        """Put a frame into the outbox, with what `head` says."""
-        for each in frames.messages(kind, body, **head):
-            self.outbox.append(each)
-            size = len(each) + frames.NUMBER + frames.AROUND
-            self._sent += size
-            self._hub.sent += size * bool(self.trainer)
-
-    def ping(self) -> None:
-        """Tell the trainer what is on disk, unless it is being told something else."""
-        if not self.outbox:
-            self.say(Kind.PING, number=self._hub.saving.latest(self.trainer))
+    def say(self, kind: Kind, *body: Bytes, number: int = 0, flags: int = 0) -> None:
+        """Put a frame into the outbox, with what is on disk."""
+        saved, version = self._hub.saving.latest(self.trainer), self._hub.central.version
+        self.talk.say(kind, *body, number=number, version=version, saved=saved, flags=flags)
 
     def answer(self, *, dropped: bool) -> None:
         """Answer the update which the rule has let go; if it came over an earlier connection, it is not here."""
@@ -212,28 +197,25 @@ class Session:
         self.queue.clear()
         if hub.sessions.get(self.trainer) is self:
             del hub.sessions[self.trainer]
+            hub.counted = [sum(each) for each in zip(hub.counted, self.talk.counted, strict=True)]
             hub.rule.left(self.trainer, goodbye=goodbye)
         hub.lock.notify_all()
 
     def _join(self, asked: Mapping[str, Any]) -> None:
         hub, central = self._hub, self._hub.central
+        layout = central.layout
         if central.failure:
             raise RefusedError(central.failure)
-        layout = central.layout
         if found := difference(layout.agreed, asked["agreed"]):
             raise RefusedError(*found)
         if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # dead: its descriptor may be ours by now
             earlier.leave(goodbye=False)
         self.trainer = asked["trainer"]
         hub.sessions[self.trainer] = self
-        hub.received += self._received
         hub.rule.joined(self.trainer, self.host)
-        self._inbox.limits = {Kind.PING: 0, Kind.BYE: 0, Kind.UPDATE: frames.LOSS.size + layout.longest_update}
-        if layout.fetched:
-            self._inbox.limits[Kind.FETCH] = sum(8 + most_ids(each) for each in layout.fetched)
+        self.talk.limits = layout.asked
         life, body = frames.LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
-        applied = central.applied.get(self.trainer, 0)
-        self.say(Kind.JOIN, self._durable, life, *body, number=applied, version=central.version)
+        self.say(Kind.JOIN, life, *body, number=central.applied.get(self.trainer, 0))
 
     def _update(self, frame: Frame) -> None:
         hub = self._hub
@@ -244,32 +226,30 @@ class Session:
             self._reply(frame)
             return
         update = read_update(hub.central.layout, self.trainer, frame)
-        self._loss, self._since, self._busy = update.loss, time.monotonic(), frame
+        self._loss, self._since = frame.loss, time.monotonic()
+        self._busy = frame._replace(body=memoryview(b""))
         hub.rule.submit(update)
 
     def _reply(self, frame: Frame, flags: int = 0) -> None:
-        brief, version = frame.flags & Flag.BRIEF, self._hub.central.version
+        brief = frame.flags & Flag.BRIEF
         body = [] if brief else pack(self._downlink.sections(frame.number))
-        self.say(Kind.UPDATE, self._durable, *body, number=frame.number, version=version, flags=flags | brief)
-
-    @property
-    def _durable(self) -> bytes:
-        return frames.DURABLE.pack(self._hub.saving.latest(self.trainer))
+        self.say(Kind.UPDATE, *body, number=frame.number, flags=flags | brief)
 
 
 @final
 class Hub:
     """A server's peers, each a session, and what these share. `run` serves them until `close`; anybody may `tell`.
 
-    `lock` guards everything that is not fixed. `sessions`: of trainers, by their numbers. `sent`, `received`: bytes.
+    `lock` guards everything that is not fixed. `sessions`: of trainers, by their numbers. `counted`: bytes sent and
+    received over earlier ones.
     """
 
     def __init__(
         self, listener: Listener, central: Central, rule: Rule, saving: Saving, lock: threading.Condition
     ) -> None:
-        self.central, self.rule, self.saving, self.lock = central, rule, saving, lock
-        self.sessions, self.sent, self.received = dict[str, Session](), 0, 0
-        self.listener, self._peers, self._gone = listener, dict[bytes, Session](), list[Session]()
+        self.central, self.rule, self.saving, self.lock, self.listener = central, rule, saving, lock, listener
+        self.sessions, self.counted = dict[str, Session](), [0, 0]
+        self._peers, self._gone = dict[bytes, Session](), list[Session]()
         self._due, self._open = 0.0, True
 
     @property
@@ -279,21 +259,23 @@ class Hub:
 
     def status(self) -> ServerStatus:
         """Return the server's status. The caller holds the lock."""
+        counted = (self.counted, *(session.talk.counted for session in self.sessions.values()))
+        sent, received = map(sum, zip(*counted, strict=True))
         return ServerStatus(
             version=self.central.version,
             staleness=dict(self.central.staleness),
             updates=dict(self.central.applied),
             trainers={name: session.status() for name, session in self.sessions.items()},
             dropped=self.central.dropped,
-            sent_bytes=self.sent,
-            received_bytes=self.received,
+            sent_bytes=sent,
+            received_bytes=received,
         )
 
     def run(self) -> None:
         """Serve until `close`."""
         try:
             while self._open:
-                blocked = any(each.outbox for each in self._peers.values())
+                blocked = any(each.talk.outbox for each in self._peers.values())
                 self.listener.wait(_SOON if blocked else TICK)
                 heard = self._take_all()
                 with self.lock:
@@ -341,7 +323,8 @@ class Hub:
         if time.monotonic() > self._due:
             self._due = time.monotonic() + TICK
             for each in self._peers.values():
-                each.ping()
+                if not each.talk.outbox:
+                    each.say(Kind.PING)
             self.rule.name()
         self.release()
 
@@ -376,14 +359,12 @@ class Hub:
     def _send(self, session: Session) -> None:
         """Send what there is room for; if that is all, go on with what has come."""
         try:
-            while session.outbox and self.listener.send(session.peer, frames.numbered(session.outbox[0], session.said)):
-                session.outbox.popleft()
-                session.said += 1
-                if session.queue and not session.outbox:
-                    self._try(session, session.go_on)
-                    self.listener.bell.ring()
+            talk, send = session.talk, partial(self.listener.send, session.peer)
+            if talk.outbox and not talk.flush(send) and session.queue:
+                self._try(session, session.go_on)
+                self.listener.bell.ring()
         except GoneError:
-            session.outbox = deque(maxlen=0)  # nobody hears it
+            session.talk.outbox = deque(maxlen=0)  # nobody hears it
             self._gone.append(session)
             self.listener.bell.ring()
 

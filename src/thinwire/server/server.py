@@ -24,7 +24,7 @@ from thinwire.server.central import Central, MakeScheduler
 from thinwire.server.hub import Hub, ServerStatus
 from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
-from thinwire.wire.environment import announce, place, split, store_ticket
+from thinwire.wire.environment import TICKET, announce, place, split, store
 from thinwire.wire.keys import key_of, leave
 from thinwire.wire.layout import layouts
 from thinwire.wire.sockets import Listener, check_installed
@@ -189,30 +189,28 @@ def serve(
         >>> server.close()
     """
     check_installed()
-    here = place(index, servers, address)
-    split(address or "127.0.0.1:0")
+    here, door = place(index, servers, address), address or "127.0.0.1:0"
+    split(door)
     layout = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)[here]
     layout.compile()
     if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
         raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
-    central = Central(model, layout, make_optimizer, make_rows_optimizer, make_scheduler, damped=damped)
-    _check_momentum(recipe, central.optimizers)
-    lock = threading.Condition(threading.RLock())
-    saving = Saving(central, lock, checkpoint)
-    rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
-    found = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
-    door = address or "127.0.0.1:0"
-    listener = Listener(door, found.server, found.trainers, timeout=timeout, longest=layout.messages)
-    ticket = found.ticket.text
     with ExitStack() as ending:
+        ending.enter_context(layout.claimed(model))
+        central = Central(model, layout, make_optimizer, make_rows_optimizer, make_scheduler, damped=damped)
+        _check_momentum(recipe, central.optimizers)
+        lock = threading.Condition(threading.RLock())
+        saving = Saving(central, lock, checkpoint)
+        rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
+        own = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
+        listener = Listener(door, own.server, own.trainers, timeout=timeout, longest=layout.messages)
         ending.callback(listener.close)
+        ticket = own.ticket.text
         ending.callback(leave(listener.address, ticket))
         if not ip_address(split(listener.address)[0]).is_loopback:
-            store_ticket(here, ticket)
+            store(TICKET.format(here), ticket, agent=True)
         if address is None:
             announce(here, listener.address)
-        ending.callback(central.places.release)
-        central.places.claim()
         hub = Hub(listener, central, rule, saving, lock)
         return Server(hub, listener.address, ticket=ticket, every=every, ending=ending.pop_all())
 

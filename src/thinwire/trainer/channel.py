@@ -1,13 +1,16 @@
 """One server, as a trainer sees it: a connection that may be made anew, and the updates that may yet be lost."""
 
+import itertools
 import json
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, final
 
 import torch
@@ -18,8 +21,8 @@ from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.reducer import Bucket, Reducer
 from thinwire.reducer.wrappers import release
 from thinwire.trainer.copy import Base, Copy, Rows
-from thinwire.wire.entries import Entry, asking, most, table
-from thinwire.wire.frames import DURABLE, LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind
+from thinwire.wire.entries import Entry, asking, table
+from thinwire.wire.frames import LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
 from thinwire.wire.keys import ticket
 from thinwire.wire.layout import Layout, pack
 from thinwire.wire.sockets import TICK, Bell, Link
@@ -84,17 +87,24 @@ class Uplink:
                 )
 
 
-class Sent(NamedTuple):
-    """An update: on what it was computed, and what it says."""
+class Request(NamedTuple):
+    """What a server is sent, in this order: an update, a question for rows, or a word."""
 
-    base: Base
-    flags: int
-    body: Sequence[Bytes]
+    order: int
+    kind: Kind
+    number: int = 0
+    body: Sequence[Bytes] = ()
+    base: Base = Base(0, 0)
+    loss: float = math.nan
+    flags: int = 0
+
+
+_SAVE, _BYE = Request(0, Kind.PING, flags=Flag.SAVE), Request(0, Kind.BYE)
 
 
 @final
 class Channel:
-    """Sends updates to one server, in order, and writes its answers into the trainer's `copy`.
+    """Sends updates to one server, in order, and takes its answers into the trainer's `copy`.
 
     An update stays in the log until the server says that it is on disk. After a lost connection the channel joins again
     and goes on with the first that the server has not applied. Its own thread alone uses the connection.
@@ -103,39 +113,37 @@ class Channel:
     def __init__(self, settings: Settings, layout: Layout, model: nn.Module) -> None:
         self._settings, self.copy, self.rows = settings, Copy(layout, model), Rows(layout, model)
         self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
-        self._changed, self._bell = threading.Condition(), Bell()
-        self._log, self._logged = dict[int, Sent](), 0  # updates that are not on disk, by number, and their bytes
-        self._open = dict[int, tuple[int, Sequence[Tensor]]]()  # questions: after which update, and for which rows
-        self._questions = 0
+        self._changed, self._bell, self._orders = threading.Condition(), Bell(), itertools.count(1)
+        self._log, self._logged = dict[int, Request](), 0  # updates that are not on disk, by number, and their bytes
+        self._open = dict[int, tuple[Request, Sequence[Tensor]]]()  # questions, by number, and for which rows
         self._floors, self._life = list[int](), 0
         self.counted = [0, 0]
         """Bytes sent and received, headers included."""
-        self._sent = self._answered = self._asked = 0  # the latest update and question, over this connection
-        self._repeated = 0  # up to which number updates are sent again
-        self.saved = self.dropped = 0
+        self._queue, self._waiting = deque[Request](), 0  # what has yet to be sent, and how many have no answer
+        self._full = self._joined = False
+        self._answered = self.saved = self.dropped = 0
         """`saved`: the latest update that the server has on disk; of one without a checkpoint, that it applied."""
-        self._full = self._joined = self._bid = False  # `_joined`, and has bid goodbye: over this connection
-        self._goodbye = self._left = False  # what `close` was told, and whether the server has answered BYE
+        self._goodbye: bool | None = None  # what `close` was told
+        self._left = False  # whether the server has answered BYE
         self._sound, self._deadline = True, 0.0  # whether a loss now is one of its own, and until when it is borne
-        self._closed, self._process = threading.Event(), os.getpid()
+        self._process = os.getpid()
         self._error: Exception | None = None
         self._told: Exception | None = None  # the error that a caller knows of
-        self._link: Link | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         try:
-            with self.copy.open():
-                self.wait()
+            self.wait()
         except BaseException:
             self.close(goodbye=False)
             raise
+        self.copy.catch_up()
 
     @property
     def staged_bytes(self) -> int:
         """Bytes of the updates that may have to be sent once more, and of the vectors that are encoded."""
         return self._logged + self.uplink.staged
 
-    def send(self, number: int, base: Base, flags: int, body: Sequence[Bytes]) -> None:
+    def send(self, number: int, base: Base, body: Sequence[Bytes], *, loss: float, flags: int) -> None:
         """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
         size, room = sum(map(len, body)), self._settings.room
         with self._changed:
@@ -143,8 +151,10 @@ class Channel:
             self._bell.ring()
             self._changed.wait_for(lambda: self._error or not self._log or self._logged + size <= room)
             self.check()
-            self._log[number] = Sent(base, flags, body)
+            update = Request(next(self._orders), Kind.UPDATE, number, body, base, loss, flags)
+            self._log[number] = update
             self._logged += size
+            self._queue.append(update)
         self._bell.ring()
 
     def wait(self, update: int = 0, question: int = 0) -> None:
@@ -160,10 +170,12 @@ class Channel:
 
     def fetch(self, keys: Sequence[Tensor]) -> int:
         """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
+        body = pack([asking(*each) for each in zip(self.layout.fetched, keys, strict=True)])
         with self._changed:
             self.check()
-            self._questions = number = self._questions + 1
-            self._open[number] = next(reversed(self._log), 0), keys
+            number = next(self._orders)
+            self._open[number] = Request(number, Kind.FETCH, number, body), keys
+            self._queue.append(self._open[number][0])
         self._bell.ring()
         return number
 
@@ -183,11 +195,12 @@ class Channel:
 
         Raises ServerError if it may not have, unless the reason has been told. Later calls do nothing.
         """
-        if self._closed.is_set():
+        if self._goodbye is not None:
             return
         self.stop()
-        self._goodbye = goodbye
-        self._closed.set()
+        with self._changed:
+            self._goodbye = goodbye
+            self._queue.append(_BYE)
         self._bell.ring()
         self._thread.join()
         if goodbye and self._unconfirmed and self._told is not self._error:
@@ -209,65 +222,51 @@ class Channel:
         """How many updates the server may not have taken in."""
         return 0 if self._left else max(0, next(reversed(self._log), 0) - self._answered)
 
+    @property
+    def _over(self) -> bool:
+        """Whether this was closed, and after a BYE the server has all updates, or is gone and lacks none."""
+        with self._changed:
+            waits = self._goodbye and not self._left and (self._joined or self._unconfirmed)
+            return self._goodbye is not None and not waits
+
     def _run(self) -> None:
         """Join, send what is due and take in answers; after a loss, again. `send` and `wait` raise what ends it."""
         try:
-            while not self._over():
+            while not self._over:
                 try:
-                    self._converse()
+                    with closing(called(self._settings, self.layout, self._bell, self.counted)) as link:
+                        self._converse(link)
                 except GoneError as error:
                     self._lost(error)
         except Exception as error:
             self._fail(error)
-        finally:
-            if self._link is not None:
-                self._link.close()
 
-    def _converse(self) -> None:
-        """Join, if that is to be done; send all that is due, and take in an answer. Raises GoneError."""
-        if (link := self._link) is None:
-            link = self._link = called(self._settings, self.layout, self._bell)
-            link.counted = self.counted
-            asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed)}
-            link.send(Kind.JOIN, json.dumps(asked).encode())
-        while not self._over() and (send := self._due(link)) is not None:
-            send()
-        if not self._over() and (frame := link.receive()) is not None:
-            self._take(frame)
+    def _converse(self, link: Link) -> None:
+        """Join, and do what is to be done. Raises GoneError."""
+        asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed)}
+        link.send(Kind.JOIN, json.dumps(asked).encode())
+        while not self._over:
+            if (due := self._due()) is not None:
+                version = min((due.base.version, *self._floors[due.base.joins :]))
+                told = {"number": due.number, "version": version, "loss": due.loss, "flags": due.flags}
+                link.send(due.kind, *due.body, **told)
+            elif (frame := link.receive()) is not None:
+                self._take(frame)
 
-    def _over(self) -> bool:
-        """Whether this was closed, and after a BYE the server has all updates, or is gone and lacks none."""
-        with self._changed:
-            return self._closed.is_set() and not (
-                self._goodbye and not self._left and (self._joined or self._unconfirmed)
-            )
-
-    def _due(self, link: Link) -> Callable[[], None] | None:
-        """Return what sends what is due now, if anything is, and note that it is under way."""
+    def _due(self) -> Request | None:
+        """Return what may be sent now, if anything may, and take it for sent."""
         with self._changed:
             if not self._joined:
                 return None
             if self._full:
                 self._full = False
-                return partial(link.send, Kind.PING, flags=Flag.SAVE)
-            unanswered = self._sent - self._answered + sum(number <= self._asked for number in self._open)
-            update, asked, sent = self._log.get(self._sent + 1), self._asked, self._sent
-            question = next((n for n, (after, _) in self._open.items() if n > asked and after <= sent), None)
-            if self._closed.is_set() and update is None:
-                bye, self._bid = None if self._bid else partial(link.send, Kind.BYE), True
-                return bye
-            if update is None and question is None:
-                self._sound |= not unanswered
-            elif question is not None and unanswered < WINDOW:
-                self._asked = question
-                keys = zip(self.layout.fetched, self._open[question][1], strict=True)
-                return partial(link.send, Kind.FETCH, *pack([asking(*each) for each in keys]), number=question)
-            elif update is not None and unanswered < WINDOW:
-                self._sent = number = sent + 1
-                version = min((update.base.version, *self._floors[update.base.joins :]))
-                flags = update.flags | Flag.BRIEF * (number <= self._repeated and number + 1 in self._log)
-                return partial(link.send, Kind.UPDATE, *update.body, number=number, version=version, flags=flags)
-            return None
+                return _SAVE
+            self._sound |= not self._queue and not self._waiting
+            waits = bool(self._queue) and self._queue[0].kind is not Kind.BYE
+            if not self._queue or (waits and self._waiting == WINDOW):
+                return None
+            self._waiting += waits
+            return self._queue.popleft()
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
@@ -281,10 +280,7 @@ class Channel:
 
     def _lost(self, error: GoneError) -> None:
         """Have the trainer join again, within the patience that each loss has of its own. Raises ServerError."""
-        link, self._link, self._joined = self._link, None, False
-        if link is not None:
-            link.close()
-        where, patience = self._settings.address, self._settings.patience
+        self._joined, where, patience = False, self._settings.address, self._settings.patience
         if self._sound and patience:
             logger.warning("no connection to the server at %s (%s); trying again for %g s", where, error, patience)
             self._sound, self._deadline = False, time.monotonic() + patience
@@ -298,56 +294,52 @@ class Channel:
                 fix = "see its log, start it again from its checkpoint, and pass reconnect=, in seconds, to wait for it"
             raise ServerError(f"{what}: {error}" if error.fix else f"{what} ({error}): {fix}") from error
 
-    def _welcomed(self, frame: Frame) -> None:
-        applied, (durable,) = frame.number, DURABLE.unpack_from(frame.body)
-        if applied < self.saved:
-            raise ServerError(
-                f"the server at {self._settings.address} has applied {applied} updates of this trainer, fewer than "
-                f"the {self.saved} it had saved: start it from its checkpoint, or restart this trainer"
-            )
-        life, restored = LIFE.unpack_from(frame.body, DURABLE.size)
-        self.copy.take(frame.body[DURABLE.size + LIFE.size :], Base(frame.version, len(self._floors) + 1))
-        floor = frame.version if life == self._life else restored  # to which the server went back
-        self.rows.rejoined(floor)
-        with self._changed:
-            self._life, self._repeated = life, next(reversed(self._log), 0)
-            self._sent = self._answered = applied
-            self._asked, self._bid, self._joined = 0, False, True
-            self._floors.append(floor)
-            self._forget(durable)
-
     def _take(self, frame: Frame) -> None:
         match frame.kind:
+            case Kind.PING:
+                pass
             case Kind.JOIN if not self._joined:
                 self._welcomed(frame)
             case Kind.UPDATE if self._joined:
-                (durable,) = DURABLE.unpack_from(frame.body)
                 if not frame.flags & Flag.BRIEF:
-                    base = Base(frame.version, len(self._floors))
-                    self.copy.take(frame.body[DURABLE.size :], base, frame.number)
-                with self._changed:
-                    self._answered, self._sound = frame.number, True
-                    self.dropped += bool(frame.flags & Flag.DROPPED)
-                    self._forget(durable)
-            case Kind.PING:
-                with self._changed:
-                    self._forget(frame.number)
+                    self.copy.take(frame.body, Base(frame.version, len(self._floors)), frame.number)
+                self._answered, self.dropped = frame.number, self.dropped + bool(frame.flags & Flag.DROPPED)
             case Kind.FETCH:
                 if (asked := self._open.get(frame.number)) is None:
                     raise FrameError(f"rows for request {frame.number}, which is not open")
                 self.rows.take(asked[1], frame.body, frame.version)
-                with self._changed:
-                    self._sound = True
-                    del self._open[frame.number]
-                    self._changed.notify_all()
+                del self._open[frame.number]
             case Kind.END if frame.flags & Flag.FINAL:
                 raise (ServerError if self._joined else FingerprintError)(f"{self._settings.address}: {frame.words}")
             case Kind.END:
                 raise GoneError(frame.words)
-            case Kind.BYE if self._bid:
+            case Kind.BYE if self._goodbye:
                 self._left = True
             case _:
                 raise FrameError(f"the server sent {frame.kind.name} out of turn")
+        with self._changed:
+            if frame.kind in (Kind.UPDATE, Kind.FETCH):
+                self._sound, self._waiting = True, self._waiting - 1
+            self._forget(frame.saved)
+
+    def _welcomed(self, frame: Frame) -> None:
+        """Take in all parameters, and have sent again what the server has not applied."""
+        if frame.number < self.saved:
+            raise ServerError(
+                f"the server at {self._settings.address} has applied {frame.number} updates of this trainer, fewer "
+                f"than the {self.saved} it had saved: start it from its checkpoint, or restart this trainer"
+            )
+        life, restored = LIFE.unpack_from(frame.body)
+        self.copy.take(frame.body[LIFE.size :], Base(frame.version, len(self._floors) + 1))
+        floor = frame.version if life == self._life else restored  # to which the server went back
+        self.rows.rejoined(floor)
+        with self._changed:
+            again = [each for number, each in self._log.items() if number > frame.number]
+            again[:-1] = [each._replace(flags=each.flags | Flag.BRIEF) for each in again[:-1]]
+            self._queue = deque(sorted([*again, *(question for question, _ in self._open.values())]))
+            self._queue.extend([_BYE] * (self._goodbye is not None))
+            self._life, self._answered, self._waiting, self._joined = life, frame.number, 0, True
+            self._floors.append(floor)
 
     def _forget(self, durable: int) -> None:
         """Drop the updates that are on disk."""
@@ -357,13 +349,10 @@ class Channel:
         self._changed.notify_all()
 
 
-def called(settings: Settings, layout: Layout, bell: Bell) -> Link:
+def called(settings: Settings, layout: Layout, bell: Bell, counted: list[int]) -> Link:
     """Return a new connection. Raises ServerError, GoneError, or ValueError for what is no ticket."""
-    answer = DURABLE.size + LIFE.size + layout.longest_answer
-    limits = {Kind.PING: 0, Kind.JOIN: answer, Kind.UPDATE: answer, Kind.BYE: 0, Kind.END: 1 << 16}
-    limits[Kind.FETCH] = sum(8 + most(each) for each in layout.fetched)
     key = ticket(settings.ticket, settings.address, settings.index, seconds=settings.timeout)
-    return Link(settings.address, key.server, key.trainers, bell, timeout=settings.timeout, limits=limits)
+    return Link(settings.address, key.server, key.trainers, bell, Talk(layout.told, counted), timeout=settings.timeout)
 
 
 def drainable(recipe: Reducer) -> bool:

@@ -2,9 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -26,13 +24,16 @@ class Base(NamedTuple):
     joins: int
 
 
+_Answer = tuple[Sequence[Part], Sequence[Payload], Sequence[Blocks], Base]
+
+
 @final
 class Copy:
-    """A trainer's copy of one server's parameters, overwritten only while `open`: not from forward to backward."""
+    """A trainer's copy of one server's parameters, overwritten only by `catch_up`: not from forward to backward."""
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
         self._layout, self.places = layout, Places(layout, model)
-        self._lock, self._opened, self._kept = threading.Lock(), 0, list[Callable[[], None]]()
+        self._lock, self._kept = threading.Lock(), list[_Answer]()
         self.base = Base(0, 0)
         self._changes: list[int] | None = self._counted()
 
@@ -51,44 +52,26 @@ class Copy:
         """Return how often somebody else has changed each parameter in place: answers do not count."""
         return [p._version for p in self.places.parameters.values()]
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Write what has come, and let what comes be written at once."""
-        with self._lock:
-            self._opened += 1
-            for write in self._kept:
-                write()
-            self._kept.clear()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._opened -= 1
-
     def take(self, body: memoryview, base: Base, number: int | None = None) -> None:
-        """Take in an answer to update `number`, or everything; if FrameError or PayloadError, nothing is written."""
-        whole = number is None
-        parts = self._layout.dense if whole else self._layout.down
-        payloads, rows = self._layout.read(body, parts, self._layout.pushed, number or 1)
-        write = partial(self._write, parts, payloads, rows, base)
+        """Keep an answer to update `number`, or everything, until `catch_up`. Raises FrameError or PayloadError."""
+        parts = self._layout.dense if number is None else self._layout.down
+        found = self._layout.read(body, parts, self._layout.pushed, number or 1)
         with self._lock:
-            if whole:
+            if number is None:  # which is more than all before
                 self._kept.clear()
-            write() if self._opened else self._kept.append(write)
+            self._kept.append((parts, *found, base))
 
     @torch.no_grad()
-    def _write(self, parts: Sequence[Part], payloads: Sequence[Payload], rows: Sequence[Blocks], base: Base) -> None:
-        for part, payload in zip(parts, payloads, strict=True):
-            flat = self.places.flats[part.dtype]
-            if parts is self._layout.dense:
-                payload.write(flat)
-            else:
-                change = torch.zeros_like(flat, device="cpu")
-                payload.write(change)
-                flat.add_(change.to(flat.device))
-        for entry, found in zip(self._layout.pushed, rows, strict=True):
-            write_rows(self.places.parameters[entry.name], entry, found)
-        self.base = base
+    def catch_up(self) -> None:
+        """Write what has come."""
+        with self._lock:
+            for parts, payloads, rows, base in self._kept:
+                for part, payload in zip(parts, payloads, strict=True):
+                    part.write(payload, self.places.flats[part.dtype], whole=parts is self._layout.dense)
+                for entry, some in zip(self._layout.pushed, rows, strict=True):
+                    write_rows(self.places.parameters[entry.name], entry, some)
+                self.base = base
+            self._kept.clear()
 
 
 def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

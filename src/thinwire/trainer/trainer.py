@@ -7,13 +7,13 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Self, final
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -21,23 +21,20 @@ from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
 from thinwire.codecs import Codec
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
-from thinwire.memories import Memory
 from thinwire.reducer import Reducer
 from thinwire.trainer.channel import Channel, Settings, drainable
 from thinwire.trainer.copy import Base, wanted
 from thinwire.waits import refuse_captured
-from thinwire.wire.entries import named
+from thinwire.wire.entries import claimed, named
 from thinwire.wire.environment import addresses
-from thinwire.wire.frames import LOSS, Flag
+from thinwire.wire.frames import Flag
 from thinwire.wire.keys import Given, said
-from thinwire.wire.layout import layouts, pack
+from thinwire.wire.layout import finite, layouts, pack
 from thinwire.wire.sockets import check_installed
 
 logger = logging.getLogger("thinwire")
 _BEARABLE = 20  # steps in a row whose gradients are not finite: a loss scale has come down by then
 Work = Callable[[nn.Module], None]
-_AT_WORK = WeakValueDictionary[int, Memory]()
-"""The memories of this process's connected trainers, by id."""
 
 
 @final
@@ -113,18 +110,17 @@ class Trainer:
         refuse_captured("gradients are sent", "leave out step()")
         module = self.model if module is None else module
         begun = self._begun.get(module, self._bases())
-        with self._open():
-            gradients = self._gradients(module)
-            values = [x._values() if x.is_sparse else x for x in gradients.values()]
-            if not all(math.isfinite(end) for x in values if x.numel() for end in x.aminmax()):  # no second vector
-                self._skip()
-                return False
-            bases = [
-                base._replace(version=channel.rows.oldest(base.version, gradients))
-                for channel, base in zip(self._channels, begun, strict=True)
-            ]
-            self._wait(self._push(gradients, bases, loss=loss, drain=False) - self._in_flight)
-            self._begun[module] = self._bases()
+        self._catch_up()
+        gradients = self._gradients(module)
+        if not finite(x._values() if x.is_sparse else x for x in gradients.values()):
+            self._skip()
+            return False
+        bases = [
+            base._replace(version=channel.rows.oldest(base.version, gradients))
+            for channel, base in zip(self._channels, begun, strict=True)
+        ]
+        self._wait(self._push(gradients, bases, loss=loss, drain=False) - self._in_flight)
+        self._begun[module] = self._bases()
         return True
 
     def _gradients(self, module: nn.Module) -> dict[str, Tensor]:
@@ -173,9 +169,8 @@ class Trainer:
             ServerError: If a server is gone.
         """
         ids = wanted([entry for channel in self._channels for entry in channel.layout.fetched], rows)
-        with self._open():
-            wanted_here = [(each, each.rows.among(ids)) for each in self._channels]
-            self._wait(0, [each.fetch(keys) if keys else 0 for each, keys in wanted_here])
+        wanted_here = [(each, each.rows.among(ids)) for each in self._channels]
+        self._wait(0, [each.fetch(keys) if keys else 0 for each, keys in wanted_here])
 
     def drain(self) -> None:
         """Send the residual, uncompressed, and wait until it is applied.
@@ -185,8 +180,7 @@ class Trainer:
         """
         if not drainable(self._recipe):
             raise TypeError("this recipe's memory cannot send its residual at once: only error feedback can")
-        with self._open():
-            self._wait(self._push({}, self._bases(), loss=None, drain=True))
+        self._wait(self._push({}, self._bases(), loss=None, drain=True))
 
     @checked
     def run(self, work: Work, *, threads: Count) -> None:
@@ -237,8 +231,9 @@ class Trainer:
         Returns:
             Whether they have saved it.
         """
-        with self._open():
-            return all(channel.settle(seconds) for channel in self._channels)
+        settled = all(channel.settle(seconds) for channel in self._channels)
+        self._catch_up()
+        return settled
 
     def close(self, *, goodbye: bool = True) -> None:
         """Leave, once servers have taken in all updates. The residual is lost; call `drain` first to send it.
@@ -254,7 +249,7 @@ class Trainer:
             for channel in self._channels:  # first: who sends may wait for room in a log, with our lock
                 channel.stop()
             closing.enter_context(self._lock)
-            closing.enter_context(self._open())  # so that the model has what has come
+            closing.callback(self._catch_up)  # so that the model has what has come
             for channel in self._channels:
                 closing.callback(channel.close, goodbye=goodbye)
 
@@ -268,7 +263,7 @@ class Trainer:
         self, gradients: dict[str, Tensor], bases: Sequence[Base], *, loss: float | Tensor | None, drain: bool
     ) -> int:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
-        told = LOSS.pack(_number(loss))
+        told = math.nan if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         for channel in self._channels:  # all of them, before the first takes the residual
             channel.uplink.check(gradients)
         with self._lock:
@@ -277,30 +272,22 @@ class Trainer:
             encoded = [channel.uplink.encode(number, gradients, drain=drain) for channel in self._channels]
             self._number, self._drained, self._in_a_row = number, self._drained + drain, 0
             for channel, base, sections in zip(self._channels, bases, encoded, strict=True):
-                channel.send(number, base, Flag.DRAINED * drain, [told, *pack(sections)])
+                channel.send(number, base, pack(sections), loss=told, flags=Flag.DRAINED * drain)
             return number
 
     def _bases(self) -> list[Base]:
         return [channel.copy.base for channel in self._channels]
 
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        with ExitStack() as opened:
-            for channel in self._channels:
-                opened.enter_context(channel.copy.open())
-            yield
+    def _catch_up(self) -> None:
+        for channel in self._channels:
+            channel.copy.catch_up()
 
     def _wait(self, update: int, questions: Iterable[int] = repeat(0)) -> None:
         start = time.monotonic()
         for channel, question in zip(self._channels, questions, strict=False):
             channel.wait(update, question)
         self._waited += time.monotonic() - start
-
-
-def _number(loss: float | Tensor | None) -> float:
-    if loss is None:
-        return math.nan
-    return float(loss.detach()) if isinstance(loss, Tensor) else loss
+        self._catch_up()
 
 
 @checked
@@ -366,31 +353,24 @@ def connect(
             "drain= sends the residual of error feedback; this recipe's memory keeps something else: leave out drain="
         )
     check_installed()
-    each, memories = said(ticket), [memory for memory in recipe.memories() if memory.stateful]
-    if any(id(memory) in _AT_WORK for memory in memories):
-        raise ValueError(
-            "this recipe is in use by another trainer of this process, and their residuals would mix: make a "
-            "recipe for each trainer, or use one trainer with threads (Trainer.run)"
-        )
-    its = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
-    places, who, channels = addresses(address, servers, max(timeout, reconnect)), secrets.token_hex(16), list[Channel]()
-    if len(each) not in (1, servers):
-        raise ValueError(f"{len(each)} tickets for {servers} servers; expected one, or one for each")
-    with ExitStack() as if_one_fails:
+    tickets, memories = said(ticket), [memory for memory in recipe.memories() if memory.stateful]
+    residuals = (
+        "trainer of this process, and their residuals would mix: make a recipe for each trainer, or use one trainer "
+        "with threads (Trainer.run)"
+    )
+    with ExitStack() as ending:
+        ending.enter_context(claimed([("this recipe", memory) for memory in memories], residuals))
+        its = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
+        places, who = addresses(address, servers, max(timeout, reconnect)), secrets.token_hex(16)
+        if len(tickets) not in (1, servers):
+            raise ValueError(f"{len(tickets)} tickets for {servers} servers; expected one, or one for each")
+        channels = list[Channel]()
         for i, layout in enumerate(its):
             layout.compile()
-            settings = Settings(
-                places[i], i, each[i % len(each)], trainer=who, timeout=timeout, patience=reconnect, room=log_bytes
-            )
+            ending.enter_context(layout.claimed(model))
+            settings = Settings(places[i], i, tickets[i % len(tickets)], who, timeout, reconnect, log_bytes)
             channels.append(Channel(settings, layout, model))
-            if_one_fails.callback(channels[-1].close, goodbye=False)
-        if_one_fails.pop_all()
-    ending = ExitStack()
-    for channel in channels:
-        channel.copy.places.claim()
-        ending.callback(channel.copy.places.release)
-    for memory in memories:
-        _AT_WORK[id(memory)] = memory
-        ending.callback(_AT_WORK.pop, id(memory), None)
-        ending.callback(memory.restore, {})  # the residual is lost, and no later trainer sends it
-    return Trainer(model, recipe, channels, ending, drain=drain, seed=seed, in_flight=in_flight)
+            ending.callback(channels[-1].close, goodbye=False)
+        for memory in memories:
+            ending.callback(memory.restore, {})  # the residual is lost, and no later trainer sends it
+        return Trainer(model, recipe, channels, ending.pop_all(), drain=drain, seed=seed, in_flight=in_flight)

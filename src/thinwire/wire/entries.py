@@ -5,9 +5,11 @@ values); the answer is a payload of these rows.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ from thinwire.payloads import Blocks, indices, wire
 
 _HEAD = 256  # bytes: more than the header of any payload and its padding
 _CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
+_claimed = WeakValueDictionary[int, object]()
+"""What of this process is served or trained, by id."""
 
 
 @final
@@ -66,6 +70,20 @@ def frozen(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(p.shape)} {p.dtype}".encode())
         digest.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16] if found else "none"
+
+
+@contextmanager
+def claimed(some: Sequence[tuple[str, object]], by: str) -> Iterator[None]:
+    """Within, no other `claimed` of this process may have any of these, which are named. Raises ValueError."""
+    if taken := next((name for name, each in some if id(each) in _claimed), None):
+        raise ValueError(f"{taken} is in use by another {by}")
+    mine = {id(each): each for _, each in some}
+    _claimed.update(mine)
+    try:
+        yield
+    finally:
+        for each in mine:
+            _claimed.pop(each, None)
 
 
 def shards(parameters: Sequence[Entry], servers: int) -> list[list[Entry]]:

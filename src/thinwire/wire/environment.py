@@ -11,7 +11,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from thinwire.errors import ServerError
 
-_ADDRESS, _TICKET = "thinwire/server/{}", "thinwire/ticket/{}"
+_ADDRESS, TICKET = "thinwire/server/{}", "thinwire/ticket/{}"
 _announced = set[int]()
 _stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process
 
@@ -29,11 +29,10 @@ def joint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def can_listen(host: str, port: int = 0) -> bool:
-    """Return whether a socket could listen there: not at another machine's address, nor where one listens already."""
+def is_here(host: str) -> bool:
+    """Return whether this is an address of this machine."""
     with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
+        probe.bind((host, 0))
         return True
     return False
 
@@ -59,20 +58,15 @@ def place(index: int | None, servers: int, address: str | None) -> int:
 
 def announce(index: int, address: str) -> None:
     """Tell the environment's store where a server is, if there is one."""
-    if (store := _store()) is not None:
-        store.set(_ADDRESS.format(index), address)
+    if store(_ADDRESS.format(index), address):
         _announced.add(index)
 
 
-def store_ticket(index: int, text: str) -> None:
-    """Give torchrun's store a server's ticket, if there is one: whoever reaches the store can read it."""
-    if (store := _store(agent=True)) is not None:
-        store.set(_TICKET.format(index), text)
-
-
-def stored_ticket(index: int, seconds: float) -> str:
-    """Return a server's ticket, awaited from torchrun's store; "" without one. Raises ServerError in time."""
-    return "".join(_awaited([_TICKET.format(index)], seconds, agent=True))
+def store(key: str, text: str, *, agent: bool = False) -> bool:
+    """Put a text into the job's store, where all can read it, and return whether there is one; `agent`: torchrun's."""
+    if (there := _store(agent=agent)) is not None:
+        there.set(key, text)
+    return there is not None
 
 
 def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -> list[str]:
@@ -85,22 +79,23 @@ def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -
         if len(found) != servers:
             raise ValueError(f"address has {len(found)} addresses for {servers} servers; expected one for each")
         return found
-    if not (awaited := _awaited([_ADDRESS.format(index) for index in range(servers)], seconds)):
+    if not (found := awaited([_ADDRESS.format(index) for index in range(servers)], seconds)):
         raise ValueError("no address: pass host:port of each server, or start servers and trainers with torchrun")
-    return awaited
+    return found
 
 
-def _awaited(keys: list[str], seconds: float, *, agent: bool = False) -> list[str]:
+def awaited(keys: list[str], seconds: float, *, agent: bool = False) -> list[str]:
+    """Return what is in the job's store, nothing if there is none; `agent`: only in torchrun's. Or ServerError."""
     try:
-        if (store := _store(agent=agent, seconds=seconds)) is None:
+        if (there := _store(agent=agent, seconds=seconds)) is None:
             return []
-        store.wait(keys, timedelta(seconds=seconds))
+        there.wait(keys, timedelta(seconds=seconds))
     except dist.DistError as error:
         raise ServerError(
-            f"no server has put {keys[0]} into torchrun's store within {seconds:g} s: start it first, or pass "
-            "reconnect=, in seconds, to wait for it"
+            f"no server has put {keys[0]} into torchrun's store within {seconds:g} s: start it first, or have connect "
+            "wait for it, with reconnect=, in seconds"
         ) from error
-    return [store.get(key).decode() for key in keys]
+    return [there.get(key).decode() for key in keys]
 
 
 def _store(*, agent: bool = False, seconds: float = 1800.0) -> dist.distributed_c10d.Store | None:
@@ -110,6 +105,5 @@ def _store(*, agent: bool = False, seconds: float = 1800.0) -> dist.distributed_
     if agent and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     if not _stores:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
-        _stores.append(store)
+        _stores.append(next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0])
     return _stores[0]

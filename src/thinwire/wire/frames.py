@@ -2,19 +2,22 @@
 
 A frame travels in ZeroMQ messages of one part: the head, with the body if that is short, or else followed by pieces of
 it. Little-endian: `TWPS`, protocol version (u16), kind (u8), flags (u8), number (u64), version of the parameters (u64),
-length of the body (u64). Every message ends with its number (u64) among those that go this way over this connection,
-from 0: CURVE lets nobody change or repeat one, but whoever carries them may leave one out.
+the trainer's latest update that is on disk, as the server says (u64), an update's loss, NaN if its trainer tells none
+(f64), length of the body (u64). Every message ends with its number (u64) among those that go this way over this
+connection, from 0: CURVE lets nobody change or repeat one, but whoever carries them may leave one out.
 """
 
+import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
 Bytes = bytes | memoryview
-PROTOCOL = 9
+PROTOCOL = 10
 MAGIC = b"TWPS"
-HEADER = struct.Struct("<4sHBBQQQ")
+HEADER = struct.Struct("<4sHBBQQQdQ")
 PIECE = 1 << 16
 """Bytes of a body in one message, at most: memory holds little twice, a stranger can have no more of it, and heartbeats
 pass between two messages."""
@@ -29,9 +32,8 @@ AROUND = 42
 class Kind(IntEnum):
     """What a frame is; an answer has the kind of what it answers.
 
-    Either side pings, so that it shows if its last message was lost. A ping from the server has the number of the
-    trainer's latest update that is on disk. BYE is answered when all has arrived. END says why the server hears no
-    more.
+    Either side pings, so that it shows if its last message was lost. BYE is answered when all has arrived. END says why
+    the server hears no more.
     """
 
     PING = 0
@@ -59,12 +61,8 @@ class Flag(IntFlag):
 
 
 NONE = Flag(0)
-DURABLE = struct.Struct("<Q")
-"""At the start of an answer to UPDATE or JOIN: the trainer's latest update that is on disk."""
 LIFE = struct.Struct("<QQ")
-"""After that to JOIN: a number that this start of the server drew, and the version that it went on from."""
-LOSS = struct.Struct("<d")
-"""At the start of an update, before its sections: the loss that the trainer tells, NaN if it tells none."""
+"""At the start of the answer to JOIN: a number that the server drew when it started, and at which version that was."""
 
 
 class FrameError(ValueError):
@@ -86,6 +84,8 @@ class Frame(NamedTuple):
     flags: Flag
     number: int
     version: int
+    saved: int
+    loss: float
     body: memoryview
 
     @property
@@ -98,27 +98,14 @@ def parse(message: Bytes, limits: Mapping[Kind, int]) -> Frame:
     """Return the frame that begins so, with room for its body, or raise FrameError; `limits`: of bodies."""
     if len(message) < HEADER.size:
         raise FrameError(f"a message of {len(message)} bytes; expected a header of {HEADER.size}")
-    magic, protocol, kind, flags, number, version, length = HEADER.unpack_from(message)
+    magic, protocol, kind, flags, number, version, saved, loss, length = HEADER.unpack_from(message)
     if magic != MAGIC or protocol != PROTOCOL:
         raise FrameError(f"got {bytes(magic)!r}, protocol {protocol}; expected {MAGIC!r}, protocol {PROTOCOL}")
     if kind not in limits or flags > sum(Flag):
         raise FrameError(f"got kind {kind} with flags {flags}; expected one of {[int(each) for each in limits]}")
     if length > limits[Kind(kind)]:
         raise FrameError(f"a {Kind(kind).name} of {length} bytes; at most {limits[Kind(kind)]} bytes are allowed")
-    return Frame(Kind(kind), Flag(flags), number, version, memoryview(bytearray(length)))
-
-
-def messages(kind: Kind, body: Sequence[Bytes], number: int = 0, version: int = 0, flags: int = 0) -> Iterator[Bytes]:
-    """Yield the messages of a frame whose body is these parts."""
-    length = sum(map(len, body))
-    head = HEADER.pack(MAGIC, PROTOCOL, kind, flags, number, version, length)
-    if length <= PIECE:
-        yield b"".join((head, *body))
-        return
-    yield head
-    for part in body:
-        for start in range(0, len(part), PIECE):
-            yield part[start : start + PIECE]
+    return Frame(Kind(kind), Flag(flags), number, version, saved, loss, memoryview(bytearray(length)))
 
 
 def numbered(message: Bytes, number: int) -> bytes:
@@ -127,21 +114,52 @@ def numbered(message: Bytes, number: int) -> bytes:
 
 
 @final
-class Inbox:
-    """Makes frames of one sender's messages. `limits`: for `parse`; the owner changes them as it goes on."""
+class Talk:
+    """What comes over a connection, as frames, and what has yet to leave, as messages; either side has one.
 
-    def __init__(self, limits: Mapping[Kind, int]) -> None:
-        self.limits, self._filled, self._next = limits, 0, 0
+    `limits`: of the bodies that may come; the owner changes them as it goes on. `counted`: bytes sent and received, to
+    which these are added.
+    """
+
+    def __init__(self, limits: Mapping[Kind, int], counted: list[int] | None = None) -> None:
+        self.limits, self.counted, self.outbox = limits, counted or [0, 0], deque[Bytes]()
+        self._said = self._heard = self._filled = 0
         self._frame: Frame | None = None
+
+    def say(
+        self,
+        kind: Kind,
+        *body: Bytes,
+        number: int = 0,
+        version: int = 0,
+        saved: int = 0,
+        loss: float = math.nan,
+        flags: int = 0,
+    ) -> None:
+        """Put a frame into the outbox, whose body is these parts."""
+        length = sum(map(len, body))
+        head = HEADER.pack(MAGIC, PROTOCOL, kind, flags, number, version, saved, loss, length)
+        if length <= PIECE:
+            self.outbox.append(b"".join((head, *body)))
+        else:
+            self.outbox.append(head)
+            self.outbox.extend(part[start : start + PIECE] for part in body for start in range(0, len(part), PIECE))
+
+    def flush(self, send: Callable[[bytes], bool]) -> bool:
+        """Send messages while there is room for them, which `send` returns. Return whether some are left."""
+        while self.outbox and send(message := numbered(self.outbox[0], self._said)):
+            self.outbox.popleft()
+            self._said += 1
+            self.counted[0] += len(message) + AROUND
+        return bool(self.outbox)
 
     def take(self, message: Bytes) -> Frame | None:
         """Take in a message, and return the frame if that is its last one. Raises FrameError; GoneError for a gap."""
+        self.counted[1] += len(message) + AROUND
         number, message = int.from_bytes(message[-NUMBER:], "little"), memoryview(message)[:-NUMBER]
-        if number != self._next:
-            if message[: len(MAGIC)] == MAGIC:
-                parse(message, self.limits)  # up to protocol 7 there were no numbers
-            raise GoneError(f"message {number} came, but {self._next} is next: something was lost on the way")
-        self._next += 1
+        if number != self._heard:
+            raise GoneError(f"message {number} came, but {self._heard} is next: something was lost on the way")
+        self._heard += 1
         if self._frame is None:
             self._frame, self._filled, message = parse(message, self.limits), 0, message[HEADER.size :]
         body, end = self._frame.body, self._filled + len(message)

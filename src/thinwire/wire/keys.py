@@ -8,6 +8,7 @@ or in THINWIRE_TICKET, or in a file that a server leaves for this user's process
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,21 +83,11 @@ def key_of(path: Path | None) -> Key:
 
 
 def leave(address: str, text: str) -> Callable[[], None]:
-    """Leave a ticket for this user's processes on this host, if that can be; return what takes it away.
-
-    Those of servers that were killed are dropped, as far as these listened at the same port.
-    """
-    host, port = environment.split(address)
+    """Leave a ticket for this user's processes on this host, if that can be; return what takes it away."""
     try:
-        path = _left(host, port)
+        path = _left(*environment.split(address))
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(path, text)
-        for other in path.parent.glob(f"?*:{port}"):
-            theirs = environment.split(other.name)[0]
-            four = ":" not in host + theirs
-            clash = "::" in (host, theirs) or (four and "0.0.0.0" in (host, theirs))  # with the new one, if it is alive
-            if other != path and environment.can_listen(theirs, 0 if clash else port):
-                other.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         logger.warning("trainers will not find the ticket by themselves (%s): give them server.ticket", error)
         return lambda: None
@@ -129,16 +120,23 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
     if given:
         return Key.read(_private(Path(given)), "that file")
     host, port = resolved(address)
-    hosts = [host, *_ANY, _ANY.get(host, host)] if environment.can_listen(host) else [host]
-    found = [path for each in hosts if (path := _left(each, port)).exists()]
-    if found or ip_address(host).is_loopback or not (stored := environment.stored_ticket(index, seconds)):
-        return Key.read(_private(found[0] if found else _left(host, port)), "what was left")
-    return Key.read(stored, "what was stored")
+    others = {_ANY.get(host, host), "::" if ":" in host else "0.0.0.0", "::"} if environment.is_here(host) else set()
+    newest = max((_left(each, port) for each in {host, *others}), key=_written)  # of those servers one is alive
+    if newest.exists() or ip_address(host).is_loopback:
+        return Key.read(_private(newest), "what was left")
+    stored = environment.awaited([environment.TICKET.format(index)], seconds, agent=True)
+    return Key.read("".join(stored) or _private(newest), "what was stored")
+
+
+def _written(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _left(host: str, port: int) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "thinwire" / "tickets" / environment.joint(host, port)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # which several hosts may share
+    return home / "thinwire" / "tickets" / socket.gethostname() / environment.joint(host, port)
 
 
 def _private(path: Path) -> str:
@@ -152,7 +150,8 @@ def _private(path: Path) -> str:
         why = f"no ticket for this server: {error.strerror}"  # without the name, which may be a damaged ticket
         raise GoneError(
             why,
-            f"start it first, or pass reconnect= to wait for it; or pass its server.ticket as ticket= or {VARIABLE}",
+            f"start it first, or pass reconnect= to connect, which then waits; or its server.ticket, as {VARIABLE} or "
+            "ticket=",
         ) from None
 
 

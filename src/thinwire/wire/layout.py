@@ -4,11 +4,12 @@ Both sides derive the same layout from the model and the recipe. So what may com
 and a payload is read by one of the same layout, which checks it before it writes.
 """
 
+import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import final
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +23,11 @@ from thinwire.reducer import Bucket, Compressed, Reducer, Segment, Segments
 from thinwire.reducer.base import words
 from thinwire.reducer.compressed import encoded
 from thinwire.signals import Plains
-from thinwire.wire.entries import Entry, entries, frozen, most, named, read_table, shards
-from thinwire.wire.frames import PIECE, Bytes, FrameError
+from thinwire.wire.entries import Entry, claimed, entries, frozen, most, most_ids, named, read_table, shards
+from thinwire.wire.frames import LIFE, PIECE, Bytes, FrameError, Kind
 
 _LATE = 1 << 40
 _SHOWN = 400  # characters of a difference, at most
-_held = WeakValueDictionary[int, Tensor]()
-"""The parameters of this process that are served or trained, by id."""
 _MANY = 8  # of what a density has that changes with every step
 
 
@@ -52,10 +51,6 @@ class Part:
         bucket, codec = self.bucket(flat), self.way.codec.at(number - 1)
         return encoded(codec, Plains(bucket.views()), bucket, seeds=self._seeds(number), share=1.0)
 
-    def read(self, section: Tensor, number: int) -> Payload:
-        """Return what was sent. Raises PayloadError unless it is laid out like what `number` has."""
-        return self.like(number).from_buffers(section[None])
-
     def like(self, number: int) -> Payload:
         """Return a payload laid out like that of update `number`."""
         codec = self.way.codec.at(number - 1)
@@ -64,6 +59,15 @@ class Part:
                 self._likes.clear()
             found = self._likes[codec] = self.plain(torch.zeros(self.numel, dtype=self.dtype), number)
         return found
+
+    def write(self, payload: Payload, flat: Tensor, *, whole: bool) -> None:
+        """Write what was sent into this part of a vector or, if it is not the `whole`, add it."""
+        if whole:
+            payload.write(flat)
+        else:
+            change = torch.zeros_like(flat, device="cpu")
+            payload.write(change)
+            flat.add_(change.to(flat.device))
 
     def bucket(self, flat: Tensor) -> Bucket:
         """Return this part of a vector."""
@@ -117,13 +121,32 @@ class Layout:
         return known
 
     def _ways(self, step: int) -> dict[str, Compressed]:
-        return {segment.name: _line(self.recipe, segment, step) for _, segment in self.segments}
+        """Return the memory and codec of each parameter at a step."""
+        found = dict[str, Compressed]()
+        for _, segment in self.segments:
+            way = self.recipe.route(segment, step)
+            if not isinstance(way, Compressed):
+                raise TypeError(
+                    f"{type(way).__name__} computes during its exchange, which a parameter server cannot do; expected "
+                    "a recipe with a memory and a codec, such as recipes.dct_dp or recipes.topk"
+                )
+            found[segment.name] = way
+        return found
 
     def _parts(self, way: Callable[[Segment], Compressed]) -> Sequence[Part]:
         groups: dict[tuple[torch.dtype, int], tuple[Compressed, list[Segment]]] = {}
         for dtype, segment in self.segments:
             groups.setdefault((dtype, id(way(segment))), (way(segment), []))[1].append(segment)
         return [Part(its, Segments(some), dtype, self.sizes[dtype]) for (dtype, _), (its, some) in groups.items()]
+
+    def of(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """Return these parameters of a model, by name."""
+        own = named(model)
+        return {each.name: own[each.name] for each in self.parameters}
+
+    def claimed(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Within, no other serve or connect of this process may use these parameters. Raises ValueError."""
+        return claimed([*self.of(model).items()], "serve or connect of this process: give each a model of its own")
 
     def flats(self, device: torch.device | None = None) -> tuple[dict[torch.dtype, Tensor], dict[str, Tensor]]:
         """Return new vectors of zeros, and each parameter's place in them."""
@@ -142,23 +165,27 @@ class Layout:
     ) -> tuple[list[Payload], list[Blocks]]:
         """Return the payloads and the rows in a body. Raises FrameError or PayloadError."""
         sections = unpack(body, len(parts) + len(rows))
-        payloads = [part.read(x, number) for part, x in zip(parts, sections, strict=False)]
+        payloads = [part.like(number).from_buffers(x[None]) for part, x in zip(parts, sections, strict=False)]
         return payloads, [read_table(each, x) for each, x in zip(rows, sections[len(parts) :], strict=True)]
 
     @property
-    def longest_update(self) -> int:
-        """The most bytes of an update's sections."""
-        return self._most(self.up(1), self.rows)
+    def asked(self) -> dict[Kind, int]:
+        """What a trainer that has joined may say, and the most bytes of it."""
+        rows = {Kind.FETCH: sum(8 + most_ids(each) for each in self.fetched)} if self.fetched else {}
+        return {Kind.PING: 0, Kind.BYE: 0, Kind.UPDATE: self._most(self.up(1), self.rows), **rows}
+
+    @property
+    def told(self) -> dict[Kind, int]:
+        """What its server may say, and the most bytes of it."""
+        parameters = LIFE.size + self._most(self.down, self.pushed)
+        rows, end = sum(8 + most(each) for each in self.fetched), 1 << 16
+        some = {Kind.JOIN: parameters, Kind.UPDATE: parameters, Kind.FETCH: rows, Kind.END: end}
+        return {Kind.PING: 0, Kind.BYE: 0, **some}
 
     @property
     def messages(self) -> int:
         """The most messages of an update: its head, and the pieces of each section."""
-        return 4 + len(self.parameters) + self.longest_update // PIECE
-
-    @property
-    def longest_answer(self) -> int:
-        """The most bytes of an answer's sections."""
-        return self._most(self.down, self.pushed)
+        return 4 + len(self.parameters) + self.asked[Kind.UPDATE] // PIECE
 
     def _most(self, parts: Sequence[Part], rows: Sequence[Entry]) -> int:
         """Return the most bytes of a body: a density may grow to all elements, each with an index of 8 bytes."""
@@ -171,26 +198,12 @@ class Places:
     """The places of the parameters in the user's model: all but rows become views of `flats`, one for each dtype."""
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
-        own = named(model)
-        self.parameters = {each.name: own[each.name] for each in layout.parameters}
-        if taken := next((name for name, p in self.parameters.items() if id(p) in _held), None):
-            raise ValueError(
-                f"{taken} is in use by another serve or connect of this process: give each a model of its own"
-            )
+        self.parameters = layout.of(model)
         self.flats, views = layout.flats(next(iter(self.parameters.values())).device)
         for name, view in views.items():
             view.copy_(self.parameters[name].detach())
             self.parameters[name].data = view
         self._storage = {name: p.detach() for name, p in self.parameters.items()}  # kept, or its address may come again
-
-    def claim(self) -> None:
-        """Reserve these parameters: no other serve or connect of this process may use them, until `release`."""
-        _held.update({id(p): p for p in self.parameters.values()})
-
-    def release(self) -> None:
-        """Undo `claim`."""
-        for p in self.parameters.values():
-            _held.pop(id(p), None)
 
     def check(self, module: nn.Module) -> None:
         """Raise StateError unless the model, or this replica of it, still has its parameters where they were."""
@@ -211,15 +224,9 @@ def _whole(codec: Codec) -> Callable[[Segment], Compressed]:
     return lambda _: way
 
 
-def _line(recipe: Reducer, segment: Segment, step: int) -> Compressed:
-    """Return the memory and codec of a parameter at a step; TypeError for a recipe that computes while it exchanges."""
-    found = recipe.route(segment, step)
-    if isinstance(found, Compressed):
-        return found
-    raise TypeError(
-        f"{type(found).__name__} computes during its exchange, which a parameter server cannot do; expected a recipe "
-        "with a memory and a codec, such as recipes.dct_dp or recipes.topk"
-    )
+def finite(some: Iterable[Tensor]) -> bool:
+    """Return whether all elements are finite, without a second vector."""
+    return all(math.isfinite(end) for x in some if x.numel() for end in x.aminmax())
 
 
 def pack(sections: Sequence[Tensor]) -> list[Bytes]:

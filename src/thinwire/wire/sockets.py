@@ -19,7 +19,7 @@ from weakref import finalize
 
 from thinwire.wire import frames
 from thinwire.wire.environment import joint, split
-from thinwire.wire.frames import Bytes, Frame, GoneError, Inbox, Kind
+from thinwire.wire.frames import Bytes, Frame, GoneError, Kind, Talk
 
 try:
     import zmq
@@ -148,7 +148,7 @@ class Listener:
             return None
         return peer.bytes, message.buffer, str(message.get("Peer-Address")), int(message.get(zmq.SRCFD))
 
-    def send(self, peer: bytes, message: Bytes) -> bool:
+    def send(self, peer: bytes, message: bytes) -> bool:
         """Send a message, and return whether there was room for it. Raises GoneError if that peer is gone."""
         try:
             self._socket.send_multipart([peer, message], zmq.DONTWAIT)
@@ -208,16 +208,12 @@ class Listener:
 
 @final
 class Link:
-    """A trainer's connection to a server. `limits`: of the bodies that may come. One thread at a time uses it."""
+    """A trainer's connection to a server, whose frames `talk` has. One thread at a time uses it."""
 
-    def __init__(
-        self, address: str, server: bytes, mine: bytes, bell: Bell, *, timeout: float, limits: dict[Kind, int]
-    ) -> None:
-        self._end, self._inbox, self._bell = resolved(address), Inbox(limits), bell
+    def __init__(self, address: str, server: bytes, mine: bytes, bell: Bell, talk: Talk, *, timeout: float) -> None:
+        self._end, self.talk, self._bell = resolved(address), talk, bell
         self._gone: GoneError | None = None
-        self._said, self._spoke, self._pause = 0, time.monotonic(), timeout / 3
-        self.counted = [0, 0]
-        """Bytes sent and received."""
+        self._spoke, self._pause = time.monotonic(), timeout / 3
         self._context, keys = zmq.Context[Any](), {"curve_secretkey": mine, "curve_publickey": public_of(mine)}
         options = keys | {"curve_serverkey": server, "linger": 0, "rcvhwm": 0}
         options["reconnect_ivl"] = -1  # its owner joins again
@@ -230,26 +226,25 @@ class Link:
         _ends.add(self._end)
         self._socket.connect(f"tcp://{joint(*self._end)}")
 
-    def send(self, kind: Kind, *body: Bytes, **head: int) -> None:
+    def send(self, kind: Kind, *body: Bytes, **head: Any) -> None:
         """Send a frame whose body is these parts, with what `head` says. Raises GoneError."""
-        for message in frames.messages(kind, body, **head):
-            self.send_raw(message)
+        self.talk.say(kind, *body, **head)
+        self.flush()
 
-    def send_raw(self, message: Bytes) -> None:
-        """Send one message, when there is room for it. Raises GoneError."""
-        message = frames.numbered(message, self._said)
-        while True:
+    def flush(self) -> None:
+        """Send all that has yet to leave, when there is room for it. Raises GoneError."""
+        while self.talk.flush(self._sent):
+            self._look()
             if self._gone is not None:
                 raise self._gone
-            try:
-                self._socket.send(message, zmq.DONTWAIT)
-            except zmq.Again:
-                self._look()
-                self._socket.poll(int(1000 * TICK), zmq.POLLOUT)
-            else:
-                self._said, self._spoke = self._said + 1, time.monotonic()
-                self.counted[0] += len(message) + frames.AROUND
-                return
+            self._socket.poll(int(1000 * TICK), zmq.POLLOUT)
+        self._spoke = time.monotonic()
+
+    def _sent(self, message: bytes) -> bool:
+        with suppress(zmq.Again):
+            self._socket.send(message, zmq.DONTWAIT)
+            return True
+        return False
 
     def receive(self) -> Frame | None:
         """Wait for a frame, and ping meanwhile; None if the bell rang. Raises GoneError or FrameError."""
@@ -266,8 +261,7 @@ class Link:
                 self._poller.poll(_milliseconds(self._pause))
                 self._look()
                 continue
-            self.counted[1] += len(message) + frames.AROUND
-            if (frame := self._inbox.take(message.buffer)) is not None:
+            if (frame := self.talk.take(message.buffer)) is not None:
                 return frame
 
     def _look(self) -> None:
