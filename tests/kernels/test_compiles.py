@@ -24,23 +24,36 @@ _SUMS = {"high": "i32", "low": "i32"} | dict.fromkeys(
 _ELEMENTS = {"indices": INT, **dict.fromkeys(("x", "offset", "begin", "end"), LONG), **_TILES}
 _OWNED = {"out": FLOAT, "starts": INT, "stops": INT, "indices": INT, "values": FLOAT, "edges": INT, "count": "i32"}
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
-_STRIDES = dict.fromkeys(("row_stride", "stride", "seed_stride", "seed_step", "total"), "i32")
+_STRIDES = dict.fromkeys(("row_stride", "total", "count", "fixed_count"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
 _READ = {"flags": "*i1", "columns": LONG, **_TILES} | dict.fromkeys(
     ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c"), "i32"
 )
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
-_LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", "steps": "i32"}
+_LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", **dict.fromkeys(("steps", "regions", "stride"), "i32")}
 _DIGITS = {"LEVELS": 4, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ("bits", "_set_bits", {"words": INT, "indices": INT, "count": "i32", "low_bits": "i32", "low_words": "i32"}, {}),
     ("bits", "_count_bits", {"rows": BYTE, "found": INT, **_ELIAS_FANO}, {"BITS": 4096}),
-    ("bits", "_read_bits", {"rows": BYTE, "found": INT, "keys": INT, **_ELIAS_FANO, "space": "i32"}, {"BITS": 4096}),
+    *(
+        (
+            "bits",
+            "_read_bits",
+            {**{"rows": BYTE, "found": INT, "keys": INT, "space": "i32", "wrong": "*i1"}, **_ELIAS_FANO, **edges},
+            {"BITS": 4096, "STEPS": 2},
+        )
+        for edges in ({}, {"edges": INT, "inner": "i32"})
+    ),
     ("hashing", "_codes", {"codes": INT, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
     ("hashing", "_pack", {"out": BYTE, "codes": INT, **_PARTS}, {}),
-    ("hashing", "_decode", {"out": INT, "rows": BYTE, "seeds": LONG, "count": "i32", **_STRIDES, **_PARTS}, {}),
+    (
+        "hashing",
+        "_read",
+        {**{"out": INT, "rows": BYTE, "wrong": "*i1", "fixed": INT}, **_STRIDES, **_PARTS},
+        {"FIXED": 64},
+    ),
     (
         "hashing",
         "_hash_each",
@@ -155,6 +168,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         for name, given in (
             ("_number", {"out": BYTE, "positions": "*i16", "n": "i32"}),
             ("_subset", {"rows": BYTE, "positions": "*i16", **_LIMITS}),
+            ("_subset", {"rows": BYTE, "positions": "*i16", "wrong": "*i1", **_LIMITS}),
         )
     ),
     (

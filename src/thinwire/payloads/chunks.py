@@ -90,8 +90,11 @@ class Chunks(Payload):
         body = buffers[:, len(self._head) :]
         named = body[:, numbers.nbytes(self.values, self.coded) :]
         sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._cut.runs]
-        parts = zip(named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True)
-        positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
+        parts = list(zip(named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True))
+        if not on_host(buffers) and all(numbered_alone(chunking) for chunking, _ in self._cut.runs):
+            positions: Sequence[Tensor] = [_read_at_once(part, *run) for part, run in parts]
+        else:
+            positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
         values = numbers.read(body, self.values, self.coded).view(-1)
         each = [part.to(torch.int16).flatten(1) for part in positions]
         flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
@@ -239,6 +242,21 @@ def _read(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
         keys = indices.decoded(coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
         found = keys.view(len(rows), chunking.chunks, chunking.kept) - _firsts(chunking, keys)
     return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
+
+
+def numbered_alone(chunking: Chunking) -> bool:
+    """Whether nothing but a number names the positions of each chunk."""
+    numbering = _numbering(chunking)
+    return numbering is not None and not numbering.low_bits
+
+
+def _read_at_once(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
+    """Return what `_read` does, checked."""
+    numbering = _numbering(chunking)
+    assert numbering is not None  # it is numbered alone
+    found, wrong = kernels.subsets_read(rows, regions, chunking.chunks, numbering)
+    refuse_if(wrong, partial(_malformed, chunking))
+    return found.view(len(rows), -1)
 
 
 def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:

@@ -58,11 +58,15 @@ def read(
     They lie within `edges`, by default in [0, space), and ascend as `kernels.misplaced` says. Raises PayloadError when
     malformed.
     """
-    keys = decoded(coding, rows, count, space)
-    said = None
+    edges, said = edges or (0, space), None
     if coding == ELIAS_FANO:
         said = f"a section of {rows.shape[1]} bytes is not the Elias-Fano code of {count} numbers below {space}"
-    return checked(keys, edges or (0, space), least, partial(_malformed, keys, edges or (0, space), space, said))
+        if count and not least and not on_host(rows):
+            keys, wrong = kernels.elias_fano_read(rows, count, space, constant(tuple(edges), torch.int32, rows.device))
+            refuse_if(wrong, lambda: _malformed(decoded(coding, rows, count, space), edges, space, said))
+            return keys
+    keys = decoded(coding, rows, count, space)
+    return checked(keys, edges, least, partial(_malformed, keys, edges, space, said))
 
 
 def decoded(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
@@ -164,8 +168,7 @@ class Layout:
         Raises PayloadError if a buffer is malformed or names an element outside the regions.
         """
         if self.coding == SLOTS:
-            found = slots.read(buffers, self.regions, self.runs)
-            return checked(found, self._bounds, None, partial(slots.no_index, found, self.regions, self.runs))
+            return slots.read(buffers, self.regions, self.runs)
         least = 0 if self.ascends else None
         return read(self.coding, buffers, self.count, self.numel, least=least, edges=self._bounds)
 

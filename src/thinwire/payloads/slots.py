@@ -40,16 +40,35 @@ def _head(seeds: Sequence[int]) -> Tensor:
 
 
 def read(buffers: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
-    """Read the indices, int32 (ranks, count), from the ranks' sections, whose padding was checked: −1 for none.
+    """Read the indices, int32 (ranks, count), from the ranks' sections, whose padding was checked.
 
     The seeds differ by rank. On a GPU only the device knows them, and the host need not. Raises PayloadError for
-    another number of regions, and for bits behind a region's codes.
+    another number of regions, for bits behind a region's codes, and for a code that stands for no index.
     """
     fixed = constant(_fixed(regions, runs), torch.int32, buffers.device).view(3, -1)
-    refuse_if(kernels.differ(buffers, fixed), partial(_unlike, buffers, len(regions)))
+    section = buffers[:, : length(regions, runs)]
+    if not on_host(buffers):
+        found, wrong = kernels.slots_read(section, fixed, _parts(regions, runs))
+        refuse_if(wrong, partial(_malformed, section, fixed, regions, runs))
+        return found
+    if kernels.differ(section, fixed):
+        raise _unlike(section, len(regions))
+    found = _decoded(section, regions, runs)
+    if (found < 0).any():
+        raise _no_index(found, regions, runs)
+    return found
+
+
+def _decoded(section: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
     start = _COUNT_BYTES + len(regions) * _SEED.size
-    seeds = buffers[:, _COUNT_BYTES:start].contiguous().view(torch.int64)
-    return kernels.slots_decode(buffers[:, start : length(regions, runs)], _parts(regions, runs), seeds)
+    seeds = section[:, _COUNT_BYTES:start].contiguous().view(torch.int64)
+    return kernels.slots_decode(section[:, start:], _parts(regions, runs), seeds)
+
+
+def _malformed(section: Tensor, fixed: Tensor, regions: Regions, runs: tuple[int, ...]) -> PayloadError:
+    if kernels.differ(section, fixed).any():
+        return _unlike(section, len(regions))
+    return _no_index(_decoded(section, regions, runs), regions, runs)
 
 
 def seeds(buffer: Tensor, count: int) -> tuple[int, ...]:
@@ -78,7 +97,7 @@ def _unlike(buffers: Tensor, count: int) -> PayloadError:
     return _other_count(found, count)
 
 
-def no_index(found: Tensor, regions: Regions, runs: tuple[int, ...]) -> PayloadError:
+def _no_index(found: Tensor, regions: Regions, runs: tuple[int, ...]) -> PayloadError:
     """Return what is wrong if an index is none, or none of its region's."""
     parts = _parts(regions, runs)
     rank, place = divmod(int((found < 0).flatten().to(torch.uint8).argmax()), found.shape[1])

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.kernels.places.reference import misplaced
+
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Pack the low `bits` (1 to 31) of each code: uint8 (⌈n · bits / 8⌉), padded with zeros.
@@ -94,6 +96,13 @@ def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
     zero.
     """
     return torch.stack([_decoded(row, count, space) for row in rows])
+
+
+def elias_fano_read(rows: Tensor, count: int, space: int, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same indices, and what `misplaced` says of them: each moved inside the last of the `edges` (int32)."""
+    keys = elias_fano_decode(rows, count, space)
+    inside = torch.empty_like(keys)
+    return inside, misplaced(keys, edges, None, inside)
 
 
 def _decoded(row: Tensor, count: int, space: int) -> Tensor:

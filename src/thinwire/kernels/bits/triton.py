@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import EliasFano
+from thinwire.kernels.places.triton import edges_until
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
@@ -36,22 +37,26 @@ def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
     return words.view(torch.uint8)
 
 
-def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
+def elias_fano_read(rows: Tensor, count: int, space: int, edges: Tensor | None) -> tuple[Tensor, Tensor]:
     """See `reference.elias_fano_decode`; all rows at once. The k-th set bit tells the high part of the k-th index.
 
     What the encoder cannot have written is found without writing it again: padding that is not zero, a number of set
     bits that is not `count`, or an index that is `space` or more or below the one before it.
     """
     ranks, layout = rows.shape[0], EliasFano.of(count, space)
-    keys = torch.empty(ranks, count, dtype=torch.int32, device=rows.device)
-    if not count:
-        return keys
     tiles = tiles_of(layout.unary_bits, _BITS)
-    found = keys.new_empty(ranks * tiles)
+    keys = torch.empty(ranks, count, dtype=torch.int32, device=rows.device)
+    found, wrong = keys.new_empty(ranks * tiles), torch.empty(ranks * tiles, dtype=torch.bool, device=rows.device)
     shape = (rows.stride(0), tiles, count, layout.low_bits, layout.low_nbytes, layout.unary_bits)
     launch(_count_bits, ranks * tiles, rows, found, *shape, BITS=_BITS)
-    launch(_read_bits, ranks * tiles, rows, found, keys, *shape, space, BITS=_BITS, BLOCK=_BLOCK)
-    return keys
+    inner, steps = (0, 0) if edges is None else (edges.numel(), edges.numel().bit_length())
+    args = (rows, found, keys, *shape, space, wrong, edges, inner)
+    launch(_read_bits, ranks * tiles, *args, STEPS=steps, BITS=_BITS, BLOCK=_BLOCK)
+    return keys, wrong
+
+
+def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
+    return elias_fano_read(rows, count, space, None)[0]
 
 
 @triton.jit
@@ -129,12 +134,17 @@ def _low_part(start, at, there, low_bits, low_nbytes, BITS: tl.constexpr):
     return (word >> (first % 8)) & ((tl.zeros([BITS], tl.int64) + 1 << low_bits) - 1)
 
 
-@triton.jit(do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits", "space"])
+@triton.jit(
+    do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits", "space", "inner"]
+)
 def _read_bits(
-    rows, found, keys, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, space,
-    BITS: tl.constexpr, BLOCK: tl.constexpr,
+    rows, found, keys, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, space, wrong, edges, inner,
+    STEPS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys of a tile. One that cannot be is −1; if the row has stray bits, or not `count`, all are."""
+    """Write the keys of a tile. One that cannot be is −1; if the row has stray bits, or not `count`, all are.
+
+    With edges, they are moved inside, and `wrong` says whether one was outside.
+    """
     row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
     tile, before, total, stray = tl.program_id(0) % tiles, count * 0, count * 0, count * 0
     for first in range(0, tiles, BLOCK):
@@ -145,10 +155,11 @@ def _read_bits(
         stray += tl.sum((bits < 0).to(tl.int32), 0)
     keys += row * count
     if (total != count) | (stray > 0):
+        tl.store(wrong + tl.program_id(0), True)
         if tile == 0:
             for first in range(0, count, BLOCK):
                 at = first + tl.arange(0, BLOCK)
-                tl.store(keys + at, tl.zeros([BLOCK], tl.int32) - 1, mask=at < count)
+                tl.store(keys + at, tl.zeros([BLOCK], tl.int32) - (1 if edges is None else 0), mask=at < count)
         return
     byte = tl.load(start + low_nbytes + place // 8, mask=place < unary_bits, other=0).to(tl.int32)
     earlier = tl.load(start + low_nbytes + (place - 1) // 8, mask=(place > 0) & (place < unary_bits), other=0)
@@ -159,4 +170,9 @@ def _read_bits(
     low = _low_part(start, at, there, low_bits, low_nbytes, BITS)
     key = ((place - at) << low_bits) | low
     bad = (key >= space) | (same & (low < _low_part(start, at - 1, same, low_bits, low_nbytes, BITS)))
-    tl.store(keys + at, tl.where(bad, -1, key).to(tl.int32), mask=there)
+    key = tl.where(bad, -1, key).to(tl.int32)
+    if edges is not None:
+        outside = there & (edges_until(edges, inner, key, there, STEPS) % 2 == 0)
+        tl.store(wrong + tl.program_id(0), tl.max(outside.to(tl.int32), 0) > 0)
+        key = tl.maximum(tl.minimum(key, tl.load(edges + inner - 1) - 1), 0)
+    tl.store(keys + at, key, mask=there)

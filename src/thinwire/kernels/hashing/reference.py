@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thinwire.kernels.bits.reference import pack_bits, unpack_bits
 from thinwire.kernels.parts import Ints, Vectors, gather
+from thinwire.kernels.places.reference import differ
 
 Seed = int | Tensor
 """A tensor (int64) holds seeds that only the device knows, of a shape that broadcasts."""
@@ -162,3 +163,13 @@ def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tenso
             found.append(torch.where(within < 0, -1, within + part.offset))
             start += part.nbytes
     return torch.cat(found, dim=1)
+
+
+def slots_read(rows: Tensor, fixed: Tensor, parts: Sequence[Slotted]) -> tuple[Tensor, Tensor]:
+    """Return the indices of whole sections, with 0 in place of −1, and bools of which any is set if a row is malformed.
+
+    Before the codes, a row has eight bytes and the parts' seeds. What `fixed` says of it is compared as `differ` does.
+    """
+    start = 8 + 8 * len(parts)
+    found = slots_decode(rows[:, start:], parts, rows[:, 8:start].contiguous().view(torch.int64))
+    return found.clamp(min=0), differ(rows, fixed) | (found < 0).any()

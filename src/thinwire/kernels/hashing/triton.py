@@ -11,9 +11,11 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinwire.kernels.hashing import reference
 from thinwire.kernels.hashing.reference import Slotted, keys
 from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Ints, Vectors
+from thinwire.kernels.places.triton import FIXED, differs
 from thinwire.kernels.triton import addresses, launch, pointer, table_of, tiles_of_each
 
 _BLOCK = 1024
@@ -58,13 +60,16 @@ def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tu
     return out, misplaced
 
 
-def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
+def slots_read(rows: Tensor, fixed: Tensor, parts: Sequence[Slotted]) -> tuple[Tensor, Tensor]:
     count = sum(part.slots for part in parts)
+    if not count or (rows.storage_offset() | rows.stride(0)) % 8 or rows.stride(1) != 1:
+        return reference.slots_read(rows, fixed, parts)
     out = torch.empty(rows.shape[0], count, dtype=torch.int32, device=rows.device)
     tiles = tiles_of_each(tuple(part.slots for part in parts), rows.device, _BLOCK)
-    args = (out, rows, seeds, _columns(parts, rows.device), *rows.stride(), *seeds.stride(), count, len(parts))
-    launch(_decode, len(tiles) * rows.shape[0], *args, tiles, len(tiles), BLOCK=_BLOCK)
-    return out
+    wrong = torch.empty(len(tiles) * rows.shape[0], dtype=torch.bool, device=rows.device)
+    args = (out, rows, _columns(parts, rows.device), rows.stride(0), count, len(parts), tiles, len(tiles))
+    launch(_read, wrong.numel(), *args, wrong, fixed, fixed.shape[1], BLOCK=_BLOCK, FIXED=FIXED)
+    return out, wrong
 
 
 def _columns(parts: Sequence[Slotted], device: torch.device) -> Tensor:
@@ -179,27 +184,30 @@ def _pack(out, codes, columns, parts, tiles, BLOCK: tl.constexpr):
     tl.store(out + start + at, (byte & 255).to(tl.uint8), mask=there)
 
 
-@triton.jit(do_not_specialize=["row_stride", "stride", "seed_stride", "seed_step", "total", "parts", "count"])
-def _decode(
-    out, rows, seeds, columns, row_stride, stride, seed_stride, seed_step, total, parts, tiles, count,
-    BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["row_stride", "total", "parts", "count", "fixed_count"])
+def _read(
+    out, rows, columns, row_stride, total, parts, tiles, count, wrong, fixed, fixed_count,
+    BLOCK: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     row, tile = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count
-    part = tl.load(tiles + 3 * tile)
+    part, begin = tl.load(tiles + 3 * tile), rows + row * row_stride
     offset, length, slots, bits, first, start = _part(columns, part, parts)
     place = tl.load(tiles + 3 * tile + 1) + tl.arange(0, BLOCK).to(tl.int64)
     there = place < slots
     byte_at, last = place * bits // 8, (slots * bits + 7) // 8
     word = tl.zeros([BLOCK], tl.int64)
     for j in tl.static_range(5):  # a code of 31 bits overlaps at most this many bytes
-        byte = tl.load(
-            rows + row * row_stride + (start + byte_at + j) * stride, mask=there & (byte_at + j < last), other=0
-        )
+        inside = there & (byte_at + j < last)
+        byte = tl.load(begin + 8 + 8 * parts + start + byte_at + j, mask=inside, other=0)
         word |= byte.to(tl.int64) << (8 * j)
     code = (word >> (place * bits - byte_at * 8)) & ((1 << bits) - 1)
     height = (length + slots - 1) // slots
-    seed = tl.load(seeds + row * seed_stride + part * seed_step)
+    seed = tl.load((begin + 8).to(tl.pointer_type(tl.int64), bitcast=True) + part)
     index = _index_of(place, tl.minimum(code, tl.maximum(height - 1, 0)), slots, height, seed)
     index = tl.where((code < height) & (index < length), index, -1)
     index = tl.where(code == height, length - 1, index)
-    tl.store(out + row * total + first + place, tl.where(index < 0, -1, index + offset).to(tl.int32), mask=there)
+    bad = tl.max((there & (index < 0)).to(tl.int32), 0) > 0
+    if tile == 0:
+        bad |= differs(begin, fixed, 1, 0, 1, fixed_count, FIXED)
+    tl.store(wrong + tl.program_id(0), bad)
+    tl.store(out + row * total + first + place, tl.where(index < 0, 0, index + offset).to(tl.int32), mask=there)

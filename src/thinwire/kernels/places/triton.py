@@ -12,7 +12,7 @@ from thinwire.kernels.memory import constant
 from thinwire.kernels.triton import launch, tiles_of, tiles_of_each
 
 _BLOCK = 1024
-_FIXED = 64
+FIXED = 64
 """How many fixed bytes are compared at a time."""
 
 
@@ -38,7 +38,7 @@ def misplaced(keys: Tensor, edges: Tensor, least: int | None, inside: Tensor | N
 def differ(rows: Tensor, fixed: Tensor) -> Tensor:
     """See `reference.differ`: one bool."""
     wrong = torch.empty(1, dtype=torch.bool, device=rows.device)
-    launch(_differ, 1, wrong, rows, fixed, rows.shape[0], *rows.stride(), fixed.shape[1], BLOCK=_FIXED)
+    launch(_differ, 1, wrong, rows, fixed, rows.shape[0], *rows.stride(), fixed.shape[1], BLOCK=FIXED)
     return wrong
 
 
@@ -52,17 +52,23 @@ def _place(out, indices, table, regions, tiles, BLOCK: tl.constexpr):
     tl.store(out + place, tl.where(index < 0, tl.load(at + regions), index + tl.load(at)), mask=there)
 
 
+@triton.jit
+def edges_until(edges, count, key, there, STEPS: tl.constexpr):
+    """Return how many edges are at most each key."""
+    low, high = tl.zeros(key.shape, tl.int32), tl.zeros(key.shape, tl.int32) + count
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        within = (low < high) & (tl.load(edges + middle, mask=there & (low < high), other=0) <= key)
+        low, high = tl.where(within, middle + 1, low), tl.where(within, high, middle)
+    return low
+
+
 @triton.jit(do_not_specialize=["total", "n", "count"])
 def _check(wrong, keys, edges, inside, total, n, count, LEAST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < total
     key = tl.load(keys + at, mask=there, other=0)
-    low, high = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32) + count
-    for _ in tl.static_range(STEPS):  # how many edges are at most the key
-        middle = (low + high) // 2
-        within = (low < high) & (tl.load(edges + middle, mask=there & (low < high), other=0) <= key)
-        low, high = tl.where(within, middle + 1, low), tl.where(within, high, middle)
-    bad = there & (low % 2 == 0)
+    bad = there & (edges_until(edges, count, key, there, STEPS) % 2 == 0)
     if LEAST >= 0:
         inner = there & (at % n > 0)
         before = tl.load(keys + at - 1, mask=inner, other=0)
@@ -74,6 +80,12 @@ def _check(wrong, keys, edges, inside, total, n, count, LEAST: tl.constexpr, STE
 
 @triton.jit(do_not_specialize=["rows", "stride", "step", "count"])
 def _differ(wrong, bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr):
+    tl.store(wrong, differs(bytes_, fixed, rows, stride, step, count, BLOCK))
+
+
+@triton.jit
+def differs(bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr):
+    """Whether rows of bytes do not all have the fixed ones."""
     bad = tl.zeros([BLOCK], tl.int32)
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -84,4 +96,4 @@ def _differ(wrong, bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr
         for row in range(rows):
             found = tl.load(bytes_ + row * stride + place * step, mask=there, other=0).to(tl.int32)
             bad |= ((found & bits) != expected).to(tl.int32)
-    tl.store(wrong, tl.max(bad, 0) > 0)
+    return tl.max(bad, 0) > 0

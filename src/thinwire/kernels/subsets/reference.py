@@ -120,6 +120,12 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     return positions.masked_fill_(wrong[:, None], -1)
 
 
+def subsets_read(rows: Tensor, regions: int, count: int, numbering: Numbering) -> tuple[Tensor, Tensor]:
+    """Return what `subsets_decode` does of rows (ranks, regions · bytes), without −1, and bools: any is set for one."""
+    found = subsets_decode(rows.reshape(len(rows) * regions, -1), count, numbering)
+    return found.clamp(min=0), (found < 0).any()
+
+
 def _last_within(binomials: Tensor, numbers: Tensor) -> Tensor:
     """Return the largest p whose binomial, of (digits, space) ascending ones, is at most each number."""
     low = torch.zeros_like(numbers[0])

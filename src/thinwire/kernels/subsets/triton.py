@@ -22,9 +22,20 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
-    ranks, bits = rows.shape[0], numbering.bits
+    return _read(rows, 1, count, numbering, None)
+
+
+def subsets_read(rows: Tensor, regions: int, count: int, numbering: Numbering) -> tuple[Tensor, Tensor]:
+    programs = tiles_of(rows.shape[0] * regions * count, _BLOCK)
+    wrong = torch.empty(programs, dtype=torch.bool, device=rows.device)
+    return _read(rows, regions, count, numbering, wrong), wrong
+
+
+def _read(rows: Tensor, regions: int, count: int, numbering: Numbering, wrong: Tensor | None) -> Tensor:
+    ranks, bits = rows.shape[0] * regions, numbering.bits
     positions = torch.empty(ranks, count * numbering.kept, dtype=torch.int16, device=rows.device)
-    args = (rows, positions, numbering.table(rows), ranks * count, count, rows.shape[1])
+    table = numbering.table(rows)
+    args = (rows, positions, table, wrong, ranks * count, count, rows.shape[1] // regions, regions, rows.stride(0))
     limits = (*digits_of(numbering.subsets, 2), numbering.kept, numbering.space, numbering.space.bit_length())
     sizes = {"BITS": bits, "DIGITS": numbering.digits, "BLOCK": _BLOCK}
     launch(_subset, tiles_of(ranks * count, _BLOCK), *args, *limits, **sizes)
@@ -62,19 +73,24 @@ def _number(
     tl.store(out + at, byte.to(tl.uint8), mask=at < n)
 
 
-@triton.jit(do_not_specialize=["n", "count", "nbytes", "subsets", "subsets_high", "kept", "space", "steps"])
+@triton.jit(
+    do_not_specialize=[
+        "n", "count", "nbytes", "regions", "stride", "subsets", "subsets_high", "kept", "space", "steps"
+    ]
+)  # fmt: skip
 def _subset(
-    rows, positions, table, n, count, nbytes, subsets, subsets_high, kept, space, steps,
+    rows, positions, table, wrong, n, count, nbytes, regions, stride, subsets, subsets_high, kept, space, steps,
     BITS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Read numbers, and find the positions of each from the last one on: −1 if it has none, or stray bits behind it.
 
-    A digit that borrows is negative.
+    A digit that borrows is negative. With `wrong`, it is 0 instead, and said there.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < n
     bit = at % count * BITS
-    begin, skipped = at // count * nbytes + bit // 8, bit % 8
+    row = at // count // regions * stride + at // count % regions * nbytes
+    begin, skipped = row + bit // 8, bit % 8
     rest, rest_high = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
     for j in range((BITS + 14) // 8):
         ahead = 8 * j - skipped
@@ -92,8 +108,12 @@ def _subset(
     beyond = (rest_high > subsets_high) | ((rest_high == subsets_high) & (rest >= subsets))
     last, end = there & (at % count == count - 1), count.to(tl.int64) * BITS  # it looks at what is behind it, too
     for place in range(end // 8, nbytes):
-        byte = tl.load(rows + at // count * nbytes + place, mask=last, other=0).to(tl.int64)
+        byte = tl.load(rows + row + place, mask=last, other=0).to(tl.int64)
         beyond |= last & (byte >> tl.where(place == end // 8, end % 8, 0) != 0)
+    none = -1
+    if wrong is not None:
+        none = 0
+        tl.store(wrong + tl.program_id(0), tl.max((beyond & there).to(tl.int32), 0) > 0)
     high = tl.full([BLOCK], 0, tl.int32) + space
     for i in range(kept):
         binomials, low = table + (kept - 1 - i) * space, tl.zeros([BLOCK], tl.int32)
@@ -110,4 +130,4 @@ def _subset(
         if DIGITS > 1:
             rest_high -= tl.load(binomials + kept * space + low, mask=there, other=0) + (rest < 0).to(tl.int64)
             rest &= 0x7FFFFFFFFFFFFFFF
-        tl.store(positions + at * kept + kept - 1 - i, tl.where(beyond, -1, low).to(tl.int16), mask=there)
+        tl.store(positions + at * kept + kept - 1 - i, tl.where(beyond, none, low).to(tl.int16), mask=there)

@@ -1,6 +1,6 @@
 """What a kernel is tried on: its arguments at a size, and how close it must come to the reference."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,14 @@ class Case:
     def bound(self, device: torch.device) -> Near:
         """Return how far floats may be from the reference's on this device."""
         return self.near_on_gpu if self.near_on_gpu and device.type != "cpu" else self.near
+
+
+def as_read(_: Trial, found: Sequence[Any], expected: Sequence[Any]) -> str:
+    """Compare what was read, and whether it was sound: if not, the numbers may differ."""
+    wrong, said = bool(found[1].any()), bool(expected[1].any())
+    if wrong != said:
+        return f"is {'malformed' if wrong else 'sound'}, expected the opposite"
+    return "" if wrong or torch.equal(found[0], expected[0]) else "differs"
 
 
 def several(x: Tensor) -> list[Tensor]:

@@ -11,7 +11,7 @@ from thinwire import kernels
 from thinwire.kernels import Groups, Numbering, OffsetGrid, Packed, Rounding, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
-from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials
+from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials, as_read
 from thinwire_lab.check.material import Kit, Near, Trial, framed
 
 
@@ -71,6 +71,19 @@ def _elias_fano(encode: bool) -> Callable[[Kit, int], Trials]:
     return trials
 
 
+def _elias_fano_read(kit: Kit, n: int) -> Trials:
+    """Yield indices that lie within the edges, or not; and the bytes of one row damaged."""
+    indices = kit.picks(n)
+    rows = torch.stack([kernels.elias_fano_encode.reference(indices, n)] * 3)
+    most = int(indices[-1])
+    for edges in ([0, n], [0, most, most, n], [0, most], [0, most, n + 1, n + 2]):
+        yield Trial((rows, indices.numel(), n, kit.seeds(edges).int()))
+    for place in (0, -1):
+        damaged = rows.clone()
+        damaged[1, place] ^= 128
+        yield Trial((damaged, indices.numel(), n, kit.seeds([0, n]).int()))
+
+
 def _scales(kit: Kit, groups: Groups, *, powers: bool = False) -> Tensor:
     """Return a scale for each group, if asked a power of two; NaN for a group with anything but finite numbers."""
     lots = kit.whole(sum(groups.counts), 1, 5).float()
@@ -109,6 +122,17 @@ def _subsets(decode: bool) -> Callable[[Kit, int], Trials]:
     return trials
 
 
+def _subsets_read(kit: Kit, n: int) -> Trials:
+    """Yield two ranks' rows of three regions each, with a gap behind; and the bytes of one damaged."""
+    for rows, numbers, numbering in (trial.args for trial in _subsets(decode=True)(kit, n)):
+        each = rows.shape[1]
+        some = torch.nn.functional.pad(torch.cat([rows, rows.flip(0), rows], dim=1), (0, 5))
+        for mask in (0, 255):
+            some = some.clone()
+            some[1, 2 * each - 1] |= mask
+            yield Trial((some[:, : 3 * each], 3, numbers, numbering))
+
+
 def _exponents(decode: bool) -> Callable[[Kit, int], Trials]:
     """Return a trial of numbers with any bits."""
 
@@ -136,6 +160,7 @@ CASES: Mapping[str, Case] = {
     "codes_encode": Case(make=_codes_encode, dtypes=ONLY_32),
     "elias_fano_decode": Case(make=_elias_fano(encode=False), **_WHOLE),
     "elias_fano_encode": Case(make=_elias_fano(encode=True), **_WHOLE),
+    "elias_fano_read": Case(make=_elias_fano_read, **_WHOLE, alike=as_read),
     "exponents_count": Case(make=lambda kit, n: [Trial((kit.whole(n, -(1 << 15), 1 << 15, torch.int16),))], **_WHOLE),
     "exponents_decode": Case(make=_exponents(decode=True), **_WHOLE),
     "exponents_encode": Case(make=_exponents(decode=False), **_WHOLE),
@@ -154,6 +179,7 @@ CASES: Mapping[str, Case] = {
     ),
     "subsets_decode": Case(make=_subsets(decode=True), **_WHOLE),
     "subsets_encode": Case(make=_subsets(decode=False), **_WHOLE),
+    "subsets_read": Case(make=_subsets_read, **_WHOLE, alike=as_read),
     "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),
     "unpack_bits": Case(make=_unpack_bits, **_WHOLE, nbytes=300),
 }

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Slotted
-from thinwire_lab.check.cases.case import FINITE, ONLY_32, SEED, Case, Trials, several
+from thinwire_lab.check.cases.case import FINITE, ONLY_32, SEED, Case, Trials, as_read, several
 from thinwire_lab.check.material import Kit, Trial, framed
 
 
@@ -141,6 +141,20 @@ def _slots_decode(kit: Kit, n: int) -> Trials:
     yield Trial((rows, parts, seeds.expand(2, -1)))
 
 
+def _slots_read(kit: Kit, n: int) -> Trials:
+    """Yield sections that are sound, and some of which a seed, a code or their beginning is another."""
+    indices, parts, seeds = _slotted(kit, n)
+    packed, _ = kernels.slots_encode.reference(indices, parts, seeds)
+    section = torch.cat([kit.seeds([3]).view(torch.uint8), seeds.view(torch.uint8), packed])
+    rows = torch.stack([torch.nn.functional.pad(section, (0, -section.numel() % 8))] * 2)
+    fixed = kit.seeds([*range(8), 3, *[0] * 7, *[255] * 8]).int().view(3, -1)
+    for place in (None, 1, 10, 31, section.numel() - 1):
+        some = rows.clone()
+        if place is not None:
+            some[1, place] = 255
+        yield Trial((some[:, : section.numel()], fixed, parts))
+
+
 def _in_slots(kit: Kit, n: int) -> Tensor:
     picks = kit.picks(n)
     table = kernels.hashed_slots(picks, kit.whole(picks.numel(), 0, 3), n // 40 + 1, n, SEED)
@@ -169,6 +183,7 @@ CASES: Mapping[str, Case] = {
         nbytes=150,
     ),
     "slots_decode": Case(make=_slots_decode, dtypes=ONLY_32, contents=("normal",)),
+    "slots_read": Case(make=_slots_read, dtypes=ONLY_32, contents=("normal",), alike=as_read),
     "slots_encode": Case(make=_slots_encode, dtypes=ONLY_32, contents=("normal",)),
     "subtract_rounded": Case(make=_subtract_rounded),
 }
