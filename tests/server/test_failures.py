@@ -127,7 +127,7 @@ def test_a_trainer_whose_gradients_are_never_finite_gives_up() -> None:
 @pytest.mark.parametrize(("staleness", "waits"), [(0, True), (1, True), (None, False)])
 def test_the_log_says_who_is_waited_for(staleness: int | None, waits: bool, caplog: pytest.LogCaptureFixture) -> None:
     server = started(staleness=staleness, trainers=3)
-    server._hub.rule._patience = 0.0
+    server._hub.rule.patience = 0.0
     trainer, late = joined(server), joined(server)
     trainer.model.give(gradients(1)[0])  # type: ignore[operator]
     step = threading.Thread(target=trainer.step, daemon=True)

@@ -116,8 +116,8 @@ class Session:
     def __init__(self, hub: "Hub", peer: bytes, host: str, descriptor: int = -1) -> None:
         self._hub, self.peer, self.host, self._descriptor, self.trainer = hub, peer, host, descriptor, ""
         self.talk, self.queue, self.over = Talk(_FIRST), deque[Frame](), False
-        self._loss, self._since, self._downlink = math.nan, time.monotonic(), Downlink(hub.central)
-        self._busy: Frame | None = None
+        self._loss, self.since, self._downlink = math.nan, time.monotonic(), Downlink(hub.central)
+        self.busy: Frame | None = None
         """The update that the rule has, without its body."""
 
     def status(self) -> TrainerStatus:
@@ -129,7 +129,7 @@ class Session:
             loss=self._loss if math.isfinite(self._loss) else None,
             sent_bytes=sent,
             received_bytes=received,
-            quiet=time.monotonic() - self._since,
+            quiet=time.monotonic() - self.since,
         )
 
     def take(self, message: Bytes) -> None:
@@ -155,7 +155,7 @@ class Session:
 
         Raises FrameError, PayloadError or RefusedError.
         """
-        while self.queue and not self._busy and not self.talk.outbox:
+        while self.queue and not self.busy and not self.talk.outbox:
             frame = self.queue.popleft()
             match frame.kind:
                 case Kind.UPDATE:
@@ -174,9 +174,9 @@ class Session:
 
     def answer(self, *, dropped: bool) -> None:
         """Answer the update which the rule has let go; if it came over an earlier connection, it is not here."""
-        if self._busy:
-            self._reply(self._busy, Flag.DROPPED * dropped)
-            self._busy = None
+        if self.busy:
+            self._reply(self.busy, Flag.DROPPED * dropped)
+            self.busy = None
 
     def end(self, why: str, flags: int = 0) -> None:
         """Say why it ends, hear no more, and close the connection."""
@@ -212,7 +212,7 @@ class Session:
             earlier.leave(goodbye=False)
         self.trainer = asked["trainer"]
         hub.sessions[self.trainer] = self
-        hub.rule.joined(self.trainer, self.host)
+        hub.rule.joined(self.trainer)
         self.talk.limits = layout.asked
         life, body = frames.LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
         self.say(Kind.JOIN, life, *body, number=central.applied.get(self.trainer, 0))
@@ -226,8 +226,8 @@ class Session:
             self._reply(frame)
             return
         update = read_update(hub.central.layout, self.trainer, frame)
-        self._loss, self._since = frame.loss, time.monotonic()
-        self._busy = frame._replace(body=memoryview(b""))
+        self._loss, self.since = frame.loss, time.monotonic()
+        self.busy = frame._replace(body=memoryview(b""))
         hub.rule.submit(update)
 
     def _reply(self, frame: Frame, flags: int = 0) -> None:
@@ -250,7 +250,7 @@ class Hub:
         self.central, self.rule, self.saving, self.lock, self.listener = central, rule, saving, lock, listener
         self.sessions, self.counted = dict[str, Session](), [0, 0]
         self._peers, self._gone = dict[bytes, Session](), list[Session]()
-        self._due, self._open = 0.0, True
+        self._due, self._told, self._open = 0.0, -math.inf, True
 
     @property
     def ended(self) -> bool:
@@ -325,8 +325,17 @@ class Hub:
             for each in self._peers.values():
                 if not each.talk.outbox:
                     each.say(Kind.PING)
-            self.rule.name()
+            self._name()
         self.release()
+
+    def _name(self) -> None:
+        """Log who is waited for, now and then: a trainer that skips all its steps looks like one that is slow."""
+        now = time.monotonic()
+        since = min((each.since for each in self.sessions.values() if each.busy), default=now)
+        if now - max(since, self._told) > self.rule.patience:
+            self._told = now
+            late = self.rule.late({who: each.host for who, each in self.sessions.items()})
+            logger.warning("trainers have waited %.0f s for %s", now - since, late)
 
     def release(self) -> None:
         """Answer whose update has been applied, until nobody has another, and send all that there is to say."""

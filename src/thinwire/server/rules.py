@@ -1,13 +1,11 @@
 """When an update is applied, and when its trainer gets the answer."""
 
-import logging
 import math
 import time
+from collections.abc import Mapping
 from typing import final
 
 from thinwire.server.central import Central, Update
-
-logger = logging.getLogger("thinwire")
 
 
 @final
@@ -19,13 +17,12 @@ class Rule:
 
     A trainer has one update here at a time. The caller holds the server's lock, and calls `release` after each call.
     `timeout`: how long a rule that keeps trainers in step waits, after a restart, for those that were there; how long
-    a trainer that vanished has to come back; and how long any trainer waits before the log names those it waits for.
+    a trainer that vanished has to come back.
     """
 
     def __init__(self, central: Central, *, trainers: int, timeout: float, staleness: int | None) -> None:
         self.central, self._wanted, self._staleness, self.live = central, trainers, staleness, dict[str, int]()
-        self._hosts, self._since = dict[str, str](), dict[str, float]()
-        self._patience, self._told, now = timeout, -math.inf, time.monotonic()
+        self.patience, now = timeout, time.monotonic()
         self._goodbyes, self._begun = set[str](), bool(central.applied)
         self._lost = now if central.applied else -math.inf
         """When a trainer last left without a BYE, or the server itself came back."""
@@ -42,11 +39,10 @@ class Rule:
     def ended(self) -> bool:
         """Whether something was trained, and all have left for good."""
         trained, away = self._goodbyes or self.central.applied, time.monotonic() - self._lost
-        return bool(self.complete and trained and not self.live and away > self._patience)
+        return bool(self.complete and trained and not self.live and away > self.patience)
 
-    def joined(self, trainer: str, host: str) -> None:
+    def joined(self, trainer: str) -> None:
         """Count a trainer in, at the pace of the slowest."""
-        self._hosts[trainer] = host
         self.live[trainer] = min(self.live.values(), default=0)
         self._begun |= len(self._goodbyes | self.live.keys()) >= self._wanted
         self._returning.discard(trainer)
@@ -57,7 +53,7 @@ class Rule:
 
         What it has sent counts, unless training has not begun.
         """
-        for each in (self.live, self._since, self._applied, *(() if self.complete else (self._held,))):
+        for each in (self.live, self._applied, *(() if self.complete else (self._held,))):
             each.pop(trainer, None)
         self._goodbyes |= {trainer} if goodbye else set()
         self._lost = self._lost if goodbye else time.monotonic()
@@ -66,7 +62,6 @@ class Rule:
     def submit(self, update: Update) -> None:
         """Take an update, which is the next of its trainer."""
         self._held[update.trainer] = update
-        self._since[update.trainer] = time.monotonic()
 
     def release(self) -> dict[str, bool]:
         """Apply what may be applied. Return whose update can be answered, and whether it was dropped as not finite.
@@ -83,16 +78,7 @@ class Rule:
         found = {who: dropped for who, dropped in self._applied.items() if self.live[who] - least < bound}
         for who in found:
             del self._applied[who]
-            self._since.pop(who, None)
         return found
-
-    def name(self) -> None:
-        """Log who is waited for, now and then: a trainer that skips all its steps looks like one that is slow."""
-        now = time.monotonic()
-        since = min(self._since.values(), default=now)
-        if now - max(since, self._told) > self._patience:
-            self._told = now
-            logger.warning("trainers have waited %.0f s for %s", now - since, self._late())
 
     def _apply(self, updates: list[Update]) -> None:
         who = [each.trainer for each in updates]
@@ -103,15 +89,14 @@ class Rule:
             self.live[each] += 1
             self._applied[each] = each in dropped
 
-    def _late(self) -> str:
-        """Return in words who is waited for."""
+    def late(self, hosts: Mapping[str, str]) -> str:
+        """Return in words who is waited for; `hosts`: where each is."""
         if not self._begun:
             more = self._wanted - len(self._goodbyes | self.live.keys())
             return f"{more} more to join: serve has trainers={self._wanted}"
         if not self.complete:
             return f"{len(self._returning)} to return, which were connected when this server was saved"
-        least = min(self.live.values(), default=0)
+        least, applied = min(self.live.values(), default=0), self.central.applied
         late = sorted(who for who, count in self.live.items() if count == least and who not in self._held)
-        applied = self.central.applied
-        names = (f"{each[:8]} at {self._hosts.get(each)} (latest update {applied.get(each, 0)})" for each in late)
+        names = (f"{each[:8]} at {hosts.get(each)} (latest update {applied.get(each, 0)})" for each in late)
         return f"{', '.join(names)}: slow, or its gradients are not finite and it skips them"
