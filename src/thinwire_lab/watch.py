@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from thinwire.wire.frames import GoneError, Kind, Talk
-from thinwire.wire.keys import said, ticket
+from thinwire.wire.rendezvous import said, ticket
 from thinwire.wire.sockets import Bell, Link, check_installed
 
 _LONGEST, _TIMEOUT = 1 << 24, 10.0
@@ -32,7 +32,7 @@ def look(address: str, index: int = 0) -> dict[str, Any]:
     tickets = said(None)
     key = ticket(tickets[index % len(tickets)], address, index, seconds=_TIMEOUT)
     limits = {Kind.WATCH: _LONGEST, Kind.PING: 0, Kind.END: 1 << 16}
-    with closing(Link(address, key.server, key.trainers, Bell(), Talk(limits), timeout=_TIMEOUT)) as link:
+    with closing(Link(address, key, Bell(), Talk(limits), timeout=_TIMEOUT)) as link:
         link.send(Kind.WATCH)
         while (frame := link.receive()) is None or frame.kind is Kind.PING:
             pass

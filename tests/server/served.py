@@ -18,8 +18,8 @@ from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.trainer.channel import Uplink
 from thinwire.wire.frames import NONE, Bytes, Flag, Frame, GoneError, Kind, Talk
-from thinwire.wire.keys import said, ticket
 from thinwire.wire.layout import layouts, pack
+from thinwire.wire.rendezvous import said, ticket
 from thinwire.wire.sockets import Bell, Link, open_sockets
 
 NUMEL = 200
@@ -240,7 +240,7 @@ class Raw:
         self._uplink = Uplink(layout, who)
         key = ticket(said(None)[0], address, 0, seconds=20.0)
         limits = dict.fromkeys(Kind, 1 << 24)
-        self.link = Link(address, key.server, key.trainers, Bell(), Talk(limits), timeout=20.0)
+        self.link = Link(address, key, Bell(), Talk(limits), timeout=20.0)
         _kept(self)
         self.send = self.link.send
         self.said = json.dumps({"trainer": who, "agreed": layout.agreed}).encode()

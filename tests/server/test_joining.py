@@ -37,7 +37,7 @@ from thinwire import codecs, recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.reducer import PerTensor, Reducer
 from thinwire.server import Server, Trainer, connect, serve
-from thinwire.wire import environment, sockets
+from thinwire.wire import rendezvous, sockets
 from thinwire.wire.frames import (
     AROUND,
     HEADER,
@@ -53,7 +53,7 @@ from thinwire.wire.frames import (
     numbered,
     parse,
 )
-from thinwire.wire.keys import VARIABLE, key_of, ticket
+from thinwire.wire.rendezvous import VARIABLE, key_of, ticket
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_torchruns_store_is_asked_no_longer_than_told(
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     for name, value in (told | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(environment, "_stores", [each() for each in stores])
+    monkeypatch.setattr(rendezvous, "_stores", [each() for each in stores])
     with pytest.raises(ServerError, match=r"torchrun's store within 0\.1 s: start it first"):
         connect(Vector(), dense(), address=address, timeout=0.1)
 

@@ -19,7 +19,7 @@ from thinwire.errors import StateError
 from thinwire.server import Trainer
 from thinwire.server.saving import Durable
 from thinwire.trainer import channel as channels
-from thinwire.wire import environment
+from thinwire.wire import rendezvous
 from thinwire.wire.frames import GoneError
 
 __all__ = ["closed"]
@@ -311,10 +311,10 @@ def test_a_trainer_killed_within_a_step_is_noticedsoon() -> None:
 def test_a_second_server_of_a_process_wants_an_address_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
-    assert environment.place(None, 1, None) == 0
-    monkeypatch.setattr("thinwire.wire.environment._announced", {0})
+    assert rendezvous.place(None, 1, None) == 0
+    monkeypatch.setattr("thinwire.wire.rendezvous._announced", {0})
     with pytest.raises(ValueError, match="pass address="):
-        environment.place(None, 1, None)
+        rendezvous.place(None, 1, None)
 
 
 @pytest.mark.slow

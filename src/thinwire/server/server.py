@@ -24,10 +24,9 @@ from thinwire.server.central import Central, MakeScheduler
 from thinwire.server.hub import Hub, ServerStatus
 from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
-from thinwire.wire.environment import TICKET, announce, place, split, store
-from thinwire.wire.keys import key_of, leave
 from thinwire.wire.layout import layouts
-from thinwire.wire.sockets import Listener, check_installed
+from thinwire.wire.rendezvous import announce, key_of, leave, place
+from thinwire.wire.sockets import Listener, check_installed, split
 
 logger = logging.getLogger("thinwire")
 
@@ -203,14 +202,14 @@ def serve(
         saving = Saving(central, lock, checkpoint)
         rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
         own = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
-        listener = Listener(door, own.server, own.trainers, timeout=timeout, longest=layout.messages)
+        listener = Listener(door, own, timeout=timeout, longest=layout.messages)
         ending.callback(listener.close)
         ticket = own.ticket.text
         ending.callback(leave(listener.address, ticket))
         if not ip_address(split(listener.address)[0]).is_loopback:
-            store(TICKET.format(here), ticket, agent=True)
+            announce("ticket", here, ticket)
         if address is None:
-            announce(here, listener.address)
+            announce("address", here, listener.address)
         hub = Hub(listener, central, rule, saving, lock)
         return Server(hub, listener.address, ticket=ticket, every=every, ending=ending.pop_all())
 

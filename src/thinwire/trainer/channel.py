@@ -23,8 +23,8 @@ from thinwire.reducer.wrappers import release
 from thinwire.trainer.copy import Base, Copy, Rows
 from thinwire.wire.entries import Entry, asking, table
 from thinwire.wire.frames import LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
-from thinwire.wire.keys import ticket
 from thinwire.wire.layout import Layout, pack
+from thinwire.wire.rendezvous import ticket
 from thinwire.wire.sockets import TICK, Bell, Link
 
 logger = logging.getLogger("thinwire")
@@ -352,7 +352,7 @@ class Channel:
 def called(settings: Settings, layout: Layout, bell: Bell, counted: list[int]) -> Link:
     """Return a new connection. Raises ServerError, GoneError, or ValueError for what is no ticket."""
     key = ticket(settings.ticket, settings.address, settings.index, seconds=settings.timeout)
-    return Link(settings.address, key.server, key.trainers, bell, Talk(layout.told, counted), timeout=settings.timeout)
+    return Link(settings.address, key, bell, Talk(layout.told, counted), timeout=settings.timeout)
 
 
 def drainable(recipe: Reducer) -> bool:

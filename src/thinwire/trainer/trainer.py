@@ -26,10 +26,9 @@ from thinwire.trainer.channel import Channel, Settings, drainable
 from thinwire.trainer.copy import Base, wanted
 from thinwire.waits import refuse_captured
 from thinwire.wire.entries import claimed, named
-from thinwire.wire.environment import addresses
 from thinwire.wire.frames import Flag
-from thinwire.wire.keys import Given, said
 from thinwire.wire.layout import finite, layouts, pack
+from thinwire.wire.rendezvous import Given, addresses, said
 from thinwire.wire.sockets import check_installed
 
 logger = logging.getLogger("thinwire")

@@ -13,12 +13,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 from weakref import finalize
 
 from thinwire.wire import frames
-from thinwire.wire.environment import joint, split
 from thinwire.wire.frames import Bytes, Frame, GoneError, Kind, Talk
 
 try:
@@ -32,6 +32,7 @@ TICK = 0.2
 """Seconds in which either side notices what nothing rings for."""
 _QUEUED = 256  # messages to each peer that libzmq holds; then who sends waits
 _HANDSHAKE = 5.0  # seconds that a connection has to prove who it is
+_DIGITS = 128  # of a key in a file
 _REMEMBERED = 1024  # addresses of strangers
 _PAUSE = 0.1  # seconds in which libzmq fails to accept no more than some thousand times
 _LINGER = 1.0  # seconds for the last words
@@ -45,14 +46,47 @@ def check_installed() -> None:
         raise ImportError("a parameter server needs pyzmq: pip install 'thinwire[server]'")
 
 
-def fresh_secret() -> bytes:
-    """Return a new secret key, of 32 bytes."""
-    return z85.decode(zmq.curve_keypair()[1])
-
-
-def public_of(secret: bytes) -> bytes:
+def _public(secret: bytes) -> bytes:
     """Return the public key that belongs to a secret one."""
     return z85.decode(zmq.curve_public(z85.encode(secret)))
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Key:
+    """A server's key, or a ticket: the server's secret key, or its public one, and the trainers' secret key.
+
+    By the one pair trainers know the server, and by the other it knows them. With a ticket one can join, and not be
+    taken for the server.
+    """
+
+    server: bytes
+    trainers: bytes
+
+    @classmethod
+    def fresh(cls) -> Self:
+        """Return a new server's."""
+        return cls(*(z85.decode(zmq.curve_keypair()[1]) for _ in range(2)))
+
+    @classmethod
+    def read(cls, text: str, where: str) -> Self:
+        """Return what is written there. Raises ValueError, which does not show it."""
+        found = b""
+        with suppress(ValueError):
+            found = bytes.fromhex(text)
+        if 2 * len(found) != _DIGITS:
+            raise ValueError(f"{where} holds no key or ticket of a server; expected {_DIGITS} hexadecimal digits")
+        return cls(found[: _DIGITS // 4], found[_DIGITS // 4 :])
+
+    @property
+    def text(self) -> str:
+        """It as it is written."""
+        return (self.server + self.trainers).hex()
+
+    @property
+    def ticket(self) -> Self:
+        """What trainers need of a server's key."""
+        return type(self)(_public(self.server), self.trainers)
 
 
 @final
@@ -89,6 +123,27 @@ def _socket(context: "zmq.Context[Any]", kind: int, host: str, timeout: float, *
     return made
 
 
+def split(address: str) -> tuple[str, int]:
+    """Return host and port. Raises ValueError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"address is {address!r}; expected host:port, such as 10.0.0.1:29400 or [::1]:29400")
+    return host.strip("[]"), int(port)
+
+
+def joint(host: str, port: int) -> str:
+    """Return host:port, as `split` takes it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_here(host: str) -> bool:
+    """Return whether this is an address of this machine."""
+    with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
+
+
 def resolved(address: str) -> tuple[str, int]:
     """Return a number and a port. Raises GoneError for a host that is not known, and ValueError for no host:port."""
     place = split(address)
@@ -107,16 +162,16 @@ class Listener:
     `longest`: messages of the longest update. Who sends more than an honest trainer has unanswered has to wait.
     """
 
-    def __init__(self, address: str, own: bytes, theirs: bytes, *, timeout: float, longest: int) -> None:
+    def __init__(self, address: str, key: Key, *, timeout: float, longest: int) -> None:
         (host, port), self._ending = resolved(address), deque[tuple[float, socket.socket]]()
         self._end, self._met, self._context = ("", 0), set[tuple[str, bool]](), zmq.Context[Any]()
         # libzmq counts up to half of it late. With less, heartbeats would wait behind what a busy server has not read
         most = _QUEUED + 2 * frames.WINDOW * longest
-        options = {"curve_server": 1, "curve_secretkey": own, "zap_domain": b"thinwire", "router_mandatory": 1}
+        options = {"curve_server": 1, "curve_secretkey": key.server, "zap_domain": b"thinwire", "router_mandatory": 1}
         self._socket = _socket(self._context, zmq.ROUTER, host, timeout, rcvhwm=most, backlog=1024, **options)
         door, failures = self._context.socket(zmq.REP), self._socket.get_monitor_socket(zmq.EVENT_ACCEPT_FAILED)
         door.bind("inproc://zeromq.zap.01")
-        self._doorkeeper = threading.Thread(target=self._keep_door, args=(door, failures, theirs), daemon=True)
+        self._doorkeeper = threading.Thread(target=self._keep_door, args=(door, failures, key.trainers), daemon=True)
         self._doorkeeper.start()
         try:
             self._socket.bind(f"tcp://{joint(host, port)}")
@@ -187,7 +242,7 @@ class Listener:
 
         Without descriptors libzmq tries to accept again at once; but it waits until somebody hears of its failures.
         """
-        allowed, poller = public_of(theirs), zmq.Poller()
+        allowed, poller = _public(theirs), zmq.Poller()
         poller.register(door, zmq.POLLIN)
         poller.register(failures, zmq.POLLIN)
         with suppress(zmq.ContextTerminated):
@@ -210,13 +265,13 @@ class Listener:
 class Link:
     """A trainer's connection to a server, whose frames `talk` has. One thread at a time uses it."""
 
-    def __init__(self, address: str, server: bytes, mine: bytes, bell: Bell, talk: Talk, *, timeout: float) -> None:
+    def __init__(self, address: str, ticket: Key, bell: Bell, talk: Talk, *, timeout: float) -> None:
         self._end, self.talk, self._bell = resolved(address), talk, bell
         self._gone: GoneError | None = None
         self._spoke, self._pause = time.monotonic(), timeout / 3
-        self._context, keys = zmq.Context[Any](), {"curve_secretkey": mine, "curve_publickey": public_of(mine)}
-        options = keys | {"curve_serverkey": server, "linger": 0, "rcvhwm": 0}
-        options["reconnect_ivl"] = -1  # its owner joins again
+        mine, self._context = ticket.trainers, zmq.Context[Any]()
+        keys = {"curve_serverkey": ticket.server, "curve_secretkey": mine, "curve_publickey": _public(mine)}
+        options = keys | {"linger": 0, "rcvhwm": 0, "reconnect_ivl": -1}  # its owner joins again
         self._socket = _socket(self._context, zmq.DEALER, self._end[0], timeout, **options)
         events = zmq.EVENT_ALL & ~zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # to tell of that, libzmq loses errno and aborts
         self._monitor = self._socket.get_monitor_socket(events)

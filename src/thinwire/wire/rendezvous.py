@@ -1,8 +1,7 @@
-"""Who may join: a server's key, and the ticket of its trainers.
+"""Where servers are, and where they keep their keys and leave their trainers' tickets.
 
-A server has two pairs of CURVE keys: its own, by which trainers know it, and one by which it knows them. The ticket is
-its public key and their secret one: with it one can join, and not be taken for the server. A trainer's ticket is given,
-or in THINWIRE_TICKET, or in a file that a server leaves for this user's processes on its host, or in torchrun's store.
+An address is given, or in torchrun's store. A ticket is given, or in THINWIRE_TICKET, or in a file that a server leaves
+for this user's processes on its host, or in torchrun's store.
 """
 
 import logging
@@ -11,54 +10,30 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from datetime import timedelta
 from fcntl import LOCK_EX, flock
 from ipaddress import ip_address
 from pathlib import Path
 from string import hexdigits
-from typing import Annotated, Any, Self, final
+from typing import Annotated, Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from thinwire.checked import BODY
-from thinwire.wire import environment
+from thinwire.errors import ServerError
 from thinwire.wire.frames import GoneError
-from thinwire.wire.sockets import fresh_secret, public_of, resolved
+from thinwire.wire.sockets import Key, is_here, joint, resolved, split
 
 logger = logging.getLogger("thinwire")
 Given = Annotated[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None, BODY]
 """Tickets, or files that hold them: one for all servers, or one for each. No error may show one."""
 VARIABLE = "THINWIRE_TICKET"
-_DIGITS = 128
+_KEY = "thinwire/{}/{}"
+_announced = set[int]()
+_stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses at which a server listens at all of its machine's, and where those lead who call there."""
-
-
-@final
-@dataclass(frozen=True, repr=False)
-class Key:
-    """A server's key, or a ticket: the server's secret key, or its public one, and the trainers' secret key."""
-
-    server: bytes
-    trainers: bytes
-
-    @classmethod
-    def read(cls, text: str, where: str) -> Self:
-        """Return what is written there. Raises ValueError, which does not show it."""
-        found = b""
-        with suppress(ValueError):
-            found = bytes.fromhex(text)
-        if 2 * len(found) != _DIGITS:
-            raise ValueError(f"{where} holds no key or ticket of a server; expected {_DIGITS} hexadecimal digits")
-        return cls(found[: _DIGITS // 4], found[_DIGITS // 4 :])
-
-    @property
-    def text(self) -> str:
-        """It as it is written."""
-        return (self.server + self.trainers).hex()
-
-    @property
-    def ticket(self) -> Self:
-        """What trainers need of a server's key."""
-        return type(self)(public_of(self.server), self.trainers)
 
 
 def key_of(path: Path | None) -> Key:
@@ -66,7 +41,7 @@ def key_of(path: Path | None) -> Key:
 
     Raises ValueError for a file that others may read or that holds something else, and OSError.
     """
-    made = Key(fresh_secret(), fresh_secret())
+    made = Key.fresh()
     if path is None:
         return made
     if not path.exists() or not path.stat().st_size:
@@ -85,7 +60,7 @@ def key_of(path: Path | None) -> Key:
 def leave(address: str, text: str) -> Callable[[], None]:
     """Leave a ticket for this user's processes on this host, if that can be; return what takes it away."""
     try:
-        path = _left(*environment.split(address))
+        path = _left(*split(address))
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(path, text)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
@@ -98,6 +73,47 @@ def leave(address: str, text: str) -> Callable[[], None]:
                 path.unlink()
 
     return take
+
+
+def place(index: int | None, servers: int, address: str | None) -> int:
+    """Return which of the servers this is: `index`, or else the rank.
+
+    Raises ValueError if there are not so many, or if this process has announced that one: trainers would look for it.
+    """
+    found = int(os.environ.get("RANK", 0)) if index is None else index
+    if found >= servers:
+        raise ValueError(
+            f"this is server {found} of {servers}, counted from 0: pass index= and servers=, or serve on the first "
+            f"{servers} ranks and connect on the others"
+        )
+    if address is None and found in _announced:
+        raise ValueError(
+            "this process has served before in this torchrun job, and trainers find its first server only: pass "
+            "address= to serve and to connect"
+        )
+    return found
+
+
+def announce(what: str, index: int, text: str) -> None:
+    """Put a server's "address" or "ticket" into the job's store, if there is one, where all can read it."""
+    if (store := _store(agent=what == "ticket")) is not None:
+        store.set(_KEY.format(what, index), text)
+        _announced.update([index] * (what == "address"))
+
+
+def addresses(given: str | Sequence[str] | None, servers: int, seconds: float) -> list[str]:
+    """Return each server's address, given or awaited from the store.
+
+    Raises ValueError if there are not as many, or none; ServerError if no server has announced itself in time.
+    """
+    if given is not None:
+        found = [given] if isinstance(given, str) else list(given)
+        if len(found) != servers:
+            raise ValueError(f"address has {len(found)} addresses for {servers} servers; expected one for each")
+        return found
+    if not (found := _awaited("address", range(servers), seconds)):
+        raise ValueError("no address: pass host:port of each server, or start servers and trainers with torchrun")
+    return found
 
 
 def said(given: Given) -> list[str | os.PathLike[str]]:
@@ -120,12 +136,38 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
     if given:
         return Key.read(_private(Path(given)), "that file")
     host, port = resolved(address)
-    others = {_ANY.get(host, host), "::" if ":" in host else "0.0.0.0", "::"} if environment.is_here(host) else set()
+    others = {_ANY.get(host, host), "::" if ":" in host else "0.0.0.0", "::"} if is_here(host) else set()
     newest = max((_left(each, port) for each in {host, *others}), key=_written)  # of those servers one is alive
     if newest.exists() or ip_address(host).is_loopback:
         return Key.read(_private(newest), "what was left")
-    stored = environment.awaited([environment.TICKET.format(index)], seconds, agent=True)
+    stored = _awaited("ticket", [index], seconds)
     return Key.read("".join(stored) or _private(newest), "what was stored")
+
+
+def _awaited(what: str, servers: Sequence[int], seconds: float) -> list[str]:
+    """Return what servers have announced, nothing if there is no store. Raises ServerError."""
+    keys = [_KEY.format(what, index) for index in servers]
+    try:
+        if (store := _store(agent=what == "ticket", seconds=seconds)) is None:
+            return []
+        store.wait(keys, timedelta(seconds=seconds))
+    except dist.DistError as error:
+        raise ServerError(
+            f"no server has put {keys[0]} into torchrun's store within {seconds:g} s: start it first, or have connect "
+            "wait for it, with reconnect=, in seconds"
+        ) from error
+    return [store.get(key).decode() for key in keys]
+
+
+def _store(*, agent: bool = False, seconds: float = 1800.0) -> dist.distributed_c10d.Store | None:
+    """Return the job's store, if there is one; `agent`: only torchrun's, as rank 0 may never make another."""
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return None
+    if agent and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    if not _stores:
+        _stores.append(next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0])
+    return _stores[0]
 
 
 def _written(path: Path) -> float:
@@ -136,7 +178,7 @@ def _written(path: Path) -> float:
 
 def _left(host: str, port: int) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # which several hosts may share
-    return home / "thinwire" / "tickets" / socket.gethostname() / environment.joint(host, port)
+    return home / "thinwire" / "tickets" / socket.gethostname() / joint(host, port)
 
 
 def _private(path: Path) -> str:
