@@ -25,6 +25,7 @@ def muloco(
     momentum: Fraction = 0.6,
     values: Format = _TWO_BITS,
     minimum_size: Size = 1024,
+    residual_dtype: torch.dtype | None = None,
 ) -> OuterSteps:
     """Send every element in 2 bits: e ← e + Δ; q = Q(e); e ← e − q (MuLoCo). Let Muon take the inner steps.
 
@@ -38,8 +39,9 @@ def muloco(
         momentum: The outer momentum.
         values: How values travel.
         minimum_size: Tensors with fewer elements are sent uncompressed.
+        residual_dtype: torch.bfloat16 takes 4 bytes a parameter less; see `memories.ErrorFeedback`.
     """
-    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=values), exchange=AllGather())
+    large = Compressed(memory=ErrorFeedback(dtype=residual_dtype), codec=Cast(values=values), exchange=AllGather())
     return OuterSteps(
         every=every,
         recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),

@@ -27,6 +27,7 @@ def sparseloco(
     rate: Amount | Schedule = 1.0,
     values: Narrow = _TWO_BITS,
     minimum_size: Size = 1024,
+    residual_dtype: torch.dtype | None = None,
 ) -> OuterSteps:
     """Send 64 of each 64 × 64 elements, in 2 bits: e ← decay · e + Δ; q = Q(Top-k(e)); e ← e − q (SparseLoCo).
 
@@ -42,9 +43,10 @@ def sparseloco(
             as `schedules.Stages(values=(1.0, 0.8, 0.6), steps_each=2000, final=0.4)` does.
         values: How values travel.
         minimum_size: Tensors with fewer elements are sent uncompressed.
+        residual_dtype: torch.bfloat16 takes 4 bytes a parameter less; see `memories.ErrorFeedback`.
     """
     codec = ChunkTopK(density=density, chunk=64, transform=None, values=values)
-    large = Compressed(memory=ErrorFeedback(decay=decay), codec=codec, exchange=AllGather())
+    large = Compressed(memory=ErrorFeedback(decay=decay, dtype=residual_dtype), codec=codec, exchange=AllGather())
     return OuterSteps(
         every=every,
         recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),

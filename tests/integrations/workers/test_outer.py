@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from cases import RECIPES
+from far import Far, far_bytes, moved_far
 from ranks import Ranks, mesh_of, told
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -359,6 +360,51 @@ def _small_steps(dtype: torch.dtype, *, sharded: bool = False, offload: bool = F
 def test_what_is_small_beside_16_bits_adds_up(ranks: Ranks, dtype: torch.dtype, sharded: bool, offload: bool) -> None:
     unit = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11  # own parameters stop between two numbers
     assert max(ranks.run(4, partial(_small_steps, dtype, sharded=sharded, offload=offload))) <= unit
+
+
+def _far_away(make: Callable[[], tw.OuterSteps], offload: bool) -> tuple[set[int], int, float, dict[str, Tensor]]:
+    """Train, with `offload` on another device. Return what lies there at each step, and what training alone has there.
+
+    The third is what the handle has in host memory, in bytes a parameter.
+    """
+    torch.manual_seed(0)
+    model, found = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)), set[int]()
+    with moved_far(model) if offload else nullcontext():
+        optimizer = ADAMW(model.parameters())
+        handle = tw.outer(model, optimizer, make(), offload=offload)
+        for step in range(9):
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))
+            x = Far(x) if offload else x
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del x
+            found.add(far_bytes())
+        trained = [*model.parameters(), *(x for each in optimizer.state.values() for x in each.values() if x.dim())]
+        numel = sum(p.numel() for p in model.parameters())
+        own = sum(x.nbytes for x in trained)
+        return found, own, handle.memory_bytes / numel, {name: p.detach() for name, p in handle.parameters.items()}
+
+
+@pytest.mark.parametrize(
+    ("make", "nbytes"),
+    [
+        (partial(tw.outer_steps.diloco, every=H), 12),
+        (partial(tw.outer_steps.streaming_diloco, every=4, fragments=2, delay=1), 12.5),
+        (partial(tw.outer_steps.muloco, every=H), 20),
+        (partial(tw.outer_steps.sparseloco, every=H), 16),
+    ],
+    ids=["diloco", "streaming", "muloco", "sparseloco"],
+)
+def test_with_offload_a_device_holds_the_model_and_its_optimizer_alone(
+    ranks: Ranks, make: Callable[[], tw.OuterSteps], nbytes: float
+) -> None:
+    runs = [ranks.run(2, partial(_far_away, make), offload) for offload in (True, False)]
+    for (held, trained, each, common), here in zip(*runs, strict=True):
+        assert held == {trained}
+        assert each == pytest.approx(nbytes, rel=0.03)
+        assert here[2] == each
+        assert _same(common, here[3])
 
 
 def _narrow(x: object) -> object:

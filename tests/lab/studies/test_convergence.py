@@ -19,7 +19,7 @@ from thinwire.collectives import Group
 from thinwire_lab.problems.base import Batch, Problem, cross_entropy
 from thinwire_lab.studies.convergence import __main__ as convergence
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks, ring_sum
-from thinwire_lab.studies.convergence.optimizers import Schedule, scheduler
+from thinwire_lab.studies.convergence.optimizers import DelayedNesterov, Schedule, scheduler
 from thinwire_lab.studies.convergence.results import append, read, several
 from thinwire_lab.studies.convergence.training import TEXT, Look, Run, Settings, problem_of, text_of, train
 
@@ -285,3 +285,21 @@ def test_a_run_with_outer_steps() -> None:
     assert run.looks[-1].loss < run.looks[0].loss
     dense = train(replace(SETTINGS, recipe="diloco(every=4)", steps=40), _tiny())
     assert 0 < run.bits < dense.bits == pytest.approx(32 / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_delayed_momentum_moves_every_nth_step(every: int) -> None:
+    gradients = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    p, other = (nn.Parameter(torch.zeros(5)) for _ in range(2))
+    delayed = DelayedNesterov(iter([p]), lr=0.5, momentum=0.9, every=every)
+    nesterov = torch.optim.SGD([other], lr=0.5, momentum=0.9, nesterov=True)
+    for g in gradients:
+        p.grad, other.grad = g.clone(), g.clone()
+        delayed.step()
+        nesterov.step()
+    expected, moving = -0.5 * gradients.sum(0), torch.zeros(5)
+    for some in gradients.split(every):
+        moving = 0.9 * moving + some.mean(0)
+        expected -= 0.5 * 0.9 * moving
+    assert torch.allclose(p, expected)
+    assert torch.allclose(p, other) == (every == 1)

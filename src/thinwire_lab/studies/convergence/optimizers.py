@@ -72,6 +72,29 @@ class Signum(torch.optim.Optimizer):
                 p.sub_(mean.sign(), alpha=group["lr"])
 
 
+class DelayedNesterov(torch.optim.Optimizer):
+    """SGD whose momentum moves every n-th step only, by the mean of the last n gradients (Liu et al. 2024).
+
+    p ← p − lr·g; and in every n-th step m ← β·m + that mean, p ← p − lr·β·m. With n = 1 that is Nesterov's momentum.
+    """
+
+    def __init__(self, parameters: Iterator[nn.Parameter], *, lr: float, momentum: float, every: int) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "every": every})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, n, beta = self.state[p], group["every"], group["momentum"]
+                state["steps"] = state.get("steps", 0) + 1
+                mean: Tensor = state.setdefault("mean", torch.zeros_like(p)).add_(p.grad, alpha=1 / n)
+                p.sub_(p.grad, alpha=group["lr"])
+                if state["steps"] % n == 0:
+                    moving: Tensor = state.setdefault("moving", torch.zeros_like(p)).mul_(beta).add_(mean)
+                    p.sub_(moving, alpha=group["lr"] * beta)
+                    mean.zero_()
+
+
 OPTIMIZERS: Mapping[str, Callable[..., Make]] = MappingProxyType(
     {"sgd": sgd, "adamw": adamw, "muon": muon, "signum": signum}
 )

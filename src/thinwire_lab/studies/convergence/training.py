@@ -26,7 +26,7 @@ from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import Batch, hits
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks
 from thinwire_lab.studies.convergence.last_writer import Whole, last_writer
-from thinwire_lab.studies.convergence.optimizers import OPTIMIZERS, Make, Schedule, scheduler
+from thinwire_lab.studies.convergence.optimizers import OPTIMIZERS, DelayedNesterov, Make, Schedule, scheduler
 
 LOOKS = 15  # at the held-out loss, if not said otherwise
 CIFAR10 = "cifar10/cifar10_jpeg.npz"
@@ -43,6 +43,7 @@ _PARTS: Mapping[str, Any] = MappingProxyType(
         for name in package.__all__
     }
     | {"schedules": schedules, "torch": torch, "partial": partial, "last_writer": last_writer, "Whole": Whole}
+    | {"DelayedNesterov": DelayedNesterov}
 )
 
 
