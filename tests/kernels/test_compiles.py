@@ -29,6 +29,7 @@ _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
 _READ = {"flags": "*i1", "columns": LONG, **_TILES} | dict.fromkeys(
     ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c"), "i32"
 )
+_DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
 _LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", **dict.fromkeys(("steps", "regions", "stride"), "i32")}
@@ -126,12 +127,13 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         ("codes", name, {**given, "scales": FLOAT, **_RUNS, **_TILES}, constants)
         for name, given, constants in (
             ("_decode", {"out": "*bf16", "codes": BYTE, "table": FLOAT}, {"LAST": 15}),
-            ("_encode", {"codes": BYTE, "x": FLOAT}, {"HOW": "uniform", "GRID": (7, False)}),
-            ("_encode", {"codes": BYTE, "x": FLOAT}, {"HOW": "ternary", "GRID": ()}),
+            ("_encode", {"codes": BYTE, "x": FLOAT}, {"HOW": "uniform", "GRID": (7, False), "LAST": 0}),
+            ("_encode", {**_DECODED, "codes": BYTE, "x": FLOAT}, {"HOW": "ternary", "GRID": (), "LAST": 3}),
+            ("_encode", {**_DECODED, "codes": BYTE, "x": FLOAT}, {"HOW": "sign", "GRID": (), "LAST": 1}),
             (
                 "_encode",
                 {"codes": BYTE, "x": FLOAT},
-                {"HOW": "stochastic", "GRID": (20, 0x3E0, 33, 33, "stochastic")},
+                {"HOW": "stochastic", "GRID": (20, 0x3E0, 33, 33, "stochastic"), "LAST": 0},
             ),
         )
     ),
@@ -143,11 +145,23 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         )
     ),
     *(
-        ("blocks", "_group_norms", {"norms": "*fp64", "x": x, **_NORMS, **_TILES}, {"ORDER": order, **shape})
-        for x, order, shape in (
-            (FLOAT, 0, {"ROWS": 8, "COLUMNS": 512}),
-            (FLOAT, 2, {"ROWS": 1, "COLUMNS": 4096}),
-            ("*fp64", 1, {"ROWS": 1, "COLUMNS": 4096}),
+        ("blocks", "_group_norms", {**given, **_NORMS, **_TILES}, {"ZERO": 0.0, **shape})
+        for given, shape in (
+            (
+                {"out": "*fp64", "x": FLOAT, "y": FLOAT, "also": "*fp64"},
+                {"ORDER": 0, "SCALED": False, "CLIP": 2.5, "ROWS": 8, "COLUMNS": 512},
+            ),
+            (
+                {"out": "*fp64", "x": FLOAT, "y": FLOAT},
+                {"ORDER": 2, "SCALED": False, "CLIP": 0.0, "ROWS": 1, "COLUMNS": 4096},
+            ),
+            *(
+                (
+                    {"out": FLOAT, "x": "*fp64", "y": "*fp64", "widths": "*fp64"},
+                    {"ORDER": order, "SCALED": True, "CLIP": clip, "ROWS": 1, "COLUMNS": 4096},
+                )
+                for order, clip in ((1, 0.0), (0, 2.5))
+            ),
         )
     ),
     (

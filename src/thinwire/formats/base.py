@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range
 from thinwire.kernels import Groups
+from thinwire.kernels.codes.reference import How
 from thinwire.kernels.memory import constant, empty, kept
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
@@ -35,13 +36,16 @@ class Format(ABC):
     group_size: GroupSize
 
     @abstractmethod
-    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Encode several vectors, each as `encode` does.
 
         Args:
             x: The vectors, flat, one after another.
             runs: Their lengths.
             seeds: One for each.
+            out: Where the numbers go that the codes stand for, as `decode_into` writes them.
 
         Returns:
             Codes and scales, as of `encode`, of one vector after another.
@@ -110,9 +114,26 @@ class Format(ABC):
         return torch.uint8 if self.bits <= 8 else torch.int16
 
     @final
-    def empty_codes(self, x: Tensor) -> Tensor:
-        """Return an uninitialised tensor for the codes of `x`."""
-        return empty(x.numel(), self.code_dtype, x.device)
+    def codes(
+        self, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int], out: Tensor | None
+    ) -> Tensor:
+        """Return the codes of numbers.
+
+        Args:
+            x: The numbers, float32 (n).
+            scales: float32, one for each group.
+            groups: Which numbers share a scale.
+            how: Which code a number gets.
+            seeds: For stochastic rounding, one for each run of the groups.
+            out: Where what the codes stand for is written, too.
+
+        Returns:
+            Of `code_dtype` (n).
+        """
+        codes = empty(x.numel(), self.code_dtype, x.device)
+        table = None if out is None else self.on(x.device)
+        kernels.codes_encode(codes, x, scales, groups, how, seeds, table, out)
+        return codes
 
     @final
     def width(self, numel: int) -> int:
@@ -143,12 +164,12 @@ def flat32(x: Tensor) -> Tensor:
 
 def peaks(x: Tensor, groups: Groups) -> Tensor:
     """Return the largest magnitude of each group, float32. It is NaN where an element is not finite."""
-    return kernels.scales_of(kernels.group_norms(x, groups, math.inf), None, 0.0)
+    return kernels.group_scales(x, groups, math.inf, None, 0.0)
 
 
 def means(x: Tensor, groups: Groups) -> Tensor:
     """Return the mean magnitude of each group, float32. It is NaN where an element is not finite."""
-    return kernels.scales_of(kernels.group_norms(x, groups, 1.0), widths(groups, x.device), 0.0)
+    return kernels.group_scales(x, groups, 1.0, widths(groups, x.device), 0.0)
 
 
 @kept  # layouts stay the same from step to step

@@ -58,7 +58,9 @@ class Coded:
         return cls.of_each(x, (x.numel(),), format, seeds=[seed])
 
     @classmethod
-    def of_each(cls, x: Tensor, runs: tuple[int, ...], format: Format, *, seeds: Sequence[int]) -> Self:
+    def of_each(
+        cls, x: Tensor, runs: tuple[int, ...], format: Format, *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> Self:
         """Encode several vectors, each as a run of its own.
 
         Args:
@@ -66,11 +68,12 @@ class Coded:
             runs: Their lengths.
             format: What encodes them.
             seeds: For stochastic rounding, one for each.
+            out: Where what `values` returns is written right away (n).
 
         Returns:
             Codes and scales for all of them.
         """
-        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds)
+        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds, out=out)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     @classmethod

@@ -37,14 +37,14 @@ class Levels(Format):
     group_size: GroupSize = 512
     rounding: Literal["stochastic", "nearest"] = "stochastic"
 
-    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return codes 0..2s and the norms, with 1 for a group of zeros."""
         x, groups = flat32(x), self.groups(runs)
-        scales = kernels.scales_of(kernels.group_norms(x, groups, _ORDERS[self.norm]), None, 1.0)
-        codes = self.empty_codes(x)
+        scales = kernels.group_scales(x, groups, _ORDERS[self.norm], None, 1.0)
         grid = UniformGrid(self._levels, self.rounding == "nearest")
-        kernels.codes_encode(codes, x, scales, groups, grid, seeds)
-        return codes, scales
+        return self.codes(x, scales, groups, grid, seeds, out), scales
 
     def table(self) -> Tensor:
         """Return -1 to 1 in steps of 1/s, then NaN for the unused code."""

@@ -42,10 +42,14 @@ class Magnitudes(Format):
             raise ValueError(f"levels is {self.levels}; expected 2, 4, 8, … numbers in ascending order")
         object.__setattr__(self, "bits", count.bit_length())
 
-    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""
-        codes, scales = zip(*map(self._encoded, flat32(x).split(runs)), strict=True)
-        return torch.cat(codes), torch.cat(scales)
+        codes, scales = map(torch.cat, zip(*map(self._encoded, flat32(x).split(runs)), strict=True))
+        if out is not None:
+            self.decode_into(out, codes, scales, runs)
+        return codes, scales
 
     def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         groups = self.groups((x.numel(),))

@@ -8,7 +8,6 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
 from thinwire.formats.grid import MANTISSA, Lowest, Mantissa, Normal, balanced_eps, number, pattern, powers
@@ -92,12 +91,13 @@ class OffsetFloat(Format):
         base, most, least = (pattern(value) >> shift for value in (self.eps, self.max, self._lowest))
         return OffsetGrid(shift, base, most - base + 1, least - base + 1, self.rounding)
 
-    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
         x, groups = flat32(x), self.groups(runs)
-        scales, codes = self._scales(peaks(x, groups)), self.empty_codes(x)
-        kernels.codes_encode(codes, x, scales, groups, self.grid, seeds)
-        return codes, scales
+        scales = self._scales(peaks(x, groups))
+        return self.codes(x, scales, groups, self.grid, seeds, out), scales
 
     def table(self) -> Tensor:
         """Return zero, eps..max, -eps..min, and NaN for the unused codes."""

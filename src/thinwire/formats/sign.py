@@ -7,7 +7,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.formats.base import Format, GroupSize, flat32, means
 
@@ -27,13 +26,13 @@ class Sign(Format):
     group_size: GroupSize = None
     bits: int = field(default=1, init=False)
 
-    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""
         x, groups = flat32(x), self.groups(runs)
         scales = means(x, groups)
-        codes = self.empty_codes(x)
-        kernels.sign_encode(codes, x)
-        return codes, scales
+        return self.codes(x, scales, groups, "sign", seeds, out), scales
 
     def table(self) -> Tensor:
         """Return 1 and -1."""

@@ -1,5 +1,6 @@
 """Minus one, zero or one, scaled: TernGrad."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.formats.base import Format, GroupSize, flat32, peaks, widths
+from thinwire.formats.base import Format, GroupSize, flat32, widths
 
 
 @final
@@ -28,16 +29,14 @@ class Ternary(Format):
     group_size: GroupSize = None
     bits: int = field(default=2, init=False)
 
-    def encode_each(self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return codes 0 (zero), 1 (plus) or 2 (minus), and the scales, with 0 for a group of zeros."""
         x, groups = flat32(x), self.groups(runs)
-        scales = peaks(x, groups)
-        if self.clip is not None:
-            deviations = kernels.group_norms(x, groups, 2.0) / widths(groups, x.device).sqrt()
-            scales = torch.minimum(scales, (self.clip * deviations).to(torch.float32))
-        codes = self.empty_codes(x)
-        kernels.codes_encode(codes, x, scales, groups, "ternary", seeds)
-        return codes, scales
+        counts = None if self.clip is None else widths(groups, x.device)
+        scales = kernels.group_scales(x, groups, math.inf, counts, 0.0, self.clip)
+        return self.codes(x, scales, groups, "ternary", seeds, out), scales
 
     def table(self) -> Tensor:
         """Return 0, 1, -1 and NaN."""

@@ -59,7 +59,7 @@ block_energies = Kernel(_blocks.block_energies, by="x")
 largest_blocks = Kernel(_blocks.largest_blocks, by="x")
 largest_in_rows = Kernel(_blocks.largest_in_rows, by="x")
 group_norms = Kernel(_blocks.group_norms, by="x")
-scales_of = Kernel(_blocks.scales_of, by="norms")
+group_scales = Kernel(_blocks.group_scales, by="x")
 
 gather_each = Kernel(_select.gather_each, by="*xs")
 scatter = Kernel(_scatter.scatter, by="out")
@@ -79,7 +79,6 @@ sketch_insert = Kernel(_sketch.sketch_insert, by="x")
 sketch_query = Kernel(_sketch.sketch_query, by="table")
 
 codes_encode = Kernel(_codes.codes_encode, by="x scales")
-sign_encode = Kernel(_codes.sign_encode, by="x")
 numbers_read = Kernel(_codes.numbers_read, by="table", any_dtype=True)
 table_decode = Kernel(_codes.table_decode, by="out codes scales", any_dtype=True)
 

@@ -12,6 +12,7 @@ from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
 from thinwire.kernels import Groups, Packed
+from thinwire.kernels.memory import empty
 from thinwire.payloads import wire
 from thinwire.waits import noted_in, on_host, refuse_if
 
@@ -42,8 +43,8 @@ def narrowed_each(
     """Return what `narrowed` does of each of several runs of values, one after another. A format scales each alone."""
     if not isinstance(how, Format):
         return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
-    coded = Coded.of_each(x, tuple(runs), how, seeds=seeds)
-    return coded.values(torch.promote_types(dtype, torch.float32)), coded
+    values = empty(x.numel(), torch.promote_types(dtype, torch.float32), x.device)
+    return values, Coded.of_each(x, tuple(runs), how, seeds=seeds, out=values)
 
 
 def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:

@@ -33,11 +33,11 @@ LAUNCHES = {
     "sampled_topk": (20, 5, 6),
     "dgc": (20, 5, 7),
     "dragonn": (24, 7, 6),
-    "fading": (7, 5, 5),
-    "orthogonal": (48, 5, 5),
-    "qsgd": (5, 4, 3),
-    "terngrad": (13, 4, 3),
-    "signsgd": (5, 4, 4),
+    "fading": (5, 5, 5),
+    "orthogonal": (46, 5, 5),
+    "qsgd": (3, 4, 3),
+    "terngrad": (4, 4, 3),
+    "signsgd": (3, 4, 4),
 }
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
 

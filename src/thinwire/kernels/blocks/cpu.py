@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.kernels.blocks.reference import clipped
 from thinwire.kernels.compiled import compiled, exactly, reordering
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import empty
@@ -75,13 +76,16 @@ def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
     return torch.from_numpy(np.sqrt(found) if order == 2 else found)
 
 
-def scales_of(norms: Tensor, widths: Tensor | None, zero: float) -> Tensor:
-    """See `reference.scales_of`. On busy cores torch's threads wake later than NumPy is done with so few."""
+def group_scales(
+    x: Tensor, groups: Groups, order: float, widths: Tensor | None, zero: float, clip: float | None = None
+) -> Tensor:
+    """See `reference.group_scales`. On busy cores torch's threads wake later than NumPy is done with so few."""
+    norms = group_norms(x, groups, order).numpy()
     with np.errstate(over="ignore", invalid="ignore"):
-        scales = (norms.numpy() if widths is None else norms.numpy() / widths.numpy()).astype(np.float32)
+        scales = (norms if widths is None or clip else norms / widths.numpy()).astype(np.float32)
     scales[~np.isfinite(scales)] = np.nan
     scales[scales == 0] = zero
-    return torch.from_numpy(scales)
+    return clipped(torch.from_numpy(scales), lambda: group_norms(x, groups, 2.0), widths, clip)
 
 
 def _of_groups(x: Tensor, group: int, order: float) -> Array:

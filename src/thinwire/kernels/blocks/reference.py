@@ -1,5 +1,7 @@
 """Blocks of adjacent elements: their energies and norms, the largest blocks, and the largest elements of each."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,14 +42,25 @@ def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
     return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.float64)
 
 
-def scales_of(norms: Tensor, widths: Tensor | None, zero: float) -> Tensor:
-    """Return float64 norms as float32, each divided by its group's width (float64) if there are widths.
+def group_scales(
+    x: Tensor, groups: Groups, order: float, widths: Tensor | None, zero: float, clip: float | None = None
+) -> Tensor:
+    """Return `group_norms` as float32, each divided by its group's width (float64) if there are widths.
 
-    One that is not finite in float32 becomes NaN, and 0 becomes `zero`.
+    One that is not finite in float32 becomes NaN, and 0 becomes `zero`. With `clip`, none is divided, and none is more
+    than clip · σ, where σ is taken about zero.
     """
-    scales = (norms if widths is None else norms / widths).to(torch.float32)
+    norms = group_norms(x, groups, order)
+    scales = (norms if widths is None or clip else norms / widths).to(torch.float32)
     scales = scales + (scales - scales)
-    return scales.masked_fill_(scales == 0, zero)
+    return clipped(scales.masked_fill_(scales == 0, zero), lambda: group_norms(x, groups, 2.0), widths, clip)
+
+
+def clipped(scales: Tensor, norms: Callable[[], Tensor], widths: Tensor | None, clip: float | None) -> Tensor:
+    """Return scales of which none is more than clip · σ. `norms` returns those of order 2."""
+    if clip is None or widths is None:
+        return scales
+    return torch.minimum(scales, (clip * (norms() / widths.sqrt())).to(torch.float32))
 
 
 def _rows(x: Tensor, width: int) -> tuple[Tensor, Tensor]:

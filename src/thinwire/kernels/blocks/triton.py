@@ -46,60 +46,84 @@ def group_norms(x: Tensor, groups: Groups, order: float) -> Tensor:
 
     So a norm depends on nothing but its group. Groups of a size beyond a tile are left to the reference.
     """
-    size = groups.size or TILE
-    if size > TILE:
+    if (groups.size or 0) > TILE:
         return reference.group_norms(x, groups, order)
-    pieces = Groups(groups.runs, size)
-    norms = _norms(x, pieces, size, order)
-    return norms if groups.size or max(pieces.counts) < 2 else group_norms(norms, Groups(pieces.counts), order)
+    return _norms(x, x, groups, order, None)
 
 
-def scales_of(norms: Tensor, widths: Tensor | None, zero: float) -> Tensor:
-    scales = torch.empty_like(norms, dtype=torch.float32)
-    launch(_scales, tiles_of(norms.numel(), TILE), scales, norms, widths, norms.numel(), ZERO=zero, TILE=TILE)
-    return scales
+def group_scales(
+    x: Tensor, groups: Groups, order: float, widths: Tensor | None, zero: float, clip: float | None = None
+) -> Tensor:
+    """See `reference.group_scales`, and `group_norms`."""
+    if (groups.size or 0) > TILE:
+        return reference.group_scales(x, groups, order, widths, zero, clip)
+    return _norms(x, x, groups, order, (widths, zero, clip or 0.0))
 
 
-def _norms(x: Tensor, groups: Groups, size: int, order: float) -> Tensor:
-    columns = triton.next_power_of_2(size)
-    tiles = tiles_of_each(groups.counts, x.device, TILE // columns)
-    norms = torch.empty(sum(groups.counts), dtype=torch.float64, device=x.device)
-    begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (groups.runs, groups.counts))
-    table = (constant(tuple(each), torch.int64, x.device) for each in (begins, groups.runs, firsts, groups.widths))
-    how = {"ORDER": 0 if order == math.inf else int(order), "ROWS": TILE // columns, "COLUMNS": columns}
-    launch(_group_norms, len(tiles), norms, x, *table, tiles, **how, num_warps=8)
-    return norms
+def _norms(
+    x: Tensor, y: Tensor, groups: Groups, order: float, scaled: tuple[Tensor | None, float, float] | None
+) -> Tensor:
+    """Return the norms of x, or the scales that follow from them. With a clip, those of y are of order 2."""
+    size = groups.size or TILE
+    columns, pieces, device = triton.next_power_of_2(size), Groups(groups.runs, size), x.device
+    last = groups.size is not None or max(pieces.counts) < 2
+    widths, zero, clip = scaled or (None, 0.0, 0.0)
+    out = torch.empty(sum(pieces.counts), dtype=torch.float32 if last and scaled else torch.float64, device=device)
+    also = torch.empty_like(out) if clip and not last else None
+    tiles = tiles_of_each(pieces.counts, device, TILE // columns)
+    begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (pieces.runs, pieces.counts))
+    table = (constant(tuple(each), torch.int64, device) for each in (begins, pieces.runs, firsts, pieces.widths))
+    how = {"ORDER": 0 if order == math.inf else int(order), "SCALED": bool(last and scaled), "ZERO": zero, "CLIP": clip}
+    args = (out, also, x, y, widths if last else None, *table, tiles)
+    launch(_group_norms, len(tiles), *args, **how, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)
+    return out if last else _norms(out, out if also is None else also, Groups(pieces.counts), order, scaled)
+
+
+@triton.jit
+def _norm(x, inside, ORDER: tl.constexpr):
+    """ORDER 0 is the largest magnitude. As an integer it is NaN's where there is one."""
+    value = tl.load(x, mask=inside, other=0.0)
+    if ORDER == 0:
+        norm = tl.max(magnitudes(value), 1).to(value.dtype, bitcast=True).to(tl.float64)
+    elif ORDER == 1:
+        norm = tl.sum(tl.abs(value.to(tl.float64)), 1)
+    else:
+        norm = tl.sqrt(tl.sum(value.to(tl.float64) * value.to(tl.float64), 1))
+    return norm
 
 
 @triton.jit
 def _group_norms(
-    norms, x, begin, size, first, width, tiles, ORDER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """ORDER 0 is the largest magnitude. As an integer it is NaN's where there is one."""
+    out, also, x, y, widths, begin, size, first, width, tiles,
+    ORDER: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr, CLIP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     run = tl.load(tiles + 3 * tl.program_id(0))
     group = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + tl.arange(0, ROWS)
     columns, n = tl.load(width + run), tl.load(size + run)
     column = tl.arange(0, COLUMNS)[None, :]
     at = group[:, None] * columns + column
-    value = tl.load(x + tl.load(begin + run) + at, mask=(column < columns) & (at < n), other=0.0)
-    if ORDER == 0:
-        norm = tl.max(magnitudes(value), 1).to(x.dtype.element_ty, bitcast=True).to(tl.float64)
-    elif ORDER == 1:
-        norm = tl.sum(tl.abs(value.to(tl.float64)), 1)
+    inside, there = (column < columns) & (at < n), group * columns < n
+    place = tl.load(first + run) + group
+    norm = _norm(x + tl.load(begin + run) + at, inside, ORDER)
+    if CLIP > 0:
+        spread = _norm(y + tl.load(begin + run) + at, inside, 2)
+        if also is not None:
+            tl.store(also + place, spread, mask=there)
+    if SCALED:
+        if widths is not None:
+            many = tl.load(widths + place, mask=there, other=1.0)
+            if CLIP == 0:
+                norm /= many
+        finite = norm < 3.4028235677973366e38  # 2¹²⁸ − 2¹⁰³, which float32 rounds up to infinity
+        scale = tl.where(finite, norm, float("nan")).to(tl.float32)
+        scale = tl.where(scale == 0, ZERO, scale)
+        if CLIP > 0:
+            bound = (CLIP * (spread / tl.sqrt(many))).to(tl.float32)
+            scale = tl.where((bound < scale) | (bound != bound), bound, scale)
+        tl.store(out + place, scale, mask=there)
     else:
-        norm = tl.sqrt(tl.sum(value.to(tl.float64) * value.to(tl.float64), 1))
-    tl.store(norms + tl.load(first + run) + group, norm, mask=group * columns < n)
-
-
-@triton.jit
-def _scales(scales, norms, widths, n, ZERO: tl.constexpr, TILE: tl.constexpr):
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    norm = tl.load(norms + at, mask=at < n, other=0.0)
-    if widths is not None:
-        norm /= tl.load(widths + at, mask=at < n, other=1.0)
-    finite = norm < 3.4028235677973366e38  # 2¹²⁸ − 2¹⁰³, which float32 rounds up to infinity
-    scale = tl.where(finite, norm, float("nan")).to(tl.float32)
-    tl.store(scales + at, tl.where(scale == 0, ZERO, scale), mask=at < n)
+        tl.store(out + place, norm, mask=there)
 
 
 @triton.jit

@@ -45,9 +45,24 @@ class _Stochastic(NamedTuple):
     smallest: Any
 
 
-def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
-    drawn = np.array([keys(seed) for seed in seeds], np.uint32)
-    _over_pieces(_encode_loop, groups, codes.numpy(), x.numpy(), scales.numpy(), drawn, _numbers(how))
+def codes_encode(
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    how: How,
+    seeds: Sequence[int],
+    table: Tensor | None = None,
+    out: Tensor | None = None,
+) -> None:
+    found, given = codes.numpy(), x.numpy()
+    if how == "sign":
+        map_ranges(lambda lo, hi: _sign_loop(found[lo:hi], given[lo:hi]), x.numel(), align=_ALIGN)
+    else:
+        drawn = np.array([keys(seed) for seed in seeds], np.uint32)
+        _over_pieces(_encode_loop, groups, found, given, scales.numpy(), drawn, _numbers(how))
+    if table is not None and out is not None:
+        table_decode(out, codes, table, scales, groups)
 
 
 def _numbers(how: How) -> _Offset | _Stochastic | UniformGrid | None:
@@ -60,11 +75,6 @@ def _numbers(how: How) -> _Offset | _Stochastic | UniformGrid | None:
         return _Stochastic(shift, base, positives, negatives, smallest)
     half, first = ((1 << how.shift) >> 1, smallest / 2) if how.rounding == "nearest" else (0, np.inf)
     return _Offset(shift, base, positives, negatives, np.int32(half), np.float32(first).view(np.int32))
-
-
-def sign_encode(codes: Tensor, x: Tensor) -> None:
-    out, given = codes.numpy(), x.numpy()
-    map_ranges(lambda lo, hi: _sign_loop(out[lo:hi], given[lo:hi]), x.numel(), align=_ALIGN)
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:

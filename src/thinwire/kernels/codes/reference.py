@@ -59,13 +59,28 @@ class Packed(NamedTuple):
     bits: int
 
 
-How = OffsetGrid | UniformGrid | Literal["ternary"]
-"""Which code a number gets. Ternary: 0 unless u · scale < |x|; else 1 for plus and 2 for minus."""
+How = OffsetGrid | UniformGrid | Literal["ternary", "sign"]
+"""Which code a number gets. Ternary: 0 unless u · scale < |x|; else 1 for plus and 2 for minus. Sign: 1 where x < 0.
+
+Signs are written whatever the scale.
+"""
 
 
-def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
-    """Write the code of each number."""
-    for (out, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+def codes_encode(
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    how: How,
+    seeds: Sequence[int],
+    table: Tensor | None = None,
+    out: Tensor | None = None,
+) -> None:
+    """Write the code of each number; with a table, also what `table_decode` makes of it, to `out`."""
+    for (place, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
+        if how == "sign":
+            torch.lt(part, 0, out=place)
+            continue
         each = _each(some, width, part)
         if isinstance(how, OffsetGrid):
             found = _offset(part / each, how, seed)
@@ -73,7 +88,9 @@ def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: 
             found = _uniform(part / each, how, seed)
         else:
             found = torch.where(part < 0, 2, 1) * (_drawn(part, seed).mul_(each) < part.abs())
-        out.copy_(torch.where(each.isnan(), 0, found))
+        place.copy_(torch.where(each.isnan(), 0, found))
+    if table is not None and out is not None:
+        table_decode(out, codes, table, scales, groups)
 
 
 def _offset(ratio: Tensor, grid: OffsetGrid, seed: int) -> Tensor:
@@ -101,11 +118,6 @@ def _uniform(ratio: Tensor, grid: UniformGrid, seed: int) -> Tensor:
     lower = exact.floor()
     upwards = (0.5 if grid.nearest else _drawn(exact, seed)) < exact - lower
     return lower.add_(grid.levels).add_(upwards)
-
-
-def sign_encode(codes: Tensor, x: Tensor) -> None:
-    """Write 1 where x < 0, else 0."""
-    torch.lt(x, 0, out=codes)
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:

@@ -23,9 +23,19 @@ _CHECKS = 3
 _NUMBERS = ["begin", "first", "group", "high", "low"]
 
 
-def codes_encode(codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int]) -> None:
+def codes_encode(
+    codes: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    groups: Groups,
+    how: How,
+    seeds: Sequence[int],
+    table: Tensor | None = None,
+    out: Tensor | None = None,
+) -> None:
     kind = how if isinstance(how, str) else how.rounding if isinstance(how, OffsetGrid) else "uniform"
-    _run(_encode, (codes, x, scales), groups, seeds, HOW=kind, GRID=() if isinstance(how, str) else tuple(how))
+    grid, last = () if isinstance(how, str) else tuple(how), 0 if table is None else table.numel() - 1
+    _run(_encode, (codes, x, scales, table, out), groups, seeds, HOW=kind, GRID=grid, LAST=last)
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
@@ -52,8 +62,9 @@ def numbers_read(
     return out, flags
 
 
-def _run(kernel: Any, tensors: Sequence[Tensor], groups: Groups, seeds: Sequence[int], **constants: Any) -> None:
+def _run(kernel: Any, tensors: Sequence[Tensor | None], groups: Groups, seeds: Sequence[int], **constants: Any) -> None:
     """Launch a kernel on a single run, of which it knows where it begins, or on several."""
+    assert tensors[0] is not None  # what is written
     device, numel = tensors[0].device, sum(groups.runs)
     if len(groups.runs) == 1 and not isinstance(seeds, Changing):
         place = (0, numel, 0, groups.widths[0], *signed_keys(seeds[0]), None)
@@ -123,18 +134,25 @@ def _uniform(value, scale, noise, GRID: tl.constexpr):
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def _encode(
-    codes, x, scales, begin, n, first, group, high, low, tiles,
-    HOW: tl.constexpr, GRID: tl.constexpr, BLOCK: tl.constexpr,
+    codes, x, scales, table, out, begin, n, first, group, high, low, tiles,
+    HOW: tl.constexpr, GRID: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at, within, there, value, scale, high, low = _given(x, scales, begin, n, first, group, high, low, tiles, BLOCK)
     noise = hash32(within, high, low)
     if HOW == "ternary":
         found = tl.where(_drawn(noise) * scale < tl.abs(value), tl.where(value < 0, 2, 1), 0)
+    elif HOW == "sign":
+        found = (value < 0).to(tl.int32)
     elif HOW == "uniform":
         found = _uniform(value, scale, noise, GRID)
     else:
         found = _offset(value, scale, noise, HOW, GRID)
-    tl.store(codes + at, tl.where(scale != scale, 0, found).to(codes.dtype.element_ty), mask=there)
+    if HOW != "sign":
+        found = tl.where(scale != scale, 0, found)
+    tl.store(codes + at, found.to(codes.dtype.element_ty), mask=there)
+    if out is not None:
+        number = tl.load(table + (found.to(tl.int32) & LAST), mask=there, other=0.0) * scale
+        tl.store(out + at, number.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=_NUMBERS)

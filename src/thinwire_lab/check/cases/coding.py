@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.formats import base
 from thinwire.kernels import Groups, Numbering, OffsetGrid, Packed, Rounding, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
@@ -21,10 +22,15 @@ def _group_norms(kit: Kit, n: int) -> Trials:
             yield Trial((kit.vector(n), groups, order))
 
 
-def _scales_of(kit: Kit, n: int) -> Trials:
-    norms = torch.where(kit.whole(n, 0, 4) > 0, kit.vector(n).double().abs() * 1e38, 0.0)  # some beyond float32
-    for widths, zero in ((None, 1.0), (kit.whole(n, 1, 600).double(), 0.0)):
-        yield Trial((framed(norms), widths, zero))
+def _group_scales(kit: Kit, n: int) -> Trials:
+    """Yield means, norms and clipped magnitudes; some numbers are beyond float32."""
+    for groups, factor in product(_groups(n), (1.0, 1e38)):
+        x, widths = framed(kit.vector(n) * factor), base.widths(groups, kit.device)
+        for order, many, zero, clip in (
+            (1.0, widths, 0.0, None), (2.0, None, 1.0, None), (torch.inf, None, 0.0, None),
+            (torch.inf, widths, 0.0, 1.5),
+        ):  # fmt: skip
+            yield Trial((x, groups, order, many, zero, clip))
 
 
 def _groups(n: int) -> Iterator[Groups]:
@@ -95,10 +101,13 @@ def _scales(kit: Kit, groups: Groups, *, powers: bool = False) -> Tensor:
 def _codes_encode(kit: Kit, n: int) -> Trials:
     grids = (OffsetGrid(20, 0x3E0, 33, 33), OffsetGrid(23, 0x78, 10, 5))
     offsets = [grid._replace(rounding=rounding) for grid in grids for rounding in get_args(Rounding)]
-    for how in (*offsets, UniformGrid(7), "ternary"):
+    table = framed(Kit(kit.device).vector(64))
+    for how in (*offsets, UniformGrid(7), "ternary", "sign"):
         for code, groups in product((torch.uint8, torch.int16), _groups(n)):
             seeds, scales = [SEED + run for run in range(len(groups.runs))], _scales(kit, groups, powers=how in offsets)
-            yield Trial((kit.room(n, dtype=code), kit.vector(n), scales, groups, how, seeds), (0,))
+            args = (kit.room(n, dtype=code), kit.vector(n), scales, groups, how, seeds)
+            yield Trial(args, (0,))
+            yield Trial((*args, table, kit.room(n)), (0, 7))
 
 
 def _table_decode(kit: Kit, n: int) -> Trials:
@@ -165,18 +174,12 @@ CASES: Mapping[str, Case] = {
     "exponents_decode": Case(make=_exponents(decode=True), **_WHOLE),
     "exponents_encode": Case(make=_exponents(decode=False), **_WHOLE),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
-    "scales_of": Case(make=_scales_of, dtypes=ONLY_32),
+    "group_scales": Case(make=_group_scales, dtypes=ONLY_32, near=Near(relative=2.0**-23)),
     "numbers_read": Case(make=_numbers_read),
     "ones": Case(
         make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)], **_WHOLE
     ),
     "pack_bits": Case(make=_pack_bits, **_WHOLE, nbytes=300),
-    "sign_encode": Case(
-        make=lambda kit, n: [
-            Trial((kit.room(n, dtype=code), kit.vector(n)), (0,)) for code in (torch.uint8, torch.int16)
-        ],
-        dtypes=ONLY_32,
-    ),
     "subsets_decode": Case(make=_subsets(decode=True), **_WHOLE),
     "subsets_encode": Case(make=_subsets(decode=False), **_WHOLE),
     "subsets_read": Case(make=_subsets_read, **_WHOLE, alike=as_read),
