@@ -10,14 +10,12 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.dragonn.claims import by_prefix_sum
-from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.fft.offset_float import ieee_error, uniform_error
 from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train, write
 from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
 from thinwire_lab.papers.registry import PAPERS
-from thinwire_lab.papers.shared.claims import UNTESTABLE, Verdict, judge
+from thinwire_lab.papers.shared.claims import DCT, FFT_PAPER, UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
 from thinwire_lab.papers.shared.material import Gradients, Material, Run, Snapshot, error

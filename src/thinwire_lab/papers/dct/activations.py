@@ -5,10 +5,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.dct.looking import DENSITIES
 from thinwire_lab.papers.dct.model_parallel import trainings
-from thinwire_lab.papers.shared.claims import GRADIENTS
+from thinwire_lab.papers.shared.claims import DCT, GRADIENTS
 from thinwire_lab.papers.shared.judging import agreed, by_setting, every
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.shelf import Document
@@ -43,7 +42,6 @@ def _spread(values: Iterable[float], form: str) -> str:
 
 @DCT.judge("T16", *ACTIVATIONS)
 def teaches_sparsity(*seeds: Found) -> Outcome:
-    """Over the activations' root mean square, thresholds end lower with a boundary than without one."""
     parts, said = {}, []
     for place, density in enumerate(DENSITIES):
         runs = (f"exact {density:g}", "dense")
@@ -61,7 +59,6 @@ def _end(looks: list[Mapping[str, Any]], place: int) -> float:
 
 @DCT.judge("T17", *ACTIVATIONS, GRADIENTS)
 def laplace(*found: Any) -> Outcome:
-    """Before a ReLU, Laplace's law describes activations better than a normal one."""
     *seeds, checked = found
     before = [each["shapes"]["before the ReLU"]["aic"] for each in seeds]
     other = checked["T17"]
@@ -73,7 +70,6 @@ def laplace(*found: Any) -> Outcome:
 
 @DCT.judge("T18", *ACTIVATIONS, GRADIENTS)
 def strays(*found: Any) -> Outcome:
-    """Aimed at a quarter, a fitted threshold ends five points or more from where it began."""
     *seeds, checked = found
     other = checked["T18"]
     looks = [each["runs"]["Laplace 0.25"] for each in seeds]
@@ -92,7 +88,6 @@ def strays(*found: Any) -> Outcome:
 
 @DCT.judge("T24", *ACTIVATIONS, GRADIENTS)
 def half_zero(*found: Any) -> Outcome:
-    """Behind a ReLU, 35 to 65 % of the activations are 0 at every look."""
     *seeds, checked = found
     zeros = [[look["zeros"] for look in each["runs"]["dense"]] for each in seeds]
     other = checked["T24"]

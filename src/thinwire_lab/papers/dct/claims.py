@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from thinwire.codecs import BlockTopK, LaplaceThreshold, SampledThreshold, TopK
 from thinwire.codecs.thresholding import kth_largest
-from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.dct.looking import criteria
-from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.claims import DCT, Finding
 from thinwire_lab.papers.shared.figures import label, side_by_side
 from thinwire_lab.papers.shared.material import Absent, Material, Run, ratio, seconds
 from thinwire_lab.problems import build

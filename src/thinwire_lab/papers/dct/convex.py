@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thinwire_lab.papers.dct import DCT
-from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.claims import DCT, Finding
 from thinwire_lab.papers.shared.material import Logistic, Material
 
 _DENSITY, _RIDGE, _BATCH = 0.1, 0.05, 16

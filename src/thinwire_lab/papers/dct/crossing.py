@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Self
 
-from thinwire_lab.papers.dct import DCT, results
+from thinwire_lab.papers.dct import results
 from thinwire_lab.papers.dct.rows import BASELINE, Row, rows
 from thinwire_lab.papers.dct.training import Run
+from thinwire_lab.papers.shared.claims import DCT
 from thinwire_lab.papers.shared.judging import by_setting, every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
@@ -111,21 +112,18 @@ def _same_then_worse(models: Mapping[str, Losses], same: Sequence[str], last: st
 
 @DCT.judge("T8", DLRM, TEXT)
 def one_cut(dlrm: Losses, text: Losses) -> Outcome:
-    """As good as dense up to 95 %, and worse at 98 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_SPLIT, 75, 90, 95, 98)
     return Outcome(*_same_then_worse(models, named[:3], named[3]), measured=_both(models, *named[2:]))
 
 
 @DCT.judge("T9", DLRM, TEXT)
 def two_cuts(dlrm: Losses, text: Losses) -> Outcome:
-    """With two cuts as good as dense at 90 %, and worse at 95 %."""
     models, named = {"DLRM": dlrm, "the transformer": text}, _exact(_TWICE, 90, 95)
     return Outcome(*_same_then_worse(models, named[:1], named[1]), measured=_both(models, *named))
 
 
 @DCT.judge("T10", DLRM, TEXT)
 def many_cuts(dlrm: Losses, text: Losses) -> Outcome:
-    """With more cuts even 75 % is worse than dense."""
     (five,), (four,) = _exact("5 activation functions", 75), _exact("3 workers + 2 activation functions", 75)
     found = {"DLRM, five cuts": dlrm.over(five), "the transformer, four": text.over(four)}
     measured = "; ".join(f"{name}: {each}" for name, each in found.items())
@@ -134,7 +132,6 @@ def many_cuts(dlrm: Losses, text: Losses) -> Outcome:
 
 @DCT.judge("T12", HYBRID, *OTHER_HYBRIDS)
 def both_at_once(*found: Mapping[str, Any]) -> Outcome:
-    """Sparsified boundaries and gradients together are as good as dense at 90 %, and worse at 95 %."""
     pairs = (zip(each["runs"]["both"], each["runs"]["neither"], strict=True) for each in found)
     ninety, seventy_five, ninety_five = (
         interval([100 * (both["loss"] / neither["loss"] - 1) for both, neither in each]) for each in pairs
@@ -145,7 +142,6 @@ def both_at_once(*found: Mapping[str, Any]) -> Outcome:
 
 @DCT.judge("T13", TEXT)
 def perplexity(text: Losses) -> Outcome:
-    """A transformer's quality is the same at 90 and 95 %, where the paper cuts: behind activation functions."""
     found = {row: text.over(row) for place in _INSIDE for row in _exact(place, 90, 95)}
     word, note = every({row.removeprefix("exact | "): no_worse(each, MARGIN) for row, each in found.items()})
     better = all(each.below for each in found.values())
@@ -156,7 +152,6 @@ def perplexity(text: Losses) -> Outcome:
 
 @DCT.judge("T19", DLRM, TEXT)
 def fitted(dlrm: Losses, text: Losses) -> Outcome:
-    """A threshold fitted to a Laplace law is as good as the exact one that lets as many pass."""
     models = {"DLRM": dlrm, "the transformer": text}
     parts, said = {}, []
     for model, losses in models.items():
@@ -170,7 +165,6 @@ def fitted(dlrm: Losses, text: Losses) -> Outcome:
 
 @DCT.judge("T22", DLRM, TEXT)
 def sketches(dlrm: Losses, text: Losses) -> Outcome:
-    """A Gaussian sketch of the activations is worse than dense, and than Top-k."""
     models = {"DLRM": dlrm, "the transformer": text}
     (mask,), sketch = _exact(_SPLIT, 75), f"Gaussian sketch | 50% | {_SPLIT}"
     parts = {
@@ -185,7 +179,6 @@ def sketches(dlrm: Losses, text: Losses) -> Outcome:
 
 @DCT.judge("T23", DLRM, TEXT)
 def own_mask(dlrm: Losses, text: Losses) -> Outcome:
-    """Top-k of the gradients that cross, with error feedback, is worse than keeping the activations' mask."""
     places = {"DLRM, one cut": (dlrm, _SPLIT), "two cuts": (dlrm, _TWICE), "the transformer": (text, _SPLIT)}
     parts, said = {}, []
     for name, (losses, place) in places.items():
@@ -197,7 +190,6 @@ def own_mask(dlrm: Losses, text: Losses) -> Outcome:
 
 @DCT.judge("T26", DLRM, TEXT)
 def regularises(dlrm: Losses, text: Losses) -> Outcome:
-    """Held-out loss is better than dense's."""
     places = {
         "DLRM": (dlrm, _SPLIT),
         "the transformer's stream": (text, _SPLIT),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 
-from thinwire_lab.papers.dct import DCT
+from thinwire_lab.papers.shared.claims import DCT
 from thinwire_lab.papers.shared.judging import MARGIN, by_setting, every, no_worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import Interval, Ways, over, trained
@@ -18,7 +18,6 @@ FC, MLP, FC_LIVES, MLP_LIVES = trained("dct").values()
 
 @DCT.judge("T4", FC_LIVES, MLP_LIVES)
 def any_life(fc: Ways, mlp: Ways) -> Outcome:
-    """The final loss is the same for every threshold life."""
     lives = [f"L = {life}" for life in LIVES]
     models = {"VGG": fc, "MNIST": mlp}
     pairs = {name: [over(ways[a], ways[b]) for a, b in combinations(lives, 2)] for name, ways in models.items()}
@@ -52,7 +51,6 @@ def _same(apart: Interval) -> str:
 
 @DCT.judge("T6", FC, MLP)
 def any_sparsity(fc: Ways, mlp: Ways) -> Outcome:
-    """No loss down to a density of 0.005."""
     models = {"VGG": fc, "MNIST": mlp}
     over_dense = {model: {name: over(ways[name], ways["dense"]) for name in _NO_LOSS} for model, ways in models.items()}
     parts = {model: every({name: no_worse(each) for name, each in of.items()})[0] for model, of in over_dense.items()}

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.dct.crossing import MARGIN
+from thinwire_lab.papers.shared.claims import DCT
 from thinwire_lab.papers.shared.judging import every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
@@ -88,7 +88,6 @@ ONE_THREAD = Served(densities=(1.0, *_SPARSITIES), threads=1)
 
 @DCT.judge("T11", ONE_THREAD)
 def data_parallel_accuracy(found: Runs) -> Outcome:
-    """The same loss up to 98 % sparsity, and a higher one at 99.5 %."""
     above = {name: _over(found[density], found[1.0]) for density, name in _SPARSITIES.items()}
     *same, last = above
     parts = {name: no_worse(above[name], MARGIN) for name in same} | {last: worse(above[last], MARGIN)}
@@ -104,7 +103,6 @@ _GROWS = 10.0
 
 @DCT.judge("T7", DRAINED, LONG)
 def draining(drained: Runs, long: Runs) -> Outcome:
-    """Hogwild threads need the residual to be drained: or its norm grows on, or the loss is higher."""
     growth = interval([100 * (run.norms[-1] / run.norms[len(run.norms) * 3 // 4 - 1] - 1) for run in long[0.005]])
     more = {drain: _over(drained[NEVER], runs) for drain, runs in drained.items() if drain}
     grows = HOLDS if growth.mean - growth.half > _GROWS else FAILS if growth.mean + growth.half <= _GROWS else UNDECIDED

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from thinwire_lab.papers.dct import DCT
 from thinwire_lab.papers.shared.benches import FC_1G, FC_100M, FC_LIVES, Grid, Place, Steps, told
+from thinwire_lab.papers.shared.claims import DCT
 from thinwire_lab.papers.shared.judging import agreed, by_setting, every, sooner
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.shelf import Document
@@ -36,7 +36,6 @@ def _by_place(slow: Steps, fast: Steps, lives: Grid) -> Grid:
 
 @DCT.judge("T5", FC_100M, FC_1G, FC_LIVES)
 def knee(slow: Steps, fast: Steps, lives: Grid) -> Outcome:
-    """The step shortens with sparsity up to a knee, beyond which it is flat."""
     found = _by_place(slow, fast, lives)
     ends = told(found, lambda steps: " / ".join(f"{1e3 * steps.seconds(f'dct_dp {each:g}'):.0f}" for each in _JUDGED))
     parts = {str(place): every(_falls_then_flat(steps))[0] for place, steps in found.items()}
@@ -50,7 +49,6 @@ def _falls_then_flat(steps: Steps) -> dict[str, str]:
 
 @DCT.judge("T3", FC_1G, SELECTING, FC_100M, FC_LIVES)
 def rare_thresholds(fc: Steps, found: Mapping[str, Any], slow: Steps, lives: Grid) -> Outcome:
-    """A threshold found anew by a sort at each step makes it slower than dense; one kept for 1,000 steps, faster."""
     took, grid = found["seconds"], _by_place(slow, fc, lives)
     ends = told(grid, lambda steps: f"{_longer(steps, took['sort']):+.0%} / {_longer(steps, took['sort'] / 1000):+.0%}")
     measured = f"L = 1 / L = 1000 over dense: {ends}; to find a threshold: " + ", ".join(
@@ -74,7 +72,6 @@ def _longer(steps: Steps, more: float) -> float:
 
 @DCT.judge("T14", PIPELINE)
 def flattens(found: Mapping[str, Any]) -> Outcome:
-    """Boundaries shorten the step, most of it up to 90 %, and little beyond."""
     parts, said = {}, []
     for where, lines in _cells(found).items():
         changes = [_changes(lines, f"DCT-MP {sparsity} %") for sparsity in (75, 90, 95)]
@@ -88,7 +85,6 @@ def flattens(found: Mapping[str, Any]) -> Outcome:
 
 @DCT.judge("T15", PIPELINE)
 def together(found: Mapping[str, Any]) -> Outcome:
-    """Boundaries and gradients together gain more than each alone."""
     parts, said = {}, []
     for where, lines in _cells(found).items():
         changes = [_changes(lines, name) for name in ("both", "DCT-MP 90 %", "DCT-DP")]

@@ -11,8 +11,7 @@ from thinwire import kernels
 from thinwire.codecs import HashedSlots, TopK
 from thinwire.payloads import Sparse
 from thinwire.signals import Plain
-from thinwire_lab.papers.dragonn import DRAGONN
-from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.claims import DRAGONN, Finding
 from thinwire_lab.papers.shared.material import Logistic, Material, seconds
 
 

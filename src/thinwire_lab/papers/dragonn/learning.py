@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.shared.benches import FC_1G, XL_1G, Steps
+from thinwire_lab.papers.shared.claims import DRAGONN
 from thinwire_lab.papers.shared.judging import MARGIN, Range, by_setting, every, no_worse, sooner, worse
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.trials import Interval, Series, Trial, Ways, interval, steps_to, trained
@@ -42,7 +42,6 @@ def _count(steps: float) -> str:
 
 @DRAGONN.judge("D11", XL_BY_SIZE, MLP_BY_SIZE, VGG_BY_SIZE)
 def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
-    """Hashed slots need no more steps than DGC; a result in their favour must survive equal bytes."""
     models = {"XL": xl, "MNIST": mlp, "VGG": vgg}
     more = {model: _more(ways["hashed"], ways["dgc"], _ends(ways)) for model, ways in models.items()}
     printed = {m: no_worse(_more(ways["as printed"], ways["dgc"], _ends(ways))) for m, ways in models.items()}
@@ -56,7 +55,6 @@ def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
 
 @DRAGONN.judge("D17", XL, MLP)
 def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
-    """SignSGD needs more steps than hashed slots, and Random-k five times as many."""
     models = {"XL": xl, "MNIST": mlp}
     parts, said = {}, []
     for model, ways in models.items():
@@ -84,7 +82,6 @@ def _loss_at_a_fifth(trial: Trial) -> float:
 
 @DRAGONN.judge("D10", XL_BY_SIZE, XL_1G, VGG_BY_SIZE, FC_1G)
 def time_to_target(xl: Ways, xl_steps: Steps, vgg: Ways, vgg_steps: Steps) -> Outcome:
-    """Dense takes longest to a target, then DGC, then hashed slots."""
     parts, over = {}, []
     for model, ways, bench in (("XL", xl, xl_steps), ("VGG", vgg, vgg_steps)):
         ranges = [_range(ways[name], _ends(ways), bench.range(label)) for name, label in _TIMED.items()]

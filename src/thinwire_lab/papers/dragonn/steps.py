@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, by_workers, faster, told
+from thinwire_lab.papers.shared.claims import DRAGONN
 from thinwire_lab.papers.shared.judging import Range, by_setting, every, larger, sooner
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.shelf import Document
@@ -27,7 +27,6 @@ def _gain(steps: Steps, label: str) -> str:
 
 @DRAGONN.judge("D4", benches.FC_1G)
 def encoding_eats_gain(fc: Steps) -> Outcome:
-    """DGC gains less than its bytes promise, and encoding is at least four fifths of what is missing."""
     promised, split = fc.free + 8 * fc.bytes(_DGC) / 1e9, fc.rows[_DGC].split_seconds
     coding, (soonest, latest) = split.encode + split.decode, fc.range(_DGC)
     four_fifths = (0.8 * (soonest - promised), 0.8 * (latest - promised))
@@ -46,7 +45,6 @@ def encoding_eats_gain(fc: Steps) -> Outcome:
 
 @DRAGONN.judge("D8", benches.CNN_STEPS, benches.TEXT_STEPS, benches.XL_STEPS)
 def hashed_first(cnn: Grid, text: Grid, xl: Grid) -> Outcome:
-    """Hashed slots are faster than DGC and that than dense, most so on the largest layer."""
     models = {"ResNet-20": cnn, "transformer": text, "XL": xl}
     asked = (4, 8)
     parts = {f"over DGC on {name}": every(at_every(found, _over_dgc, asked))[0] for name, found in models.items()}
@@ -76,7 +74,6 @@ def _over_dense(steps: Steps) -> str:
 
 @DRAGONN.judge("D18", benches.XL_STEPS)
 def order_of_throughput(xl: Grid) -> Outcome:
-    """Random-k is faster than DRAGONN, and that than DGC and SignSGD."""
     pairs = (("randomk 0.001", _HASHED), (_HASHED, _DGC), (_HASHED, "signsgd"))
     steps = xl[_ASKED]
     labels = ("randomk 0.001", _HASHED, _DGC, "signsgd")
@@ -87,7 +84,6 @@ def order_of_throughput(xl: Grid) -> Outcome:
 
 @DRAGONN.judge("D19", benches.TEXT_100M, benches.TEXT_1G, benches.TEXT_SPARSER)
 def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
-    """Hashed slots lead DGC at each density, and QSGD."""
     found = {"100mbit": slow, "1gbit": fast}
     at = {
         (link, density): sparser[Place(4, link)] if density == "0.0001" else steps
@@ -114,7 +110,6 @@ def leads_at_each_ratio(slow: Steps, fast: Steps, sparser: Grid) -> Outcome:
 
 @DRAGONN.judge("D20", benches.LM_STEPS)
 def language_model(lm: Grid) -> Outcome:
-    """Faster than DGC, and both than dense, on a model with a large embedding."""
     asked = lm[_ASKED]
     measured = f"over DGC {asked.faster(_HASHED, _DGC):.2f}, over dense {asked.faster(_HASHED):.2f}"
     return Outcome(*every({"over DGC": _over_dgc(asked), "DGC over dense": _over_dense(asked)}), measured=measured)
@@ -122,7 +117,6 @@ def language_model(lm: Grid) -> Outcome:
 
 @DRAGONN.judge("D26", benches.XL_STEPS)
 def more_on_faster_links(xl: Grid) -> Outcome:
-    """The lead over DGC is larger on the faster link."""
     word, note = by_setting(
         {
             f"P = {workers}": larger(fast.gain(_HASHED, _DGC), slow.gain(_HASHED, _DGC))
@@ -134,7 +128,6 @@ def more_on_faster_links(xl: Grid) -> Outcome:
 
 @DRAGONN.judge("D16", PLAN)
 def choosing_never_hurts(found: Mapping[str, Any]) -> Outcome:
-    """What Eq. 1 chooses is no slower than all dense, nor than all by the same method, at each rate."""
     parts, worst = {}, dict[bool, float]()
     for cell in found["cells"]:
         others = ["dense", *sorted(set(cell["choice"].values()))]

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from thinwire_lab.papers.dragonn import DRAGONN
 from thinwire_lab.papers.dragonn.steps import PLAN, leaving_out
 from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, faster
+from thinwire_lab.papers.shared.claims import DRAGONN
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.links import ROUTES, SYNCHRONISING, Found, kept, parts, routes, seconds, worlds
@@ -17,7 +17,6 @@ _P = 4
 
 @DRAGONN.judge("D1", SYNCHRONISING)
 def compressing_is_half(found: Found) -> Outcome:
-    """From some size on DGC's encoding is over half of encoding, exchange and decoding; sooner on faster links."""
     parts, said = {}, []
     for density in (0.001, 0.01):
         crossings = {link: _crossing(found, link, density) for link in kept(found)}
@@ -52,14 +51,12 @@ def _crossing(found: Found, link: str, density: float) -> int | None:
 
 @DRAGONN.judge("D2", SYNCHRONISING)
 def dense_wins_below(found: Found) -> Outcome:
-    """Small tensors synchronise sooner dense."""
     wins = {link: _dense_wins(found, "mask", link) for link in kept(found)}
     return Outcome(*by_setting({link: _any(each.values()) for link, each in wins.items()}), measured=_where(wins))
 
 
 @DRAGONN.judge("D3", SYNCHRONISING)
 def topk_never_wins(found: Found) -> Outcome:
-    """Exact Top-k loses to dense at every size."""
     wins = {link: _dense_wins(found, "topk", link) for link in kept(found)}
     parts = {link: every({_size(size): word for size, word in each.items()})[0] for link, each in wins.items()}
     return Outcome(*by_setting(parts), measured=_where(wins))
@@ -116,7 +113,6 @@ def _exponent(nbytes: int) -> str:
 
 @DRAGONN.judge("D9", SYNCHRONISING, XL_STEPS)
 def lead_grows(found: Found, xl: Grid) -> Outcome:
-    """The lead over DGC grows with the number of workers, and exact Top-k's steps are the longest."""
     counts = [world for world in worlds(found) if world in (2, 4, 8)]
     leads = {link: [_lead(found, p, link) for p in counts] for link in kept(found)}
     parts = {
@@ -150,7 +146,6 @@ def _lead(found: Found, world: int, link: str) -> float:
 
 @DRAGONN.judge("D12", ROUTES)
 def encodes_sooner(found: Found) -> Outcome:
-    """Hashing encodes in at most half of the time of a mask and `nonzero`, from 64 MB on."""
     pairs = list(zip(*(routes(found, route, _P, 0.001) for route in ("mask", "hashed")), strict=True))
     rows = [(mask["bytes"], hashed["encode"] / mask["encode"]) for mask, hashed in pairs]
     holds = all(ratio <= 0.5 for size, ratio in rows if size >= min(2**26, rows[-1][0]))
@@ -168,7 +163,6 @@ def gains_of_parts(found: Found, link: str) -> tuple[float, float, float]:
 
 @DRAGONN.judge("D15", SYNCHRONISING, PLAN)
 def every_part_helps(found: Found, plan: Mapping[str, Any]) -> Outcome:
-    """Hashing alone, decoding payloads together alone, and leaving tensors out alone each help."""
     gains = {link: gains_of_parts(found, link) for link in kept(found)}
     helping = {
         f"{part} at {link}": verdict(each[place] > 1.05)

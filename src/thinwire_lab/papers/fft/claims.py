@@ -9,9 +9,8 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.codecs import FFT, BlockTopK, Cast, TopK
 from thinwire.formats import Levels, Ternary
-from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.fft.reconstruction import FOUR, absolute_errors, distribution, four_restored
-from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.claims import FFT_PAPER, Finding
 from thinwire_lab.papers.shared.errors import offset
 from thinwire_lab.papers.shared.material import Logistic, Material, error, ratio, seconds
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from thinwire_lab.papers.fft import FFT_PAPER
+from thinwire_lab.papers.shared.claims import FFT_PAPER
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, rising, worse
 from thinwire_lab.papers.shared.ledger import UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import Ways, points_lost, trained
@@ -22,7 +22,6 @@ def _said(models: Mapping[str, Ways], names: Sequence[str]) -> str:
 
 @FFT_PAPER.judge("F15", MLP.only(*_FREE).on(5), FC.only(*_FREE).on(5))
 def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
-    """Dropping half of the frequencies changes nothing, dropping nine tenths does."""
     models = {"MNIST": mlp, "VGG": fc}
     parts = {
         name: every(
@@ -38,7 +37,6 @@ def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
 
 @FFT_PAPER.judge("F16", MLP.only(*_BACK).on(5), FC.only(*_BACK).on(5), MLP_TOGETHER, FC_TOGETHER)
 def recovers(*found: Ways) -> Outcome:
-    """Sending everything from 70 % of the run on brings the loss back to dense's."""
     names = ("MNIST", "VGG", "MNIST with the rate's drop", "VGG with the rate's drop")
     models = dict(zip(names, found, strict=True))
     lost = {name: ways for name, ways in models.items() if points_lost(ways["theta 0.9"], ways["dense"]).above}
@@ -49,7 +47,6 @@ def recovers(*found: Ways) -> Outcome:
 
 @FFT_PAPER.judge("F19", MLP.only("dense", *_FOUR).on(5), FC.only("dense", *_FOUR).on(5))
 def the_four(mlp: Ways, fc: Ways) -> Outcome:
-    """FFT is as dense, and Top-k, QSGD and TernGrad are worse, in that order."""
     models = {"MNIST": mlp, "VGG": fc}
     parts = {name: _ordered(ways, _FOUR) for name, ways in models.items()}
     return Outcome(*by_setting(parts), measured=_said(models, _FOUR))

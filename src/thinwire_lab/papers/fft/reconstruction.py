@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinwire.codecs import FFT, Cast, Codec, TopK
 from thinwire.formats import Levels, Ternary
-from thinwire_lab.papers.fft import FFT_PAPER
+from thinwire_lab.papers.shared.claims import FFT_PAPER
 from thinwire_lab.papers.shared.errors import offset
 from thinwire_lab.papers.shared.figures import MARKS, label, side_by_side
 from thinwire_lab.papers.shared.material import Run

@@ -5,9 +5,9 @@ from statistics import median
 from typing import Any
 
 from thinwire_lab.cluster.rounds import straight
-from thinwire_lab.papers.fft import FFT_PAPER
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, by_workers, faster, spans
+from thinwire_lab.papers.shared.claims import FFT_PAPER
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.links import SWEEP, Found, kept, links, seconds, worlds
@@ -16,7 +16,6 @@ from thinwire_lab.papers.shared.shelf import Document
 
 @FFT_PAPER.judge("F13", SWEEP)
 def gathers_linearly(found: Found) -> Outcome:
-    """The time of an all-gather of a fixed payload is a straight line over the number of workers."""
     parts, said, counts = dict[str, str](), [], worlds(found)
     for link in kept(found):
         times = [seconds(found, "all-gather", link, p, 2**20) for p in counts]
@@ -32,7 +31,6 @@ _FOUR = ("fft 0.15", "topk 0.15", "qsgd", "terngrad")
 
 @FFT_PAPER.judge("F1", benches.CNN_STEPS, benches.FC_STEPS, benches.LM_STEPS)
 def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
-    """The model with most parameters for its computing spends the largest share of its step communicating."""
     models = {"ResNet-20": cnn, "small VGG": fc, "LSTM": lm}
     places = {place: {name: found[place] for name, found in models.items() if place in found} for place in cnn}
     heaviest = {
@@ -60,7 +58,6 @@ def _share(steps: Steps) -> list[float]:
 
 @FFT_PAPER.judge("F20", benches.FC_STEPS, benches.CNN_STEPS, SWEEP)
 def faster_than_sgd(fc: Grid, cnn: Grid, found: Found) -> Outcome:
-    """All four are faster than SGD, FFT most; also where dense gradients are reduced and not gathered."""
     models = {"small VGG": fc, "ResNet-20": cnn}
     asked = {name: {at: steps for at, steps in grid.items() if at.workers in (4, 8)} for name, grid in models.items()}
     parts = {f"{name} over all-reduce": every(at_every(grid, _all_sooner))[0] for name, grid in asked.items()}
@@ -97,7 +94,6 @@ def _gathered(steps: Steps, found: Found, place: Place) -> float:
 
 @FFT_PAPER.judge("F24", benches.FC_STEPS, benches.CNN_STEPS, benches.TEXT_STEPS)
 def scales(*found: Grid) -> Outcome:
-    """From four workers on FFT has the highest rate of the four."""
     models = dict(zip(_MODELS, found, strict=True))
     parts = {name: every(at_every(grid, _first, (4, 8)))[0] for name, grid in models.items()}
     _, over_others = _leads(models)
@@ -114,7 +110,6 @@ _MODELS = ("small VGG", "ResNet-20", "transformer")
 
 @FFT_PAPER.judge("F25", benches.FC_STEPS, benches.CNN_STEPS, benches.TEXT_STEPS)
 def slower_is_better(*found: Grid) -> Outcome:
-    """Gains are larger on the slower link."""
     models = dict(zip(_MODELS, found, strict=True))
     parts = {
         f"{label} on {name}, P = {workers}": larger(slow.gain(label), fast.gain(label))
@@ -130,7 +125,6 @@ def slower_is_better(*found: Grid) -> Outcome:
 
 @FFT_PAPER.judge("F2", LAYERS)
 def convolutions_compute(found: Mapping[str, Any]) -> Outcome:
-    """At one rate, a VGG's convolutions compute ten times longer than they communicate, and a ResNet's do not."""
     ratios = {
         name: [row["seconds"] * 1e9 / (8 * row["weights"]) for row in layers]
         for name, layers in found["layers"].items()

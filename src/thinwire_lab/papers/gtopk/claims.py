@@ -7,9 +7,8 @@ import torch
 
 from thinwire.codecs import TopK
 from thinwire.payloads import Sparse
-from thinwire_lab.papers.gtopk import GTOPK
 from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
-from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.claims import GTOPK, Finding
 from thinwire_lab.papers.shared.material import Material, flat
 
 ALPHA, BETA = 0.436e-3, 3.6e-8

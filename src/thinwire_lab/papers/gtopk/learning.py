@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import exp
 
-from thinwire_lab.papers.gtopk import GTOPK
+from thinwire_lab.papers.shared.claims import GTOPK
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, MARGIN, by_setting, every, no_worse, rising, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import RATES, Interval, Trials, Way, Ways, interval, over, points_lost, trained
@@ -18,14 +18,12 @@ _LIKE_DENSE = ("dense", *_WARMED)
 
 @GTOPK.judge("G4", CNN.only("topk", "exact values").on(5))
 def converges(cnn: Ways) -> Outcome:
-    """Sums of the global picks alone, exact: the loss ends within 5 % of local Top-k's."""
     found = over(cnn["exact values"], cnn["topk"])
     return Outcome(verdict=no_worse(found, 5.0), measured=f"{found} over local Top-k's loss")
 
 
 @GTOPK.judge("G5", CNN.only(*_LIKE_DENSE).on(5), FC.only(*_LIKE_DENSE).on(5), CNN_WHOLE, FC_WHOLE)
 def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
-    """ResNet-20 as dense, and VGG better."""
     parts = {
         "ResNet-20": no_worse(points_lost(cnn["density warm-up"], cnn["dense"]), HALF_A_POINT),
         "VGG": rising([points_lost(fc["dense"], fc["density warm-up"])]),
@@ -43,7 +41,6 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
 
 @GTOPK.judge("G6", CNN.only("dense", "0.001").on(5), FC.only("dense", "0.001").on(5))
 def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
-    """A network of dense layers loses more than a residual one."""
     both = [[100 * (a.loss / b.loss - 1) for a, b in zip(w["0.001"], w["dense"], strict=True)] for w in (fc, cnn)]
     more = interval([a - b for a, b in zip(*both, strict=True)])
     said = ", ".join(
@@ -54,14 +51,12 @@ def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
 
 @GTOPK.judge("G7", LM.on(5))
 def language_like_dense(lm: Ways) -> Outcome:
-    """Perplexity within 2 % of dense."""
     found = interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm["gtopk"], lm["dense"], strict=True)])
     return Outcome(verdict=no_worse(found), measured=f"perplexity {found} over dense's")
 
 
 @GTOPK.judge("G14", CNN.only(*_HALVED).on(5), FC.only(*_HALVED).on(5))
 def sparser_still(cnn: Ways, fc: Ways) -> Outcome:
-    """Half the density barely changes the loss."""
     parts, said = dict[str, str](), []
     for name, short, ways in (("ResNet-20", "ResNet-20", cnn), ("small VGG", "VGG", fc)):
         half = points_lost(ways["0.0005"], ways["0.001"])
@@ -73,7 +68,6 @@ def sparser_still(cnn: Ways, fc: Ways) -> Outcome:
 
 @GTOPK.judge("G20", CNN.only(*_WARMED).on(5), FC.only(*_WARMED).on(5))
 def warming_up_helps(cnn: Ways, fc: Ways) -> Outcome:
-    """A warm-up of the density ends lower than none, beyond noise."""
     models = {"ResNet-20": cnn, "VGG": fc}
     found = {name: points_lost(ways["density warm-up"], ways["0.001"]) for name, ways in models.items()}
     words = {name: HOLDS if each.below else FAILS if each.above else UNDECIDED for name, each in found.items()}
@@ -82,7 +76,6 @@ def warming_up_helps(cnn: Ways, fc: Ways) -> Outcome:
 
 @GTOPK.judge("G15", CNN_OF_32.on(5), FC_OF_32.on(5))
 def many_workers(cnn: Ways, fc: Ways) -> Outcome:
-    """With 32 workers it loses accuracy to local Top-k, on both networks."""
     lost = {name: points_lost(ways["0.001"], ways["topk"]) for name, ways in (("ResNet-20", cnn), ("VGG", fc))}
     lost["VGG after a warm-up"] = points_lost(fc["gtopk, warmed up"], fc["topk, warmed up"])
     measured = f"points lost: {', '.join(f'{name} {each.bare}' for name, each in lost.items())}"
@@ -110,7 +103,6 @@ _BATCHES = {
 
 @GTOPK.judge("G16", *(each for batches in _BATCHES.values() for each in batches))
 def more_updates_close_the_gap(*found: Ways) -> Outcome:
-    """The gap to local Top-k shrinks as the number of updates grows, on equally many samples."""
     by_size = {name: found[i * len(_SIZES) :][: len(_SIZES)] for i, name in enumerate(_BATCHES)}
     gaps = {name: [points_lost(ways["gtopk"], ways["topk"]) for ways in each] for name, each in by_size.items()}
     parts = {name: rising([_further(*pair) for pair in pairwise(each)]) for name, each in by_size.items()}

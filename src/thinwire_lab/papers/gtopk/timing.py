@@ -9,10 +9,9 @@ import numpy as np
 
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.rounds import line, straight
-from thinwire_lab.papers.gtopk import GTOPK
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, gains, span
-from thinwire_lab.papers.shared.claims import GRADIENTS
+from thinwire_lab.papers.shared.claims import GRADIENTS, GTOPK
 from thinwire_lab.papers.shared.judging import by_setting, every, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.links import EXCHANGES, ROUTES, SWEEP, Found, collective, kept, routes, worlds
@@ -25,7 +24,6 @@ def _line(found: Found, link: str) -> tuple[float, float, float]:
 
 @GTOPK.judge("G8", SWEEP)
 def linear_in_size(found: Found) -> Outcome:
-    """A message's time is a straight line over its size, whose slope is the link's rate."""
     parts, said = dict[str, str](), []
     for link in kept(found):
         slope, latency, r2 = _line(found, link)
@@ -38,7 +36,6 @@ def linear_in_size(found: Found) -> Outcome:
 
 @GTOPK.judge("G1", SWEEP)
 def ring_costs(found: Found) -> Outcome:
-    """A dense all-reduce of 1 to 64 MB takes what the formula says."""
     parts, said = dict[str, str](), []
     for link in kept(found):
         off = _off_ring(found, link)
@@ -103,7 +100,6 @@ def _spread(off: Sequence[_Off]) -> str:
 
 @GTOPK.judge("G2", SWEEP)
 def gather_costs(found: Found) -> Outcome:
-    """An all-gather takes as long a byte as the formula says."""
     parts, said = {}, []
     for link in kept(found):
         off = _off_gather(found, link)
@@ -114,7 +110,6 @@ def gather_costs(found: Found) -> Outcome:
 
 @GTOPK.judge("G3", EXCHANGES)
 def tree_costs(found: Mapping[str, Any]) -> Outcome:
-    """The tree takes what the formula says."""
     parts, times = {}, dict[str, list[str]]()
     for row in found["rows"]:
         if row["exchange"] == "tree":
@@ -138,7 +133,6 @@ _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 
 @GTOPK.judge("G11", benches.TEXT_STEPS)
 def scales(text: Grid) -> Outcome:
-    """About as fast as an all-gather at 8, where the model says so."""
     parts = at_every(text, _as_the_model, workers=(8,))
     return Outcome(*by_setting(parts), measured=f"over Top-k {gains(text, _TREE, _GATHER)}")
 
@@ -152,7 +146,6 @@ def _as_the_model(steps: Steps) -> str:
 
 @GTOPK.judge("G22", benches.CNN_STEPS, benches.FC_STEPS, benches.TEXT_STEPS, benches.LM_STEPS, benches.XL_STEPS)
 def efficiency(*found: Grid) -> Outcome:
-    """Faster than dense and than Top-k, on every model."""
     models = dict(zip(("ResNet-20", "small VGG", "transformer", "LSTM", "XL"), found, strict=True))
     others = {"dense": lambda steps: steps.ahead(_TREE), "Top-k": lambda steps: steps.ahead(_TREE, _GATHER)}
     parts = {
@@ -181,7 +174,6 @@ def efficiency(*found: Grid) -> Outcome:
     benches.XL_STEPS,
 )
 def throughput(published: Mapping[str, Outcome], found: Found, *models: Grid) -> Outcome:
-    """The published throughputs follow from the cost model, and our own steps do."""
     arithmetic, places = published["G12"], [each for model in models for each in model.items()]
     off = [_off_model(found, *place, label) for label in ("dense", _GATHER, _TREE) for place in places]
     parts = {"published": arithmetic.verdict, "ours": _within(off, _QUARTER)}
@@ -200,7 +192,6 @@ def _off_model(found: Found, place: Place, steps: Steps, label: str) -> _Off:
 
 @GTOPK.judge("G13", benches.FC_1G, benches.CNN_1G, ROUTES)
 def selecting_costs(fc: Steps, cnn: Steps, found: Found) -> Outcome:
-    """By `torch.topk`, selecting from dense layers takes as long as computing; ResNets reach 80 % of linear scaling."""
     nbytes = fc.gradient(4)
     sizes, times = zip(*((row["bytes"], row["encode"]) for row in routes(found, "topk", 4, 0.001)), strict=True)
     torchs = float(np.interp(nbytes, sizes, times))

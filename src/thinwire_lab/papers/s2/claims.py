@@ -7,8 +7,7 @@ from thinwire import kernels
 from thinwire.codecs import BlockTopK, Cast, CountSketch, RandomK
 from thinwire.payloads import Sketch
 from thinwire.signals import Plain
-from thinwire_lab.papers.s2 import S2
-from thinwire_lab.papers.shared.claims import Finding
+from thinwire_lab.papers.shared.claims import S2, Finding
 from thinwire_lab.papers.shared.errors import packed_rows
 from thinwire_lab.papers.shared.material import Material, error
 

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.shared.benches import TEXT_1G, Steps
-from thinwire_lab.papers.shared.claims import GRADIENTS
+from thinwire_lab.papers.shared.claims import GRADIENTS, S2
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, points, sooner, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import Series, Ways, interval, points_lost, steps_to, trained
@@ -28,7 +27,6 @@ def _half(series: Series) -> int:
 
 @S2.judge("S4", TEXT, SLOWLY, LONGER)
 def rate_is_kept(text: Ways, slowly: Ways, longer: Ways) -> Outcome:
-    """At a rate small enough, steps to a target grow no faster than the sketch's variance factor, 1 + 1/ratio."""
     parts, said = {}, []
     for name, ways in (("dense's best rate", text), ("a tenth of dense's rate", {**slowly, **longer})):
         steps = _steps(ways)
@@ -50,7 +48,6 @@ def rate_is_kept(text: Ways, slowly: Ways, longer: Ways) -> Outcome:
 
 @S2.judge("S16", TEXT, SLOWLY, TEXT_1G, GRADIENTS)
 def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Outcome]) -> Outcome:
-    """A sketch of half the size gets to a target soonest: of all sizes, and sooner than the exact union."""
     targets = [trial.losses[len(trial.losses) // 2] for trial in slowly["union"]]
     names = ["union", *(f"ratio {ratio:g}" for ratio in RATIOS)]
     counts = {name: min(steps_to(ways[name], targets) for ways in (text, slowly)) for name in names}
@@ -89,7 +86,6 @@ def _growth(sketched: Series, steps: float, union: float, ratio: float) -> tuple
 
 @S2.judge("S10", TEXT)
 def fewer_steps(text: Ways) -> Outcome:
-    """The sketch reaches the target in fewer steps than the exact sum, as the published epochs say."""
     targets = [trial.losses[len(trial.losses) // 2] for trial in text["union"]]
     trained = list(zip(text["sketch"], text["union"], targets, strict=True))
     found = interval([100 * (a.steps_to(target) / b.steps_to(target) - 1) for a, b, target in trained])
@@ -99,7 +95,6 @@ def fewer_steps(text: Ways) -> Outcome:
 
 @S2.judge("S12", SECOND, SECOND_WHOLE)
 def second_network(second: Ways, whole: Ways) -> Outcome:
-    """The same accuracy on a second network."""
     found = points_lost(second["sketch"], second["dense"])
     measured = (
         f"{points(second, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "

@@ -5,10 +5,10 @@ from itertools import pairwise
 from math import exp
 from typing import Any, NamedTuple
 
-from thinwire_lab.papers.s2 import S2
 from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Steps, at_every, faster, gains, span
+from thinwire_lab.papers.shared.claims import S2
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.links import EXCHANGES, SWEEP, Found, collective, kept, worlds
@@ -17,7 +17,6 @@ from thinwire_lab.papers.shared.trials import Interval, Ways, interval, points_l
 
 @S2.judge("S15", SWEEP)
 def reducing_beats_gathering(found: Found) -> Outcome:
-    """A dense all-reduce takes P/2 times less than an all-gather of equal messages, beyond 8 MB."""
     parts, said, counts = {}, [], worlds(found)
     for link in kept(found):
         ratios = [gather_over_reduce(found, link, p) for p in counts]
@@ -40,7 +39,6 @@ SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
 
 @S2.judge("S9", benches.LM_STEPS, LM.on(5))
 def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
-    """On a model with a large embedding faster than all-gathers of values and indices, at the same perplexity."""
     apart = _perplexity(trained)
     parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
     return Outcome(*every(parts), measured=f"{gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's")
@@ -62,7 +60,6 @@ def _before_union(steps: Steps) -> str:
 
 @S2.judge("S13", benches.LM_STEPS, benches.TEXT_STEPS, LM.on(5), TEXT)
 def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> Outcome:
-    """Fewer bytes and shorter steps than sending blocks' values exactly, at the same quality."""
     models = {"LSTM": lm, "transformer": {place: steps for place, steps in text.items() if SKETCH in steps.rows}}
     lost = {"LSTM": _perplexity(lm_trained), "transformer": _perplexity(text_trained)}
     parts = {
@@ -87,7 +84,6 @@ def _smaller(steps: Steps, *others: str) -> str:
 
 @S2.judge("S11", benches.CNN_STEPS, CNN, CNN_WHOLE)
 def residual_network(found: Grid, cnn: Ways, whole: Ways) -> Outcome:
-    """Fewer bytes, shorter steps, and the same accuracy."""
     parts = {
         "bytes": every(at_every(found, lambda steps: _smaller(steps, UNION, GATHER)))[0],
         "time against the union": every(at_every(found, _before_union, (4, 8), ("1gbit",)))[0],
@@ -123,7 +119,6 @@ def _worlds(found: Mapping[str, Any], *wanted: int) -> Sequence[int]:
 
 @S2.judge("S14", EXCHANGES)
 def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
-    """The sketch communicates less than an all-gather, and that less than recursive doubling."""
     parts, times = {}, []
     for link in dict.fromkeys(row["link"] for row in found["rows"]):
         for world in _worlds(found, 4, 8):
@@ -137,7 +132,6 @@ def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
 
 @S2.judge("S8", EXCHANGES, LM.on(5))
 def faster_than_doubling(found: Mapping[str, Any], lm: Ways) -> Outcome:
-    """Faster than sparse recursive doubling, at the same perplexity."""
     apart = _perplexity(lm)
     gains, parts = {}, {"perplexity": no_worse(apart, 1.0)}
     for link in dict.fromkeys(row["link"] for row in found["rows"]):

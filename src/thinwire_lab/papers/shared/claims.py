@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome, catalogue
+from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, NAMES, UNDECIDED, Outcome, catalogue
 from thinwire_lab.papers.shared.material import Absent, Material, Run
 from thinwire_lab.papers.shared.shelf import Combined, Document, Evidence
 
@@ -53,7 +53,10 @@ class Judge:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """What a paper's files register by decorators: `checks` decide claims on gradients, `judges` on other runs."""
+    """What a paper's files register by decorators: `checks` decide claims on gradients, `judges` on other runs.
+
+    By what rule a claim holds, its `criterion` in claims.toml says.
+    """
 
     name: str
     judges: dict[str, Judge] = field(default_factory=dict)
@@ -71,6 +74,9 @@ class Paper:
     def figure(self, name: str) -> Callable[[Draw], Draw]:
         """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""
         return _registering(self.figures, name, lambda draw: draw)
+
+
+DRAGONN, FFT_PAPER, S2, DCT, GTOPK = PAPERS = tuple(Paper(name=name) for name in NAMES)
 
 
 def _registering(where: dict[str, V], name: str, entry: Callable[[F], V]) -> Callable[[F], F]:
