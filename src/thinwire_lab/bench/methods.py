@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -41,26 +41,18 @@ POWERSGD_START = 10
 """PyTorch's hook runs uncompressed for this many steps before it starts to compress."""
 
 
-class Install(Protocol):
-    """Puts a method to work on a DDP model. From then on each step counts its bytes under "sent_bytes" in the trace."""
+Density: TypeAlias = float | Schedule
+Install: TypeAlias = Callable[[DistributedDataParallel, Optimizers, Density], Handle | None]
+"""Puts a method to work on a DDP model, and returns the handle of what is thinwire's.
 
-    def __call__(
-        self, model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule
-    ) -> Handle | None:
-        """Install, and return the handle of what is thinwire's."""
+From then on each step counts its bytes under "sent_bytes" in the trace.
+"""
+InstallSharded: TypeAlias = Callable[[nn.Module, DeviceMesh, Optimizers, Density, str], Handle | None]
+"""The same on a sharded model, whose mesh is islands by shards.
 
-
-class InstallSharded(Protocol):
-    """Puts a method to work on a sharded model, whose mesh is islands × shards.
-
-    It works between islands; or, if one has all workers, on all that FSDP2 sends, and parameters travel as `gathers`
-    say.
-    """
-
-    def __call__(
-        self, model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
-    ) -> Handle | None:
-        """Install as `Install` does."""
+It works between islands; or, if one has all workers, on all that FSDP2 sends, and parameters travel as `gathers`
+say, which comes last.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +85,7 @@ class Benched:
     served: bool = False
 
 
-def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: Density) -> None:
     sparse = sparse_weights(model)
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if p not in sparse)
     optimizers[0].register_step_pre_hook(lambda *_: _count(nbytes, model.process_group))
@@ -105,7 +97,7 @@ def _native(
     model: nn.Module,
     mesh: DeviceMesh,
     optimizers: Optimizers,
-    density: float | Schedule,
+    density: Density,
     gathers: str,
     itemsize: int = 4,
 ) -> None:
@@ -117,7 +109,7 @@ def _native(
 
 
 def _half(its_hook: Callable[..., Future[Tensor]]) -> Install:
-    def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+    def install(model: DistributedDataParallel, optimizers: Optimizers, density: Density) -> None:
         def hook(state: object, bucket: Bucket) -> Future[Tensor]:
             _count(2 * bucket.buffer().numel(), model.process_group)
             with trace.span("encode"):
@@ -128,7 +120,7 @@ def _half(its_hook: Callable[..., Future[Tensor]]) -> Install:
     return install
 
 
-def _powersgd(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+def _powersgd(model: DistributedDataParallel, optimizers: Optimizers, density: Density) -> None:
     def hook(state: PowerSGDState, bucket: Bucket) -> Future[Tensor]:
         before = state.total_numel_after_compression
         with trace.span("encode"):
@@ -157,7 +149,7 @@ def _count(nbytes: float, group: Group) -> None:
     trace.count("sent_bytes", 2 * (group.size() - 1) / group.size() * nbytes)
 
 
-def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> Handle:
+def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: Density) -> Handle:
     assert isinstance(density, float)  # no warm-up here
     kind = family(optimizers)
     budget = Budget(densities=(density,)) if kind == "sgd" else Budget.under(kind, densities=(density,))
@@ -165,11 +157,11 @@ def _auto(model: DistributedDataParallel, optimizers: Optimizers, density: float
 
 
 def _benched(method: Method) -> Benched:
-    def install(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> Handle:
+    def install(model: DistributedDataParallel, optimizers: Optimizers, density: Density) -> Handle:
         return attach(model, method.make(density), optimizer=optimizers if method.momentum else None)
 
     def install_sharded(
-        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: float | Schedule, gathers: str
+        model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: Density, gathers: str
     ) -> Handle:
         recipe = method.make(density)
         if mesh["replicate"].size() == 1:
@@ -190,7 +182,7 @@ def _benched(method: Method) -> Benched:
     )
 
 
-def _nothing(model: DistributedDataParallel, optimizers: Optimizers, density: float | Schedule) -> None:
+def _nothing(model: DistributedDataParallel, optimizers: Optimizers, density: Density) -> None:
     raise TypeError("this method takes outer steps or shards, and has nothing to install in DistributedDataParallel")
 
 

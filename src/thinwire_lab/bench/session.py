@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from thinwire.version import __version__
 from thinwire_lab.bench.options import Options, Setting
@@ -16,22 +16,10 @@ from thinwire_lab.bench.rows import Record, merged, percentiles
 from thinwire_lab.cluster.workers import Workers, free_ports
 from thinwire_lab.machine import processor
 from thinwire_lab.problems.base import RATES
+from thinwire_lab.show.progress import BenchProgress
 
 _PACKAGES = ("torch", "numba")
 _WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long
-
-
-class Watcher(Protocol):
-    """Follows the run: see `progress.BenchProgress`."""
-
-    def start_row(self, label: str, steps: int) -> None:
-        """A row begins."""
-
-    def advance(self, step: int, loss: float | None, step_seconds: float) -> None:
-        """A step is done."""
-
-    def finish_row(self, summary: str) -> None:
-        """A row ends."""
 
 
 @dataclass
@@ -52,13 +40,13 @@ class Session:
         """Whether it has come to its rows."""
         return self._link != "not started"
 
-    def run(self, workers: Workers, watcher: Watcher, on_row: Callable[[Results], None]) -> None:
+    def run(self, workers: Workers, shown: BenchProgress, on_row: Callable[[Results], None]) -> None:
         """Train every row; `on_row` gets the results after each."""
         self._link, self._throttled = workers.label, workers.throttled
         for setting in self.options.rows():
             if workers.throttled:
                 self._sample_free_network(workers)
-            self._train(workers, watcher, setting)
+            self._train(workers, shown, setting)
             on_row(self.results("the run goes on"))
 
     def results(self, reason: str | None = None) -> Results:
@@ -75,9 +63,9 @@ class Session:
         }
         return Results(environment=environment, rows=tuple(self._rows))
 
-    def _train(self, workers: Workers, watcher: Watcher, setting: Setting) -> None:
+    def _train(self, workers: Workers, shown: BenchProgress, setting: Setting) -> None:
         seeds = self.options.every_seed
-        runs, overheads = zip(*(self._run_of(workers, watcher, setting, seed) for seed in seeds), strict=True)
+        runs, overheads = zip(*(self._run_of(workers, shown, setting, seed) for seed in seeds), strict=True)
         row = runs[0] if len(seeds) == 1 else merged(runs, seeds, dense=self._dense())
         self._rows.append(row)
         if row.is_dense:
@@ -85,20 +73,20 @@ class Session:
         if None not in overheads:
             self._overhead[row.label] = median(overheads)
 
-    def _run_of(self, workers: Workers, watcher: Watcher, setting: Setting, seed: int) -> tuple[Row, float | None]:
+    def _run_of(self, workers: Workers, shown: BenchProgress, setting: Setting, seed: int) -> tuple[Row, float | None]:
         """Train a row with one seed. Return what it did and its protocol overhead, if that is known."""
         steps, dense = self.options.steps, self._dense_of.get(seed)
         target = dense.final_loss if self.options.target is None and dense else self.options.target
         record = Record(setting, steps, _skip(steps))
-        watcher.start_row(label(**setting._asdict()) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
+        shown.start_row(label(**setting._asdict()) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
         loss = None
         for event in self._events(workers, setting, steps, seed, target=target):
             record.add(event)
             loss = event.get("loss", loss)
             if event["kind"] == "step":
-                watcher.advance(event["step"] + 1, loss, event["total"])
+                shown.advance(event["step"] + 1, loss, event["total"])
         row = record.row(dense=dense, target=target)
-        watcher.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
+        shown.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
         return row, record.protocol_overhead()
 
     def _sample_free_network(self, workers: Workers) -> None:

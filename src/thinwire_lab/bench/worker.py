@@ -6,9 +6,8 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from thinwire.handle import Handle
 from thinwire_lab import problems
 from thinwire_lab.bench.data_parallel import DataParallel
 from thinwire_lab.bench.hybrid import Hybrid
@@ -20,25 +19,13 @@ from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group
 
+Run = DataParallel | Hybrid | LocalSteps | Served | Sharded
+"""A model in training on this worker.
 
-class Run(Protocol):
-    """A model in training on this worker: `DataParallel`, `Hybrid`, `LocalSteps`, `Served` or `Sharded`."""
-
-    meter: Meter
-    seconds: float
-
-    @property
-    def handle(self) -> Handle | None:
-        """What the row's method returned, if it is thinwire's."""
-
-    def step(self, step: int) -> dict[str, float]:
-        """Take a step, and return where its time and bytes went."""
-
-    def held_out_loss(self) -> float:
-        """Return the held-out loss. Its bytes do not count. A collective: every rank must call it."""
-
-    def differing(self) -> list[str]:
-        """Return the names of parameters that differ between replicas. A collective."""
+`step` takes a step, and returns where its time and bytes went; `held_out_loss`, whose bytes do not count, and
+`differing`, which names the parameters that differ between replicas, are collectives. `handle`: what the row's method
+returned, if it is thinwire's.
+"""
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:

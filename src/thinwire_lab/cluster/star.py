@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from thinwire_lab.cluster.link import Rate, interface_bytes
 from thinwire_lab.cluster.relay import Relay, tap
@@ -67,7 +67,7 @@ class Star:
             self._hub, self._island = _first_namespace(), island
             self._add_bridge(_MIDDLE)
             self._spokes = [Namespace() for _ in range(size)]
-            self._limited: Cables = _Delaying(rate.latency) if rate and rate.latency else _Direct()
+            self._limited = _Delaying(rate.latency) if rate and rate.latency else _Direct()
             single = [end for number in range(size) for end in self._join(number)]
             shared = [end for number in range(size // island) for end in self._moor(number)] if island > 1 else []
             self._ends = shared or single
@@ -155,11 +155,12 @@ class Star:
         self._hub.netlink.link("set", index=self._hub.index(end), master=self._hub.index(bridge), state="up")
 
 
-class Cables(Protocol):
-    """Those that are limited."""
+class _Direct:
+    """The kernel's own cables, which take no time."""
 
     def lay(self, outside: Namespace, near: str, inside: Namespace, far: str) -> None:
         """Join two namespaces by interfaces of these names. The calling thread may be left in one of them."""
+        inside.netlink.link("add", ifname=far, kind="veth", peer={"ifname": near, "net_ns_fd": outside.descriptor})
 
     def ready(self) -> None:
         """Take the cables into service, once all are laid."""
@@ -168,18 +169,7 @@ class Cables(Protocol):
         """Have them delay, if they do, what comes from outside; or not."""
 
 
-class _Direct:
-    """The kernel's own cables, which take no time."""
-
-    def lay(self, outside: Namespace, near: str, inside: Namespace, far: str) -> None:
-        inside.netlink.link("add", ifname=far, kind="veth", peer={"ifname": near, "net_ns_fd": outside.descriptor})
-
-    def ready(self) -> None: ...
-
-    def delay(self, on: bool) -> None: ...
-
-
-class _Delaying:
+class _Delaying(_Direct):
     """Cables that a relay works."""
 
     def __init__(self, latency: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -22,26 +22,6 @@ from thinwire_lab.cluster.star import address
 from thinwire_lab.cluster.worker import Emit, Handler
 
 _DIED, _INTERRUPTED = 1, 130
-
-
-class Workers(Protocol):
-    """Workers that run jobs: `Cluster` or `ThisGroup`."""
-
-    label: str
-    throttled: bool
-
-    def run(self, job: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Run a job on every worker and yield (rank, event)."""
-
-    def throttle(self, on: bool) -> None:
-        """Lift the link's limit, or put it back."""
-
-
-def started(count: int, rate: Rate | None, handler: Handler, island: int = 1) -> AbstractContextManager[Workers]:
-    """Return workers that run `handler`, of which `island` neighbours share a link; under torchrun, its group."""
-    if in_group():
-        return nullcontext(ThisGroup(handler))
-    return Cluster(count, rate, f"{handler.__module__}:{handler.__name__}", island=island)
 
 
 def ended(work: Callable[[], None]) -> tuple[int, str | None]:
@@ -93,6 +73,17 @@ class ThisGroup:
 
     def throttle(self, on: bool) -> None:
         """Leave the network as it is: it is the user's, not an emulated one."""
+
+
+Workers = Cluster | ThisGroup
+"""Workers that run jobs."""
+
+
+def started(count: int, rate: Rate | None, handler: Handler, island: int = 1) -> AbstractContextManager[Workers]:
+    """Return workers that run `handler`, of which `island` neighbours share a link; under torchrun, its group."""
+    if in_group():
+        return nullcontext(ThisGroup(handler))
+    return Cluster(count, rate, f"{handler.__module__}:{handler.__name__}", island=island)
 
 
 @functools.cache

@@ -4,11 +4,13 @@ import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Protocol, Self
+from typing import Self
 
 from rich.console import Console
 
 from thinwire.planner import Plan, Profile, Row, step_seconds
+from thinwire_lab.plan.apart import Apart
+from thinwire_lab.plan.explain import Explained
 from thinwire_lab.plan.plots import timeline
 from thinwire_lab.plan.words import conclusions, network, origin, title
 from thinwire_lab.show import page
@@ -103,21 +105,8 @@ _NOTE = "saves: how much longer a step would take if only these tensors were unc
 _ADVICE = "What would help more:"
 
 
-class Chapter(Protocol):
-    """A further question that a plan answers in a table and a sentence; `key` names it in JSON."""
-
-    key: ClassVar[str]
-    title: ClassVar[str]
-    notes: ClassVar[tuple[str, ...]]
-
-    def table(self, plan: Plan) -> Table:
-        """Return the table."""
-
-    def conclusion(self, plan: Plan) -> str:
-        """Return the sentence."""
-
-    def document(self, plan: Plan) -> Any:
-        """Return the rows as plain JSON values."""
+Chapter = Apart | Explained
+"""A further question that a plan answers in a table and a sentence; `key` names it in JSON."""
 
 
 def print_plan(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Profile, candidate
@@ -105,13 +105,6 @@ class Wishes:
             raise BadInput(str(error)) from error
 
 
-class Source(Protocol):
-    """Where a profile comes from."""
-
-    def known(self, wishes: Wishes) -> Known:
-        """Return the profile; raises BadInput, WorkerDied, SupervisorDied."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """Workers on this machine, or the group that torchrun made; `kind` and `subject` say what they build."""
@@ -164,3 +157,7 @@ class Saved:
         if self.asked is not None or self.workers is not None:  # a step there was not measured
             profile = replace(profile, made={key: each for key, each in profile.made.items() if key != "script"})
         return Known(measured, profile, wishes.allowed(measured))
+
+
+Source = Measured | Saved
+"""Where a profile comes from. `known` raises BadInput, WorkerDied, SupervisorDied."""

@@ -20,6 +20,7 @@ from thinwire_lab.bench.rows import merged
 from thinwire_lab.bench.session import Session
 from thinwire_lab.bench.words import in_words
 from thinwire_lab.cluster.workers import Workers
+from thinwire_lab.show.progress import BenchProgress
 
 PARTS = (0.1, 0.0, 0.1, 0.0)
 SEEDS = (4, 5, 6)
@@ -134,7 +135,7 @@ def _session(**changes: Any) -> tuple[Results, _Workers, _Watcher]:
     asked: dict[str, Any] = {"workers": 2, "link": "none", "recipes": "topk,dense", "densities": "0.01", "steps": 8}
     asked |= {"model": "transformer", "data": None, "scale": 1.0, "seed": 4, "target": None, "extend": 1.0}
     session, workers, watcher = Session(read(**asked | changes), "a model"), _Workers(), _Watcher()
-    session.run(cast(Workers, workers), watcher, lambda results: None)
+    session.run(cast(Workers, workers), cast(BenchProgress, watcher), lambda results: None)
     return session.results(), workers, watcher
 
 
