@@ -4,7 +4,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -114,6 +114,17 @@ def write_document(path: Path | None, schema: str, **found: Any) -> None:
     """Write what was found as a JSON document, if a path is given."""
     if path is not None:
         write_atomically(path, json.dumps({"schema": schema, **found}, indent=1) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return a file of JSON lines, in its order; nothing if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append_line(path: Path, document: Mapping[str, Any]) -> None:
+    """Add a line to a file of JSON lines."""
+    with path.open("a") as file:
+        print(json.dumps(document), file=file, flush=True)
 
 
 def parse_link(text: str) -> Link:

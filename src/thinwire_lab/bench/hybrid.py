@@ -3,6 +3,7 @@
 import copy
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinwire import trace
+from thinwire.collectives import Group
 from thinwire.integrations.training.drift import differing
 from thinwire.pipeline import sparsify
 from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
@@ -76,10 +78,7 @@ class Hybrid:
 
     def held_out_loss(self) -> float:
         """Return the mean loss over all ranks' shares; every rank first collects the weights of all stages."""
-        for index, part in enumerate(self._whole):
-            for whole, own in zip(_state(part), _state(self._own if index == self._index else part), strict=True):
-                whole.copy_(own)
-                dist.broadcast(whole, group=self._mesh.get_group("stage"), group_src=index)
+        collect(self._whole, self._own, self._index, self._mesh.get_group("stage"))
         staged = replace(self._problem, loss=lambda _, batch: self._parts.loss(self._whole, batch))
         return mean_held_out(staged, nn.ModuleList(self._whole), self.meter)
 
@@ -92,6 +91,14 @@ class Hybrid:
         nbytes = (0 if self._last else output.nbytes) + (0 if self._first else args[0].nbytes)
         for name in names:
             trace.count(name, nbytes)
+
+
+def collect(whole: Sequence[nn.Module], own: nn.Module, index: int, group: Group) -> None:
+    """Collect the weights of all stages of a pipeline into `whole`; `own` is this worker's, the `index`-th."""
+    for at, part in enumerate(whole):
+        for into, mine in zip(_state(part), _state(own if at == index else part), strict=True):
+            into.copy_(mine)
+            dist.broadcast(into, group=group, group_src=at)
 
 
 def _state(module: nn.Module) -> list[Tensor]:

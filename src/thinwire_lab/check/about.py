@@ -2,7 +2,6 @@
 
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from thinwire import kernels
 from thinwire.kernels import Kernel
 from thinwire.version import __version__
-from thinwire_lab.check.findings import Finding, first_line
+from thinwire_lab.check.findings import Finding, looked_into
 from thinwire_lab.check.kernels import implementation
 from thinwire_lab.machine import processor
 from thinwire_lab.show.units import human_bytes
@@ -80,9 +79,4 @@ ROWS: Mapping[str, Callable[[torch.device], tuple[bool | None, str]]] = MappingP
 
 def check_machine(name: str, device: torch.device) -> Finding:
     """Return one row."""
-    start = time.perf_counter()
-    try:
-        ok, said = ROWS[name](device)
-    except Exception as error:
-        ok, said = False, first_line(error)
-    return Finding(section="machine", name=name, ok=ok, said=said, seconds=time.perf_counter() - start)
+    return looked_into("machine", name, lambda _: ROWS[name](device))

@@ -25,10 +25,10 @@ _FLOAT32 = 1e-5
 def check_exchange(section: str, name: str, device: torch.device) -> Finding:
     """Encode other numbers on each rank, and exchange them. A collective."""
 
-    def check(figures: dict[str, Any]) -> str:
+    def check(figures: dict[str, Any]) -> tuple[bool, str]:
         _check(name, device, figures)
         estimated = " by a sketch's estimate" if _is_packed(METHODS[name].large().exchange) else ""
-        return f"the same sum on all ranks, {figures['error']:.0e} from what they delivered{estimated}"
+        return True, f"the same sum on all ranks, {figures['error']:.0e} from what they delivered{estimated}"
 
     return looked_into(section, name, check)
 

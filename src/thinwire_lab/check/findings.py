@@ -45,11 +45,11 @@ class Wrong(Exception):  # noqa: N818 - it reads better where it is raised and c
     """A promise was not kept; the message says which."""
 
 
-def looked_into(section: str, name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
+def looked_into(section: str, name: str, check: Callable[[dict[str, Any]], tuple[bool | None, str]]) -> Finding:
     """Return what `check` says of a row, with the figures that it fills in. Whatever it raises is what was found."""
     start, figures = time.perf_counter(), dict[str, Any]()
     try:
-        ok, said = True, check(figures)
+        ok, said = check(figures)
     except Wrong as wrong:
         ok, said = False, str(wrong)
     except Exception as error:  # whatever it is, the other rows are still to be checked

@@ -14,7 +14,7 @@ import torch
 from thinwire import kernels
 from thinwire.kernels import Kernel
 from thinwire_lab.check.cases import CASES, Case
-from thinwire_lab.check.findings import Finding, first_line
+from thinwire_lab.check.findings import Finding, first_line, looked_into
 from thinwire_lab.check.material import Kit, Near, Trial, difference
 
 KERNELS: Mapping[str, Kernel[..., Any]] = MappingProxyType(
@@ -127,19 +127,16 @@ def implementation(kernel: Kernel[..., Any], *args: Any) -> str:
 
 def check_kernel(name: str, device: torch.device, limits: Limits) -> Finding:
     """Compare a kernel with its reference on this device, from one element on."""
-    start = time.perf_counter()
     run = _Run(KERNELS[name], CASES[name], device)
-    wrong = run.wrong(limits)
-    reach = f"1 to {run.largest:,} elements" + (f"; {run.stopped}" if run.stopped else "")
-    alone = "" if run.compared else "the reference itself runs here, and did not fail: "
-    return Finding(
-        section="kernels",
-        name=name,
-        ok=False if wrong else True if run.compared else None,
-        said=wrong or alone + reach,
-        figures={"ran": sorted(run.ran), "largest": run.largest, "stopped": run.stopped},
-        seconds=time.perf_counter() - start,
-    )
+
+    def check(figures: dict[str, Any]) -> tuple[bool | None, str]:
+        wrong = run.wrong(limits)
+        figures |= {"ran": sorted(run.ran), "largest": run.largest, "stopped": run.stopped}
+        reach = f"1 to {run.largest:,} elements" + (f"; {run.stopped}" if run.stopped else "")
+        alone = "" if run.compared else "the reference itself runs here, and did not fail: "
+        return False if wrong else True if run.compared else None, wrong or alone + reach
+
+    return looked_into("kernels", name, check)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from thinwire.codecs import Codec, HashedSlots, SampledThreshold
 from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection
 from thinwire.payloads import Sparse
-from thinwire_lab.check.findings import Finding, first_line
+from thinwire_lab.check.findings import Finding, looked_into
 from thinwire_lab.show.units import milliseconds
 
 _DENSITY, _RANKS, _REPEATS = 1e-3, 16, 7
@@ -80,29 +81,18 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 
 def check_speed(name: str, device: torch.device, size: int) -> Finding:
     """Time one row. That it is slow is no failure; that it raises is one."""
-    start, row = time.perf_counter(), ROWS[name]
-    try:
-        figures = _measure(row, size, device)
-        ok = None
-        said = (
-            f"{figures['copies']:.2f} copies, goal {row.goal:.2f}; {milliseconds(figures['seconds'])} ms "
-            f"for {size:,} elements, a copy {milliseconds(figures['copy_seconds'])} ms"
+    row = ROWS[name]
+
+    def check(figures: dict[str, Any]) -> tuple[None, str]:
+        pairs = beside_copy(row.make(size, device), 8 * size, device, _REPEATS)
+        (ours, copied), copies = map(median, zip(*pairs, strict=True)), median(mine / copy for mine, copy in pairs)
+        figures |= {"elements": size, "seconds": ours, "copy_seconds": copied, "copies": copies, "goal": row.goal}
+        return None, (
+            f"{copies:.2f} copies, goal {row.goal:.2f}; {milliseconds(ours)} ms for {size:,} elements, "
+            f"a copy {milliseconds(copied)} ms"
         )
-    except Exception as error:
-        ok, said, figures = False, first_line(error), {}
-    return Finding(section="speed", name=name, ok=ok, said=said, figures=figures, seconds=time.perf_counter() - start)
 
-
-def _measure(row: Row, size: int, device: torch.device) -> dict[str, float]:
-    pairs = beside_copy(row.make(size, device), 8 * size, device, _REPEATS)
-    ours, copies = zip(*pairs, strict=True)
-    return {
-        "elements": size,
-        "seconds": median(ours),
-        "copy_seconds": median(copies),
-        "copies": median(mine / copy for mine, copy in pairs),
-        "goal": row.goal,
-    }
+    return looked_into("speed", name, check)
 
 
 def beside_copy(work: Work, moved: int, device: torch.device, repeats: int) -> list[tuple[float, float]]:

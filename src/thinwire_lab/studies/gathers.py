@@ -9,7 +9,6 @@ gradient in turn, and rounds what FSDP2 and thinwire would send. Runs that the f
 step times are those of `thinwire bench --gathers`.
 """
 
-import json
 import math
 import time
 from collections import defaultdict
@@ -32,6 +31,7 @@ from thinwire.payloads import exponents
 from thinwire.payloads.numbers import narrowed_each
 from thinwire_lab import problems
 from thinwire_lab.check import speed
+from thinwire_lab.inputs import append_line, read_lines
 from thinwire_lab.problems.base import Batch, Problem, classes
 from thinwire_lab.problems.optimizers import BETAS
 
@@ -186,13 +186,12 @@ def run(
     torch.set_num_threads(1)
     for seed, way in product(map(int, seeds.split(",")), ways.split(";")):
         names = {"way": way, "seed": seed, "steps": steps, "link": None}
-        if file.exists() and any(each.items() >= names.items() for each in _read(file)):
+        if any(each.items() >= names.items() for each in read_lines(file)):
             continue
         job = names | {"data": str(data.resolve()), "every": every, "scale": scale}
         job["weights"] = None if weights is None else str(weights / f"{way}, {seed}.pt")
         found = train(job)
-        with file.open("a") as lines:
-            print(json.dumps(names | found), file=lines, flush=True)
+        append_line(file, names | found)
         print(way, seed, found["looks"][-1], found["seconds"], flush=True)
 
 
@@ -201,7 +200,7 @@ def table(file: Path, beside: str = "bf16") -> None:
     """Print losses at the end, over FSDP2's of the same seed, and a step's bytes and time, as Markdown."""
     losses = defaultdict[tuple[int, str | None, str], dict[int, float]](dict)
     last = dict[tuple[int, str | None, str], dict[str, Any]]()
-    for each in _read(file):
+    for each in read_lines(file):
         key = each["steps"], each["link"], each["way"]
         losses[key][each["seed"]], last[key] = each["looks"][-1][1], each
     print("| | link | steps | loss | of bf16's, by seed | MB | ms |", "| --- " * 7 + "|", sep="\n")
@@ -247,10 +246,6 @@ def _floats(found: Any) -> list[Tensor]:
     if isinstance(found, Tensor):
         return [found] * found.is_floating_point()
     return [x for each in found.values() for x in _floats(each)] if isinstance(found, dict) else []
-
-
-def _read(file: Path) -> Sequence[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 if __name__ == "__main__":

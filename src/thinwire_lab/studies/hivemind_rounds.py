@@ -8,24 +8,24 @@ late by eight seconds; before the last three rounds it is killed. Prints for eac
 peer took for it, and the most bytes that one sent.
 """
 
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-import torch.distributed as dist
 import typer
 from torch import nn
 
 import thinwire as tw
+from thinwire_lab.check.worker import connect
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.star import INTERFACE, Star, address
 from thinwire_lab.cluster.worker import fork
+from thinwire_lab.inputs import append_line, read_lines
 
 _PORT, _LATE, _PATIENCE = 29400, 8.0, 20.0  # seconds
 _ROUNDS, _AFTER = 9, 6  # the latter: before the kill
@@ -63,8 +63,7 @@ def _hivemind(place: int, numel: int, folder: Path) -> Callable[[], object]:
 
 def _thinwire(place: int, numel: int, folder: Path) -> Callable[[], object]:
     if place == 1:
-        made: Any = dist
-        kept = made.TCPStore("0.0.0.0", _PORT, is_master=True, wait_for_workers=False)
+        kept = connect("0.0.0.0", _PORT, serve=True)
     model = nn.Linear(numel // 1024, 1024, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     steps = tw.outer_steps.sparseloco(every=1)
@@ -109,8 +108,7 @@ def _peer(star: Star, way: str, place: int, workers: int, numel: int, every: flo
         before, sent = time.time(), _sent()
         count = step()
         note = {"round": number, "place": place, "seconds": time.time() - before, "peers": count}
-        with (folder / f"{place}.log").open("a") as file:
-            print(json.dumps(note | {"sent": _sent() - sent}), file=file)
+        append_line(folder / f"{place}.log", note | {"sent": _sent() - sent})
         if place == workers and number == _AFTER - 1:
             os.killpg(0, signal.SIGKILL)
     time.sleep(5.0)
@@ -135,7 +133,7 @@ def main(
         ]
         for process in peers:
             os.waitpid(process, 0)
-        notes = [json.loads(line) for log in folder.glob("*.log") for line in log.read_text().splitlines()]
+        notes = [note for log in folder.glob("*.log") for note in read_lines(log)]
     for number in range(_ROUNDS):
         here = [note for note in notes if note["round"] == number and note["place"] < workers]
         print(

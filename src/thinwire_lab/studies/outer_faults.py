@@ -26,14 +26,15 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
-import torch.distributed as dist
 import typer
 from torch import nn
 
 import thinwire as tw
+from thinwire_lab.check.worker import connect
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.star import Star, address
 from thinwire_lab.cluster.worker import fork
+from thinwire_lab.inputs import read_lines
 
 _PORT, _EVERY = 29400, 5
 _FAULTS = ("kill", "stop", "cut")
@@ -136,7 +137,7 @@ class Course:
 
 def found(logs: Path) -> dict[str, Any]:
     """Return what the workers have noted."""
-    notes = [json.loads(line) for log in logs.iterdir() if not log.suffix for line in log.read_text().splitlines()]
+    notes = [note for log in logs.iterdir() if not log.suffix for note in read_lines(log)]
     hashes, first = defaultdict[int, set[int]](set), dict[int, float]()
     for note in notes:
         hashes[note["tick"]].add(note["hash"])
@@ -177,8 +178,7 @@ def main(
 
 def _serve(star: Star) -> None:
     star.enter(0)
-    made: Any = dist
-    kept = made.TCPStore("0.0.0.0", _PORT, is_master=True, wait_for_workers=False)
+    kept = connect("0.0.0.0", _PORT, serve=True)
     while kept:
         signal.pause()
 

@@ -20,6 +20,7 @@ import typer
 
 import thinwire as tw
 from thinwire_lab import problems
+from thinwire_lab.check.worker import connect
 from thinwire_lab.cluster.link import LATENCY_VARIABLE, parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.star import INTERFACE
@@ -71,8 +72,7 @@ def exchanges(job: dict[str, Any], emit: Emit) -> None:
     tap, latency = Tap(), float(os.environ[LATENCY_VARIABLE])
     problem = problems.build("transformer", seed=0, data=None, scale=1.0)
     optimizer = torch.optim.AdamW(problem.model.parameters(), lr=1e-3)
-    made: Any = dist  # which does not export TCPStore, as mypy has it
-    kept = made.TCPStore("0.0.0.0", _PORT, is_master=True, wait_for_workers=False) if not dist.get_rank() else None
+    kept = None if dist.get_rank() else connect("0.0.0.0", _PORT, serve=True)
     options: dict[str, Any] = (
         {"store": f"tcp://{host(0)}:{_PORT}", "workers": dist.get_world_size()} if job["store"] else {}
     )

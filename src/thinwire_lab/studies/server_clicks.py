@@ -14,7 +14,6 @@ sent up. `joining_bytes`, `down_bytes`: what came to all trainers when they join
 between two drains on average; 0 never drains.
 """
 
-import json
 import threading
 import time
 from collections import defaultdict
@@ -35,6 +34,7 @@ from torch import nn
 import thinwire
 from thinwire.reducer import Reducer
 from thinwire_lab import machine
+from thinwire_lab.inputs import append_line, read_lines
 from thinwire_lab.problems import dlrm
 from thinwire_lab.problems.base import Options, Problem, held_out_loss
 
@@ -155,7 +155,7 @@ def _waiting(recipes: list[Reducer]) -> float:
 
 def kept(path: Path) -> list[dict[str, Any]]:
     usual = {"trainers": 1, "down": 1.0, "fetch_rows": False}  # of runs before there were these
-    return [usual | json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [usual | line for line in read_lines(path)]
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -202,9 +202,7 @@ def main(
         row: dict[str, Any] = {"density": float(density), "threads": int(count), "drain": int(drain), "seed": int(seed)}
         same_sources = {"code": machine.code()} if anew else {}
         if not any((asdict(setting) | row | same_sources).items() <= old.items() for old in kept(path)):
-            found = asdict(setting) | row | run(setting, **row) | machine.made()
-            with path.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+            append_line(path, asdict(setting) | row | run(setting, **row) | machine.made())
     print(table([each for each in kept(path) if asdict(setting).items() <= each.items()]))
 
 

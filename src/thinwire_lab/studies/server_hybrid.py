@@ -19,13 +19,14 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import thinwire
 from thinwire.codecs import Codec, TopK
 from thinwire.pipeline import sparsify
 from thinwire.recipes import METHODS
+from thinwire_lab.bench.hybrid import collect
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.worker import Emit
@@ -102,18 +103,12 @@ def held_out_loss(job: dict[str, Any], problem: Problem, module: nn.Module, stag
     """Collect the stages of a trainer, and return the loss of the whole."""
     parts = parts_of(problem)
     whole = parts.split(copy.deepcopy(problem.model), STAGES)
-    for index, part in enumerate(whole):
-        for into, own in zip(_tensors(part), _tensors(module if index == stage else part), strict=True):
-            into.copy_(own)
-            dist.broadcast(into, group=group, group_src=index)
+    collect(whole, module, stage, group)
+    for part in whole:
         part.eval()
     if job["boundary"] < 1:
         sparsify(whole, job["boundary"], values=torch.bfloat16)
     return mean(parts.loss(whole, batch).item() for batch in problem.held_out(0, 1))
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [x.detach() for x in module.parameters()]
 
 
 @functools.cache

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from thinwire import attach, outer, replicate
 from thinwire.collectives import Group
+from thinwire_lab.inputs import append_line
 from thinwire_lab.problems.base import Batch, Problem, cross_entropy
 from thinwire_lab.studies.convergence import __main__ as convergence
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks, ring_sum
 from thinwire_lab.studies.convergence.optimizers import DelayedNesterov, Schedule, scheduler
-from thinwire_lab.studies.convergence.results import append, read, several
+from thinwire_lab.studies.convergence.results import read, several
 from thinwire_lab.studies.convergence.training import TEXT, Look, Run, Settings, problem_of, text_of, train
 
 STEPS = 14  # PowerSGD sends its first ten uncompressed
@@ -197,7 +198,7 @@ def test_seeds_are_put_together_the_lowest_loss_first(tmp_path: Path) -> None:
         _run(0.2, 0, math.nan),
     ]
     for run in runs[:4]:
-        append(file, run)
+        append_line(file, run.document())
     assert read(file) == runs[:4]
     rows = [(row["recipe"], row["rate"], row["seeds"], row["loss"]) for row in several(runs)]
     assert rows[:-1] == [("topk()", 0.1, 1, 2.0), ("dense()", 0.1, 2, 4.0)]

@@ -28,12 +28,13 @@ import torch
 import typer
 from rich.console import Console
 
+from thinwire_lab.inputs import append_line
 from thinwire_lab.machine import code
 from thinwire_lab.problems import build
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_raw, print_table
 from thinwire_lab.studies.convergence.optimizers import Schedule
-from thinwire_lab.studies.convergence.results import append, read, several
+from thinwire_lab.studies.convergence.results import read, several
 from thinwire_lab.studies.convergence.training import DATA, TODAY, Run, Settings, problem_of, text_of, train
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -98,7 +99,7 @@ def run_all(
             continue
         other = build(model, seed=seed, data=elsewhere, scale=scale) if elsewhere else None
         done = train(settings, problem_of(model, seed, data, scale), other=other)
-        append(file, done)
+        append_line(file, done.document())
         print_raw(console, _line(done))
 
 
@@ -108,15 +109,11 @@ def tabulate(file: File) -> None:
     print_table(console, plain(several(read(file))))
 
 
-def _method(run: Run) -> str:
-    return f"{run.settings.recipe} {run.settings.optimizer}"
-
-
 def _line(run: Run) -> str:
     settings = run.settings
     return (
-        f"{settings.model}, {settings.workers} workers, {run.looks[-1].step} steps, {_method(run)}, "
-        f"lr {settings.rate:g}, seed {settings.seed}: loss {run.loss:.4f} at {run.bits:.3f} bit, "
+        f"{settings.model}, {settings.workers} workers, {run.looks[-1].step} steps, {settings.recipe} "
+        f"{settings.optimizer}, lr {settings.rate:g}, seed {settings.seed}: loss {run.loss:.4f} at {run.bits:.3f} bit, "
         f"{run.seconds:.2f} s a step"
     )
 

@@ -1,6 +1,5 @@
 """Runs in a file of JSON lines, and what several seeds say together."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from thinwire_lab.inputs import read_lines
 from thinwire_lab.studies.convergence.training import Run, Settings
 
 NAMED = ("recipe", "optimizer", "rate", "model", "scale", "workers", "batch", "steps", "schedule", "warm_up")
@@ -16,13 +16,7 @@ NAMED = ("recipe", "optimizer", "rate", "model", "scale", "workers", "batch", "s
 
 def read(path: Path) -> list[Run]:
     """Return the runs in the file, in its order; none if there is no file."""
-    return [Run.of(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def append(path: Path, run: Run) -> None:
-    """Add a run, as a line."""
-    with path.open("a") as file:
-        file.write(json.dumps(run.document()) + "\n")
+    return [Run.of(line) for line in read_lines(path)]
 
 
 def several(runs: Iterable[Run]) -> list[dict[str, Any]]:
