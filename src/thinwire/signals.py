@@ -139,7 +139,7 @@ class Signals(Sequence[Signal]):
     def again(self) -> Self:
         """Return these signals once more, as they were made."""
         other = copy(self)
-        other._made, other._done = {}, [isinstance(self, Plains)] * len(self)
+        other._made, other._done = {}, [isinstance(self, Plains)] * len(self._done)
         return other
 
     def settle(self, other: "Signals") -> None:
@@ -158,7 +158,7 @@ class Signals(Sequence[Signal]):
 
     def tensors(self) -> Sequence[Tensor]:
         """Return the vectors, computing them first if need be."""
-        found = self._found(self._tensors, None, range(len(self)))
+        found = self._found(self._tensors, None, range(len(self._done)))
         return found[0] if len(found) == 1 else [x for some in found for x in some]
 
     def pick(self, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ class Signals(Sequence[Signal]):
 
     def peaks(self) -> Tensor:
         """Compute all, and return the largest magnitude of each (n): NaN if any is, 0 without elements."""
-        found = self._found(self._peaks, lambda signal, _: signal.peak(), range(len(self)))
+        found = self._found(self._peaks, lambda signal, _: signal.peak(), range(len(self._done)))
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _found(
@@ -189,10 +189,10 @@ class Signals(Sequence[Signal]):
 
         On a GPU a single vector goes the way of several if it has a few elements only.
         """
-        found = []
+        found, count = [], len(self._done)
         for some, small in self._groups(few):
             if small:
-                found.append(together(some, arguments if some.stop - some.start == len(self) else arguments[some]))
+                found.append(together(some, arguments if some.stop - some.start == count else arguments[some]))
             elif alone is None:
                 found += [together(slice(i, i + 1), arguments[i : i + 1]) for i in numbers(some)]
             else:
@@ -217,7 +217,8 @@ class Signals(Sequence[Signal]):
 
     def _begun(self, some: slice) -> bool:
         """Whether any of these has been computed."""
-        return any(self._done[some]) or any(self._made[i].computed for i in numbers(some) if i in self._made)
+        made = self._made.items()
+        return any(self._done[some]) or any(signal.computed for i, signal in made if some.start <= i < some.stop)
 
     def _take(self, some: slice) -> None:
         """Note that these are computed together."""
@@ -227,12 +228,13 @@ class Signals(Sequence[Signal]):
 
     def _part(self, column: Sequence[_T], some: slice) -> Sequence[_T]:
         """Return what a column has for these."""
-        return column if some.stop - some.start == len(self) else column[some]
+        return column if some.stop - some.start == len(self._done) else column[some]
 
     def _groups(self, few: int) -> Sequence[tuple[slice, bool]]:
         if self.device.type in waits.HOST:
             return self.cut.by_size
-        return [(slice(0, len(self)), len(self) > 1 or is_single_threaded(self.lengths[0]) or self.lengths[0] <= few)]
+        count, first = len(self._done), self.cut.lengths[0]
+        return [(slice(0, count), count > 1 or is_single_threaded(first) or first <= few)]
 
 
 @final
@@ -241,7 +243,7 @@ class Plains(Signals):
 
     def __init__(self, xs: Sequence[Tensor]) -> None:
         super().__init__((), xs)
-        self._done = [True] * len(self)
+        self._done = [True] * len(xs)
         self.dtype, self.device = xs[0].dtype, xs[0].device
 
     def _make(self, i: int) -> Signal:

@@ -2,8 +2,10 @@
 
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -57,23 +59,24 @@ class _Sums:
     """What is added up. Tensors stay on their device until somebody asks, so counting never makes the host wait."""
 
     steps: int = 0
-    amounts: dict[str, Any] = field(default_factory=dict)
+    amounts: defaultdict[str, Any] = field(default_factory=partial(defaultdict, float))
     noted: list[tuple[str, Tensor]] = field(default_factory=list)
     """Amounts on a device, not added up yet: buckets end on streams of their own, and a step waits for all of them."""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: defaultdict[str, float] = field(default_factory=partial(defaultdict, float))
     flights: list[tuple[float, float]] = field(default_factory=list)
     waiting: Tensor | None = None
     """Sum of squares of the residuals, if it was asked for."""
 
     def fold_into(self, total: "_Sums") -> None:
         """Add these sums of one step to the total."""
-        self.add_noted()
+        if self.noted:
+            self.add_noted()
         total.steps += self.steps
         for name, amount in self.amounts.items():
             if name != "gradient" or self.waiting is not None:
-                total.amounts[name] = total.amounts.get(name, 0.0) + amount
+                total.amounts[name] += amount
         for name, seconds in self.spent().items():
-            total.seconds[name] = total.seconds.get(name, 0.0) + seconds
+            total.seconds[name] += seconds
         if self.waiting is not None:
             total.waiting = self.waiting if total.waiting is None else total.waiting + self.waiting
 
@@ -81,7 +84,7 @@ class _Sums:
         """Add up what has been noted."""
         for name in {name for name, _ in self.noted}:
             some = [amount for each, amount in self.noted if each == name]
-            self.amounts[name] = self.amounts.get(name, 0.0) + torch.stack(some).sum()
+            self.amounts[name] += torch.stack(some).sum()
         self.noted.clear()
 
     def spent(self) -> dict[str, float]:
@@ -147,8 +150,10 @@ class Meter:
 
     def gradient(self, flat: Tensor, world_size: int, scale: float) -> None:
         """Note this rank's gradient (flat) before it is reduced, and `scale`, by which it enters the memory."""
-        self.add("elements", flat.numel())
-        self.add("dense_bytes", ring_bytes(flat.nbytes, world_size))
+        with self._lock:
+            self._step.steps, amounts = 1, self._step.amounts
+            amounts["elements"] += flat.numel()
+            amounts["dense_bytes"] += ring_bytes(flat.nbytes, world_size)
         if self.watched:
             self.add("gradient", squares([flat]) * scale**2)
 
@@ -158,7 +163,7 @@ class Meter:
             if name == "exchange":
                 self._step.flights.append((start, end))
             else:
-                self._step.seconds[name] = self._step.seconds.get(name, 0.0) + end - start
+                self._step.seconds[name] += end - start
 
     def add(self, name: str, amount: float | Tensor) -> None:
         """Add to what this step has of `name`. It counts as a step from the first amount on."""
@@ -167,7 +172,7 @@ class Meter:
             if isinstance(amount, Tensor):
                 self._step.noted.append((name, amount))
             else:
-                self._step.amounts[name] = self._step.amounts.get(name, 0.0) + amount
+                self._step.amounts[name] += amount
 
     def stats(self, waiting: Callable[[], Sequence[Tensor]] = tuple) -> Stats:
         """Return the figures so far; `waiting` gives the residuals now."""

@@ -315,7 +315,7 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
         parts = [future.wait() for future in futures]
         return Mean(all(part.finite for part in parts), flat)
 
-    if all(isinstance(future, Queued) for future in futures):
+    if {Queued}.issuperset(map(type, futures)):
         return futures[0].then(lambda _: together())
     whole: Future[Any] = Future(devices=[flat.device] if flat.is_cuda else [])
     done = count(1)

@@ -20,7 +20,7 @@ from thinwire.kernels.replay import Piece, Replays
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
 from thinwire.payloads.scratch import widening
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, completed
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Seeds, Segment, completed
 from thinwire.signals import Signals
 from thinwire.waits import Verdict, noting, on_host
 
@@ -85,10 +85,11 @@ class Compressed(Reducer):
         (payload, carried), captured = self._encode(bucket, at)
         trace.took("encode", start, listeners)
         staging.need(self._scratch(bucket, payload, at))
-        seeds = at.seeds(bucket.segments.names)
+        seeds = Seeds(at, bucket.segments.names, shared=True)
         start = trace.now()
         followed = nullcontext() if captured is None else captured.lane.followed()
-        with followed, noting(at.verdict), taking(staging) as taken:
+        noted = nullcontext() if verdict is None else noting(verdict)
+        with followed, noted, taking(staging) as taken:
             if captured is not None:
                 used_here(bucket.flat)
                 carried = carried.clone() if isinstance(carried, Tensor) else carried  # a replay writes it anew
@@ -123,10 +124,10 @@ class Compressed(Reducer):
     def _encode(self, bucket: Bucket, at: Round) -> "tuple[tuple[Payload, int | Tensor], Piece | None]":
         """Return the payload and how many values travel, and what stands for the memory that a replay overwrites."""
         codec, segments = self.codec.at(at.step), bucket.segments
-        own = at.seeds(segments.names, shared=False)
+        own = Seeds(at, segments.names, shared=False)
         signals = self.memory.compensate_each(segments.names, bucket.views(), at.scale, own)
         signals.share = at.scale if self.memory.stateful else None
-        seeds, counted = at.seeds(segments.names) if codec.shared_seed else own, bool(at.listeners)
+        seeds, counted = Seeds(at, segments.names, shared=True) if codec.shared_seed else own, bool(at.listeners)
 
         def counting(signals: Signals, seeds: Sequence[int]) -> tuple[Payload, int | Tensor]:
             payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)

@@ -169,29 +169,27 @@ class Attachment(Handle):
         Raises:
             RuntimeError: If another attachment has taken over, and within the capture of a CUDA graph.
         """
-        segments = self._segments(parameters, flat.numel())
+        key, membership = (flat.numel(), *map(id, parameters)), self.membership  # which the attachment holds
+        segments = self._seen[key] = self._seen.get(key) or self._segments(parameters, flat.numel())
         self._enter(segments.names, parameters, joined=joined)
         bucket = Bucket(flat=flat, segments=segments)
         means = self.steps.gradients.take_out(bucket)
-        self.meter.gradient(flat, self.group.size(), self._round.scale)
+        self.meter.gradient(flat, membership.group.size(), self._round.scale)
         at = self._round if on_host(flat) else replace(self._round, watch=False, verdict=Verdict())
-        return self._finishing(self.recipe.reduce(bucket, at), bucket, means, at.verdict)
+        return self._finishing(membership.recipe.reduce(bucket, at), bucket, means, at.verdict)
 
     def _segments(self, parameters: Sequence[nn.Parameter], numel: int) -> Segments:
         """Return the segments of a bucket of these, or raise RuntimeError if they do not fill its `numel` elements."""
-        key = (numel, *map(id, parameters))  # which the attachment holds
-        if key not in self._seen:
-            names = [self.names[p] for p in parameters]
-            ends = list(accumulate(own_length(p) for p in parameters))
-            if (ends or [0])[-1] != numel:
-                raise RuntimeError(
-                    f"the bucket has {numel} elements; expected {(ends or [0])[-1]}, its gradients one after another"
-                )
-            self._seen[key] = Segments(
-                Segment(name=name, offset=end - own_length(p), length=own_length(p), shape=shape_in_memory(p))
-                for name, p, end in zip(names, parameters, ends, strict=True)
+        names = [self.names[p] for p in parameters]
+        ends = list(accumulate(own_length(p) for p in parameters))
+        if (ends or [0])[-1] != numel:
+            raise RuntimeError(
+                f"the bucket has {numel} elements; expected {(ends or [0])[-1]}, its gradients one after another"
             )
-        return self._seen[key]
+        return Segments(
+            Segment(name=name, offset=end - own_length(p), length=own_length(p), shape=shape_in_memory(p))
+            for name, p, end in zip(names, parameters, ends, strict=True)
+        )
 
     def reduce_sparse(
         self, gradient: Tensor, parameters: list[nn.Parameter], *, joined: bool = False
@@ -251,7 +249,8 @@ class Attachment(Handle):
         if captured() and self.exchanges and self.steps.owned_by(optimizer):
             refuse_captured(f"{type(optimizer).__name__} steps")
         self.steps.refuse_malformed(optimizer)
-        self._refuse_added(optimizer)
+        if self.membership.handover.corrects:
+            self._refuse_added(optimizer)
         if not self.exchanges:
             return
         if unreduced := self.steps.unreduced(optimizer):
@@ -285,7 +284,7 @@ class Attachment(Handle):
         Raises:
             RuntimeError: For LBFGS, if there is a residual.
         """
-        if evaluated:
+        if evaluated and self.membership.handover.corrects:
             self._refuse_added(optimizer)
         if evaluated and isinstance(optimizer, torch.optim.LBFGS):
             self._take_exactly(optimizer)
@@ -296,8 +295,7 @@ class Attachment(Handle):
             self.advice.stepped(optimizer)
 
     def _refuse_added(self, optimizer: torch.optim.Optimizer) -> None:
-        added = self.steps.added_to_means(optimizer) if self.membership.handover.corrects else []
-        if added:
+        if added := self.steps.added_to_means(optimizer):
             raise MomentumError(
                 f"a second backward pass has added to the gradient of {added[0]!r} after it was reduced, and the "
                 "recipe, which applies momentum, does not see that part: add the term to the loss, or call its "
@@ -421,17 +419,20 @@ class Attachment(Handle):
             )
 
     def _begin(self, *, joined: bool) -> None:
-        self.check_loaded()
+        if self._whole is not None and self._whole.before is not None:
+            self.check_loaded()
         steps, membership = self.steps, self.membership
         steps.fresh = False
-        membership.agree()
-        membership.follow_loss_scale(1.0 if self._scaler is None else self._scaler.get_scale())
+        if not membership.agreed:
+            membership.agree()
+        if (loss_scale := 1.0 if self._scaler is None else self._scaler.get_scale()) != membership.loss_scale:
+            membership.follow_loss_scale(loss_scale)
         scale = membership.share(joined=joined)
         self.meter.begin(steps.step)
         self._round = Round(
             step=steps.step,
             draw=steps.draw,
-            group=self.group,
+            group=membership.group,
             scale=scale,
             watch=self._watch,
             listeners=(self.meter,),
@@ -440,7 +441,7 @@ class Attachment(Handle):
         self._staging.turn()
         for gpu in self._gpus:  # a reduction that was called off may still be decoding
             follow(torch.cuda.current_stream(gpu.index), stream_of(gpu, "decode"))
-        self.recipe.begin(self._round)
+        membership.recipe.begin(self._round)
         if membership.handover.active:
             membership.handover.prepare(membership.loss_scale)
 

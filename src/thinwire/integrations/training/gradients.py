@@ -66,7 +66,8 @@ class Gradients:
 
     def note_reduced(self, names: Collection[str]) -> None:
         """Note that each of these .grad now holds exactly a mean."""
-        self.forget(names)
+        if self._means:
+            self.forget(names)
         self.reduced.update(names)
         self.added.difference_update(names)
         for sent in self._arrived:

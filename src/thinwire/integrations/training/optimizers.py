@@ -3,7 +3,7 @@
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from threading import RLock
 from types import FrameType
@@ -99,23 +99,19 @@ def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class _Alive(Generic[T]):
-    """Who is told, for as long as they live. One thread may step while another one adds: Hogwild's threads do."""
+    """Who is told, for as long as they live. `all` is replaced, never added to: Hogwild's threads step meanwhile."""
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._members: weakref.WeakSet[T] = weakref.WeakSet()
+        self.all: weakref.WeakSet[T] = weakref.WeakSet()
 
     def add(self, member: T) -> None:
         with self._lock:
-            self._members.add(member)
+            self.all = self.all | {member}
 
     def discard(self, member: T) -> None:
         with self._lock:
-            self._members.discard(member)
-
-    def __iter__(self) -> Iterator[T]:
-        with self._lock:
-            return iter(list(self._members))
+            self.all = self.all - {member}
 
 
 _observers: _Alive[Observer] = _Alive()
@@ -132,9 +128,11 @@ def _register() -> None:
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if nested(optimizer):
         return
-    for observer in () if callable(_closure(args, kwargs)) else _observers:
+    evaluates = callable(_closure(args, kwargs))
+    for observer in () if evaluates else _observers.all:
         observer.about_to_take(optimizer)
-    _stand_next_to(optimizer)
+    if evaluates or _participants.all:
+        _stand_next_to(optimizer)
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,37 +171,37 @@ def _is_own(optimizer: torch.optim.Optimizer) -> bool:
 def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     if not _is_own(optimizer):
         return None
-    for participant in _participants:
+    for participant in _participants.all:
         participant.before_step(optimizer)
     closure = _closure(args, kwargs)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
-    for participant in _participants:
+    for participant in _participants.all:
         participant.apply(optimizer)
     return None
 
 
 def _end(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for participant in _participants if _is_own(optimizer) else ():
+    for participant in _participants.all if _is_own(optimizer) else ():
         participant.after_step(optimizer)
 
 
 def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Any:
     try:
         loss = closure()
-        for observer in _observers:
+        for observer in _observers.all:
             observer.about_to_take(optimizer)
     except BaseException:
-        for participant in _participants:
+        for participant in _participants.all:
             participant.give_back()
         raise
-    for participant in _participants:
+    for participant in _participants.all:
         participant.apply(optimizer)
-    for observer in _observers:
+    for observer in _observers.all:
         observer.taken(optimizer, evaluated=True)
     return loss
 
 
 def _after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for observer in () if nested(optimizer) else _observers:
+    for observer in () if nested(optimizer) else _observers.all:
         observer.taken(optimizer)

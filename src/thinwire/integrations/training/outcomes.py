@@ -126,10 +126,7 @@ def look(
 
 def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:
     """Read what is not read yet. The host waits once, for all of it."""
-    unread = [outcome for outcome in outcomes if isinstance(outcome, Unread)]
-    if not unread:
-        return list(outcomes)  # type: ignore[arg-type]  # none is Unread
-    numbers = iter(_numbers([outcome.found for outcome in unread]))
+    numbers = iter(_numbers([outcome.found for outcome in outcomes if isinstance(outcome, Unread)]))
     return [o.understood(next(numbers)) if isinstance(o, Unread) else o for o in outcomes]
 
 

@@ -37,7 +37,7 @@ class Steps:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], memories: Sequence[Memory]) -> None:
-        self.parameters, self._memories = parameters, memories
+        self.parameters, self._memories = parameters, [memory for memory in memories if memory.stateful]
         self.gradients = Gradients(parameters)
         self.step = 0
         self.draw = 0
@@ -76,10 +76,10 @@ class Steps:
 
     def enter(self, names: Sequence[str], *, joined: bool) -> bool:
         """Take in a bucket of these (`joined`: without data of its own); return whether it begins a reduction."""
-        if not (self.begun and self._seen.isdisjoint(names)):
-            self.close()
         if self._seen:
-            return False
+            if self.begun and self._seen.isdisjoint(names):
+                return False
+            self.close()
         self._follows = joined or self._joined
         if not joined:
             self._find_thrown_away()
@@ -174,7 +174,7 @@ class Steps:
         """Close the reduction, if any; drop incomplete or non-finite means, and on PayloadError all of it."""
         if not self._seen:
             return
-        seen, whole = set(self._seen), not self.begun
+        seen, whole = set(self._seen), len(self._seen) == len(self.parameters)
         done = whole and len(self._outcomes) == self._started
         outcomes = self._read()
         error = next(filter(None, map(_ERROR, outcomes)), None)
@@ -201,9 +201,9 @@ class Steps:
 
     def _read(self) -> list[Reduced]:
         """Return the outcomes. The first call makes the host wait for a GPU, once for all buckets."""
-        outcomes = settled(self._outcomes)
-        self._outcomes[:] = outcomes
-        return outcomes
+        if Unread in map(type, self._outcomes):
+            self._outcomes[:] = settled(self._outcomes)
+        return list(self._outcomes)  # type: ignore[arg-type]  # none is Unread
 
     def know(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Note that these will step, so that what else moves their parameters takes no gradient: SAM's first step."""
@@ -213,10 +213,8 @@ class Steps:
     def unreduced(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return parameters with a gradient for this optimizer that no reduction, done or in flight, has made."""
         added = self.gradients.added - self._seen - self.gradients.reduced
-        found = [name for name in self.owned_by(optimizer) if name in added] if added else []
-        return [
-            name for name in found if self.parameters[name].grad is not None and not _reduced(self.parameters[name])
-        ]
+        found = [(name, self.parameters[name]) for name in self.owned_by(optimizer) if name in added] if added else ()
+        return [name for name, p in found if p.grad is not None and not _reduced(p)] if found else []
 
     def takes_again(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer has taken the gradients in place already, and nothing has been added since."""
@@ -226,9 +224,9 @@ class Steps:
 
     def refuse_malformed(self, optimizer: torch.optim.Optimizer) -> None:
         """Read what has arrived before this optimizer takes it, if any of it may be malformed. Raises PayloadError."""
-        unsure = any(isinstance(outcome, Unread) and outcome.verdict.errors for outcome in self._outcomes)
-        if unsure and self.owned_by(optimizer):
-            self.close_if_done()
+        for outcome in self._outcomes:
+            if isinstance(outcome, Unread) and outcome.verdict.errors and self.owned_by(optimizer):
+                return self.close_if_done()
 
     def added_to_means(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return for which parameters of this optimizer something was added to a mean that is in place."""

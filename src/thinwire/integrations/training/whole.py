@@ -17,7 +17,7 @@ class Whole:
 
     Parameters that come to need a gradient later are reduced by nobody; those that need one now and are not `followed`
     are somebody else's. `check` is called before the first forward pass with gradients after a state has been loaded:
-    DDP does not survive an error in its backward.
+    DDP does not survive an error in its backward. `before`: what there was before a state was loaded, until `accept`.
     """
 
     def __init__(self, model: nn.Module, followed: Collection[nn.Parameter], check: Callable[[], None]) -> None:
@@ -25,7 +25,7 @@ class Whole:
         self._modules = [weakref.ref(module) for module in model.modules()]
         self._known = {id(p) for p in (*followed, *(p for p in model.parameters() if p.requires_grad))}
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._before: tuple[list[torch.optim.Optimizer], Tensor] | None = None
+        self.before: tuple[list[torch.optim.Optimizer], Tensor] | None = None
         self._forward: Any = None
         self._check = weakref.WeakMethod(check)
         self._note = Hook(self._note_loading)
@@ -59,20 +59,20 @@ class Whole:
     @property
     def loaded(self) -> bool:
         """Whether what a state was loaded into is not what it was, since `accept`. Weights may have been put back."""
-        return self._before is not None and not torch.equal(self._before[1], self._digests(self._before[0]))
+        return self.before is not None and not torch.equal(self.before[1], self._digests(self.before[0]))
 
     def accept(self) -> None:
         """Accept what has been loaded."""
-        if self._before is not None:
-            self._before = None
+        if self.before is not None:
+            self.before = None
             self._forward.remove()
 
     def _note_loading(self, *_: object) -> None:
         """Remember what there is before the first state is loaded."""
         model = self._model()
-        if self._before is None and model is not None:
+        if self.before is None and model is not None:
             optimizers = list(self._optimizers)
-            self._before = optimizers, self._digests(optimizers)
+            self.before = optimizers, self._digests(optimizers)
             self._forward = model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)
 
     def _before_forward(self, model: nn.Module, inputs: object) -> None:
