@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,22 +27,7 @@ from thinwire_lab.show.canvas import (
 from thinwire_lab.show.units import human_bytes, loss_text, milliseconds
 
 
-def loss_over_seconds(results: Results) -> Figure:
-    """Held-out loss over training seconds."""
-    return _figure(results, _seconds_panel)
-
-
-def loss_over_bytes(results: Results) -> Figure:
-    """Held-out loss over the bytes each worker sent, on a log scale."""
-    return _figure(results, _bytes_panel)
-
-
-def step_time(results: Results) -> Figure:
-    """Milliseconds per step, split into their parts."""
-    return _figure(results, _step_panel)
-
-
-def _figure(results: Results, panel: Callable[[Axes, Results], None]) -> Figure:
+def _figure(panel: Callable[[Axes, Results], None], results: Results) -> Figure:
     figure = blank((7.5, 4.8))
     axes = figure.add_subplot()
     restrain(axes)
@@ -124,6 +110,14 @@ def _stack(axes: Axes, results: Results) -> list[float]:
     medians = [f"{milliseconds(row.step_seconds.p50)} ms" for row in results.rows]
     axes.bar_label(bars, medians, padding=4, fontsize=9, color=INK)
     return ends
+
+
+loss_over_seconds = partial(_figure, _seconds_panel)
+"""Held-out loss over training seconds."""
+loss_over_bytes = partial(_figure, _bytes_panel)
+"""Held-out loss over the bytes each worker sent, on a log scale."""
+step_time = partial(_figure, _step_panel)
+"""Milliseconds per step, split into their parts."""
 
 
 def round_bytes(count: float) -> str:

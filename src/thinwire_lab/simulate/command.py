@@ -1,6 +1,6 @@
 """`thinwire simulate`: what a step would take between more workers than there are."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from json import dumps
@@ -101,7 +101,7 @@ def outcome(options: Options) -> Outcome:
     found = options.scales()
     return Outcome(
         title=options.title,
-        tables=[*scale_tables(found), *_goodput(options, found), *_days(options, found)],
+        tables=list(_tables(options, found)),
         notes=(*_NOTES, *(_APART if options.outer else ()), *(_FAULTS if options.faults else ())),
         document=document(options, found),
         figure=partial(scales_figure, found, options.title),
@@ -125,12 +125,15 @@ def document(options: Options, found: Sequence[Scale]) -> dict[str, Any]:
     return {"schema": "thinwire.simulate/1", "model": options.model, "network": options.where, "rows": rows}
 
 
-def scale_tables(found: Sequence[Scale]) -> list[Table]:
-    """Return the two tables, of times and of efficiencies; a star marks the fastest."""
-    return [
-        _table("step, ms", found, lambda scale, name: _digits(1e3 * scale.seconds[name])),
-        _table("efficiency, %", found, lambda scale, name: _digits(100 * scale.efficiency(name))),
-    ]
+def _tables(options: Options, found: Sequence[Scale]) -> Iterator[Table]:
+    """Yield the tables of times, of efficiencies, and of what else was asked for; a star marks the fastest."""
+    yield _table("step, ms", found, lambda scale, name: 1e3 * scale.seconds[name])
+    yield _table("efficiency, %", found, lambda scale, name: 100 * scale.efficiency(name))
+    if options.faults is not None:
+        yield _table("goodput, %", found, lambda scale, name: 100 * options.goodput(scale)[name])
+    if options.tokens is not None:
+        title = f"days to {options.tokens:,.4g} tokens, {options.batch:,} a worker and step"
+        yield _table(title, found, lambda scale, name: days_to(options, scale)[name])
 
 
 def days_to(options: Options, scale: Scale) -> dict[str, float]:
@@ -139,23 +142,13 @@ def days_to(options: Options, scale: Scale) -> dict[str, float]:
     return {name: steps * seconds / _DAY for name, seconds in scale.seconds.items()}
 
 
-def _goodput(options: Options, found: Sequence[Scale]) -> list[Table]:
-    if options.faults is None:
-        return []
-    return [_table("goodput, %", found, lambda scale, name: _digits(100 * options.goodput(scale)[name]))]
-
-
-def _days(options: Options, found: Sequence[Scale]) -> list[Table]:
-    if options.tokens is None:
-        return []
-    title = f"days to {options.tokens:,.4g} tokens, {options.batch:,} a worker and step"
-    return [_table(title, found, lambda scale, name: _digits(days_to(options, scale)[name]))]
-
-
-def _table(title: str, found: Sequence[Scale], cell: Callable[[Scale, str], str]) -> Table:
+def _table(title: str, found: Sequence[Scale], cell: Callable[[Scale, str], float]) -> Table:
     names = list(found[0].seconds)
     rows = [
-        [f"{scale.world_size:,}", *(cell(scale, name) + ("*" if name == scale.best else " ") for name in names)]
+        [
+            f"{scale.world_size:,}",
+            *(_digits(cell(scale, name)) + ("*" if name == scale.best else " ") for name in names),
+        ]
         for scale in found
     ]
     headings = [name.replace(":", " \n") + " " for name in names]

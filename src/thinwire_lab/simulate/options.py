@@ -10,7 +10,7 @@ from pathlib import Path
 from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile
 from thinwire_lab.apart import SCHEMES
-from thinwire_lab.inputs import BadInput, counts, parse_link
+from thinwire_lab.inputs import BadInput, counts, names, parse_link
 from thinwire_lab.simulate.faults import Faults
 from thinwire_lab.simulate.network import MOST, Regions, Tiers, ring
 from thinwire_lab.simulate.scaling import Scale, on, scaled, xml
@@ -97,6 +97,7 @@ INSIDE = "10gbit/0.1ms"
 """A rank's own link, unless given, where the topology names regions."""
 _MOST_WORKERS = 16384
 _BUILT_IN = (0.0001, 0.001, 0.01)
+_USUAL = ("dense", "sampled_topk:0.001", "sampled_doubling:0.001", "sampled_gtopk:0.001")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,15 +174,11 @@ def read(
         raise BadInput(f"--tokens is {tokens} and --batch {batch}; expected numbers above 0")
     known, model = _profile(profile)
     network, where = _network(link, topology, known)
-    names = ("dense", *known.costs) if recipes is None else tuple(filter(None, map(str.strip, recipes.split(","))))
-    if not names:
-        raise BadInput(f"--recipes {recipes!r} names nothing; expected e.g. dense,topk:0.01")
-    if recipes is None and profile is None:
-        names = ("dense", "sampled_topk:0.001", "sampled_doubling:0.001", "sampled_gtopk:0.001")
+    usual = ("dense", *known.costs) if profile is not None else _USUAL
     return Options(
         worlds=worlds(workers),
         profile=known,
-        names=tuple(dict.fromkeys(names)),
+        names=usual if recipes is None else tuple(dict.fromkeys(names(recipes, "--recipes", "dense,topk:0.01"))),
         network=network,
         model=model,
         where=where,
