@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from operator import attrgetter
 from typing import Any, NamedTuple, cast, final
 
 from torch import Tensor
@@ -171,6 +172,9 @@ class Mean(NamedTuple):
     flat: Tensor
 
 
+_FINITE = attrgetter("finite")
+
+
 class Reducer(ABC):
     """Turns the gradients of a bucket into their mean over all ranks, in place, bit-identical everywhere.
 
@@ -313,7 +317,7 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
 
     def together() -> Mean:  # all are done: on a GPU this stream waits, not the host
         parts = [future.wait() for future in futures]
-        return Mean(all(part.finite for part in parts), flat)
+        return Mean(all(map(_FINITE, parts)), flat)
 
     if {Queued}.issuperset(map(type, futures)):
         return futures[0].then(lambda _: together())

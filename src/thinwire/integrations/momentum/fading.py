@@ -69,7 +69,7 @@ class Fading(Handover):
         segments = {p: segment_of(p, name) for p, name in names.items()}
         self._segments = {p: each for p, each in segments.items() if fading(recipe.holding(each))}
         self._names = {p: names[p] for p in self._segments}  # of all that may fade
-        self._recipe, self._memories = recipe, fading(recipe.memories())
+        self._recipe, self._changes, self._memories = recipe, recipe.changes, fading(recipe.memories())
         self._own = " or a ".join(dict.fromkeys(memory.own for memory in self._memories))
         self._group, self._loss_scale, self.active = group, 1.0, bool(self._names)
         self._memory = self._chosen()  # of those that fade now
@@ -92,8 +92,8 @@ class Fading(Handover):
         self._held.check_mark()
         self._loss_scale = loss_scale
         stepping = self._stepping
-        chosen = self._chosen() if self._recipe.changes else self._memory
-        if self._recipe.changes and not chosen.keys() == self._memory.keys() == self._in_memory().keys():
+        chosen = self._chosen() if self._changes else self._memory
+        if self._changes and not chosen.keys() == self._memory.keys() == self._in_memory().keys():
             self.give_back()
             self._change(chosen)
             if stepping is not None:
@@ -110,7 +110,7 @@ class Fading(Handover):
         """Accept the optimizers' state: what faded is what memories have now; marks may be of other ranks' shards."""
         self.accept()
         self._loaded = {name for memory in self._memories for name in memory.state()}
-        self._memory = {} if self._recipe.changes else self._memory
+        self._memory = {} if self._changes else self._memory
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set momentum to 0 for this step. Raises MomentumError for another optimizer that has momentum."""

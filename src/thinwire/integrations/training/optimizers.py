@@ -75,9 +75,10 @@ def nested(optimizer: torch.optim.Optimizer) -> bool:
 
 def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     """Return the step of this class, or the base class's that it calls, without what torch wraps around it."""
-    return _stepping(kind)[1]
+    return _stepping(kind)[1]  # type: ignore[arg-type]  # classes can be hashed, too
 
 
+@cache
 def _stepping(kind: type[torch.optim.Optimizer]) -> tuple[Any, Callable[..., Any]]:
     """Return the class that has the step of `kind`, and that step."""
     there = [(each, inspect.unwrap(vars(each)["step"])) for each in kind.__mro__ if "step" in vars(each)]
@@ -150,7 +151,7 @@ def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
     before: Any = optimizer._optimizer_step_pre_hooks
     after: Any = optimizer._optimizer_step_post_hooks
     if optimizer not in _hooks:
-        owner, own = _stepping(type(optimizer))
+        owner, own = _stepping(type(optimizer))  # type: ignore[arg-type]
         owner.__new__(owner)._patch_step_function()  # torch does it only when the class is instantiated
         begin = optimizer.register_step_pre_hook(torch.compiler.disable(_begin))
         end = optimizer.register_step_post_hook(torch.compiler.disable(_end))
