@@ -161,7 +161,8 @@ class _Pair:
             committed.copy_(staged)
             staged.copy_(kept)
         self._turned.clear()
-        return self._flat(self._now), self._flat(1 - self._now)
+        found = [self._flat(0), self._flat(1)] if None in self._flats else self._flats
+        return found[self._now], found[1 - self._now]  # type: ignore[return-value]  # there are both
 
     def turn(self, names: set[str]) -> None:
         """Swap the versions of these."""

@@ -292,7 +292,8 @@ class Attachment(Handle):
             _kept_by.setdefault(optimizer, set()).add(self)
             if self._whole is not None:
                 self._whole.follow(optimizer)
-            self.advice.stepped(optimizer)
+            if self.advice.feedback:
+                self.advice.stepped(optimizer)
 
     def _refuse_added(self, optimizer: torch.optim.Optimizer) -> None:
         if added := self.steps.added_to_means(optimizer):
@@ -470,7 +471,7 @@ class Attachment(Handle):
                 put_in_place(bucket, parameters)
             gradients.arrived(bucket)
             if verdict is None:
-                note(read(bucket, parameters, questions, finite=finite))
+                note(read(bucket, parameters, questions, finite=finite) if any(questions) or not finite else Reduced())
             else:  # the host must not wait here: the step's end does
                 note(look(bucket, parameters, questions, verdict, watch=watch))
             return bucket.flat

@@ -35,10 +35,13 @@ _SQUARES = "exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"
 
 
 class ErrorFeedbackAdvice:
-    """Warns once, on rank 0, when error feedback meets an optimizer that moves what is sent rarely too little."""
+    """Warns once, on rank 0, when error feedback meets an optimizer that moves what is sent rarely too little.
+
+    `feedback`: the memories that it is about; none once it has warned.
+    """
 
     def __init__(self, memories: Sequence[Memory], rank: int) -> None:
-        self._feedback = [part for m in memories for part in m.parts if isinstance(part, ErrorFeedback)]
+        self.feedback = [part for m in memories for part in m.parts if isinstance(part, ErrorFeedback)]
         self._level = logging.DEBUG if rank else logging.WARNING
         self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -48,13 +51,13 @@ class ErrorFeedbackAdvice:
         # those of no known family that have the settings of Lion and its like, or of Rprop, may rescale updates too
         rescales = kind is None and any("betas" in g or "etas" in g for g in optimizer.param_groups)
         text = _warning(name, kind) if kind not in (None, "sgd") else _UNMEASURED.format(name=name) if rescales else ""
-        if self._feedback and text:
-            self._feedback = []
+        if self.feedback and text:
+            self.feedback = []
             _log.log(self._level, "%s", text)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn the first time that there is a residual when this optimizer steps."""
-        if self._feedback and optimizer not in self._met and any(memory.waits() for memory in self._feedback):
+        if self.feedback and optimizer not in self._met and any(memory.waits() for memory in self.feedback):
             self._met.add(optimizer)
             self.attached(optimizer)
 

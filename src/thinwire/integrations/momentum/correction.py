@@ -87,7 +87,8 @@ class Correction(Handover):
             within = bool(self._held.overridden)  # a ZeroRedundancyOptimizer's step, which is ours, calls another's
             refuse_another(optimizer, self._names if self.active and self._moved and not within else {})
             return
-        self.give_back()
+        if self._held.overridden:
+            self.give_back()
         self._say_late([self._set(group) for _, group in self._held.groups(optimizer)])
         for _, group in self._held.groups(optimizer):
             self._held.override_until_step(group, momentum=0.0, nesterov=False, weight_decay=0.0)

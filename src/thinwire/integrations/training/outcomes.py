@@ -73,8 +73,6 @@ class Unread(NamedTuple):
 
 def read(bucket: Bucket, parameters: Mapping[str, nn.Parameter], questions: Questions, *, finite: bool) -> Reduced:
     """Return the outcome of a bucket that holds means now."""
-    if finite and not any(questions):
-        return Reduced()
     if not finite:
         return Reduced(bad=_not_finite(bucket))
     means = dict(zip(bucket.segments.names, bucket.views(), strict=True))
