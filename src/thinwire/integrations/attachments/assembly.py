@@ -17,10 +17,9 @@ from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.momentum.correction import Correction, corrections
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.momentum.handover import Handover
-from thinwire.integrations.training.buckets import own_length
-from thinwire.integrations.training.gradients import shape_in_memory
+from thinwire.integrations.training.gradients import segment_of
 from thinwire.planner import Why
-from thinwire.reducer import Reducer, Released, Segment
+from thinwire.reducer import Reducer, Released
 from thinwire.waits import on_host
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -137,7 +136,7 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
 
 def _computed_by(recipe: Reducer, name: str, p: nn.Parameter) -> str:
     """Return which model of GPU computes a mean, in words, if its bits hang on that."""
-    line = recipe.route(Segment(name=name, offset=0, length=own_length(p), shape=shape_in_memory(p)))
+    line = recipe.route(segment_of(p, name))
     return f", which {gpu_of(p.device)} computes" if line.by_library and not on_host(p) else ""
 
 

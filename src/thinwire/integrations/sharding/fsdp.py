@@ -104,12 +104,13 @@ def check_averaged(modules: Iterable[nn.Module], parameters: Mapping[str, nn.Par
                 )
 
 
-def check_gathered(modules: Iterable[Any], names: Mapping[nn.Parameter, str], sharers: Sequence[Group]) -> None:
+def check_gathered(model: nn.Module, sharers: Sequence[Group]) -> None:
     """Raise TypeError where FSDP gathers other things than parameters by rows, each `fully_shard` those of one dtype.
 
     `sharers`: the groups of ranks that hold them together.
     """
-    found: set[Any] = held_parameters(modules := list(modules))
+    modules, names = sharded_modules(model), {p: name for name, p in model.named_parameters()}
+    found: set[Any] = held_parameters(modules)
     if len(sharers) > 1 or any(not each.is_shard(0) for p in found for each in p.placements):
         raise TypeError(
             "gathers= needs parameters that are sharded by rows over one dimension of the mesh: leave it out"

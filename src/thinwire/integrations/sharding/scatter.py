@@ -68,7 +68,7 @@ class Scattered(Gathering):
         self.attachment, self._contributions = attachment, contributions
         attachment.serve(model)
         group = attachment.group
-        self.layout = Layout(groups=[group], ranks=tuple(dist.get_process_group_ranks(group)))
+        self.layout = Layout.whole(group, {})
         # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
         self._arrivals = Arrivals(attachment, [group], may_overlap=overlap, length=nn.Parameter.numel)
         self._backwards = Backwards(
@@ -193,7 +193,7 @@ def _looked_at(
         check_averaged(sharded_modules(model), parameters)
     _check_mesh(groups, islands(parameters.values()))
     if gathers:
-        check_gathered(sharded_modules(model), {p: name for name, p in model.named_parameters()}, groups)
+        check_gathered(model, groups)
     shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
     check_whole(parameters, "scatter")

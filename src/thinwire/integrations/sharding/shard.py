@@ -191,5 +191,5 @@ def _looked_at(
     check_takeover(recipe, parameters)
     island = islands(parameters.values())
     if gathers:
-        check_gathered(sharded_modules(model), {p: name for name, p in model.named_parameters()}, island)
+        check_gathered(model, island)
     return parameters, [replicate_group(mesh, island), *island], listed(optimizer)
