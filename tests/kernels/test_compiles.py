@@ -36,7 +36,12 @@ _LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", **dict.fromkeys(
 _DIGITS = {"LEVELS": 4, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
-    ("bits", "_set_bits", {"words": INT, "indices": INT, "count": "i32", "low_bits": "i32", "low_words": "i32"}, {}),
+    (
+        "bits",
+        "_write",
+        {"out": BYTE, "nbytes": "i32", "table": LONG, "a": BYTE, "b": BYTE, "c": "*i16", "d": INT},
+        {"KINDS": (0, 0, 10, -1, 0, 0)},
+    ),
     ("bits", "_count_bits", {"rows": BYTE, "found": INT, **_ELIAS_FANO}, {"BITS": 4096}),
     *(
         (
@@ -47,8 +52,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         )
         for edges in ({}, {"edges": INT, "inner": "i32"})
     ),
-    ("hashing", "_codes", {"codes": INT, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
-    ("hashing", "_pack", {"out": BYTE, "codes": INT, **_PARTS}, {}),
+    ("hashing", "_encode", {"out": BYTE, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
     (
         "hashing",
         "_read",

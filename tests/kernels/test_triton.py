@@ -751,6 +751,7 @@ def test_where_plain_torch_is_as_good() -> None:
         "elias_fano_read",
         "gather_each",
         "numbers_read",
+        "sections_write",
         "slots_read",
         "subsets_read",
     }

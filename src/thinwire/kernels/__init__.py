@@ -9,6 +9,7 @@ for the GPU. Vectors are flat tensors throughout.
 from thinwire.kernels.accumulate import reference as _accumulate
 from thinwire.kernels.bits import reference as _bits
 from thinwire.kernels.bits.reference import EliasFano as EliasFano
+from thinwire.kernels.bits.reference import Section as Section
 from thinwire.kernels.blocks import reference as _blocks
 from thinwire.kernels.chunks import reference as _chunks
 from thinwire.kernels.chunks.chunking import Chunking as Chunking
@@ -82,6 +83,7 @@ codes_encode = Kernel(_codes.codes_encode, by="x scales")
 numbers_read = Kernel(_codes.numbers_read, by="table", any_dtype=True)
 table_decode = Kernel(_codes.table_decode, by="out codes scales", any_dtype=True)
 
+sections_write = Kernel(_bits.sections_write, by="out", any_dtype=True)
 pack_bits = Kernel(_bits.pack_bits, by="codes", any_dtype=True)
 unpack_bits = Kernel(_bits.unpack_bits, by="buffer", any_dtype=True)
 ones = Kernel(_bits.ones, by="bits", any_dtype=True)

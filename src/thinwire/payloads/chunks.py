@@ -227,7 +227,7 @@ def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
 def _section(positions: Tensor, chunking: Chunking) -> Tensor:
     """Return the bytes that name a region's positions, those of all its chunks in a row."""
     keys = (positions.view(-1, chunking.kept) + _firsts(chunking, positions)).view(-1)
-    coded = indices.section(_coding(chunking), keys, chunking.chunks * chunking.size).view(torch.uint8)
+    coded = wire.written(indices.section(_coding(chunking), keys, chunking.chunks * chunking.size)).view(torch.uint8)
     return torch.nn.functional.pad(coded, (0, _named_nbytes(chunking) - coded.numel()))
 
 

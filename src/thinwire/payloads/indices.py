@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
-from thinwire.kernels import EliasFano
+from thinwire.kernels import EliasFano, Section
 from thinwire.kernels.memory import constant
 from thinwire.payloads import slots
 from thinwire.payloads.base import Regions
@@ -35,7 +35,7 @@ def shortest(count: int, space: int, codings: tuple[int, ...]) -> int:
     return min(codings, key=lambda coding: (nbytes(coding, count, space), coding))
 
 
-def section(coding: int, keys: Tensor, space: int, *, least: int | None = None) -> Tensor:
+def section(coding: int, keys: Tensor, space: int, *, least: int | None = None) -> Tensor | Section:
     """Return the section that names rows by `keys` (int32). On the host, raise PayloadError if they do not suit.
 
     On a GPU the host would have to wait for them, and receivers check anyway.
@@ -45,7 +45,7 @@ def section(coding: int, keys: Tensor, space: int, *, least: int | None = None) 
     if coding == NUMBERS:
         return keys
     if coding == ELIAS_FANO:
-        return kernels.elias_fano_encode(keys, space)
+        return Section(keys, space=space)
     bits = torch.zeros(space, dtype=torch.uint8, device=keys.device)
     return kernels.pack_bits(bits.index_fill_(0, keys.long(), 1), 1)
 
@@ -156,11 +156,11 @@ class Layout:
         """The same, padding included."""
         return padded(self.length)
 
-    def section(self, elements: Tensor, seeds: Sequence[int]) -> Tensor:
-        """Return the section that names `elements` (int32). Raises PayloadError if they do not fit this layout."""
+    def sections(self, elements: Tensor, seeds: Sequence[int]) -> Sequence[Tensor | Section]:
+        """Return what names `elements` (int32). Raises PayloadError if they do not fit this layout."""
         if self.coding == SLOTS:
-            return slots.section(elements, self.regions, self.runs, seeds)
-        return section(self.coding, elements, self.numel, least=0 if self.ascends else None)
+            return slots.sections(elements, self.regions, self.runs, seeds)
+        return [section(self.coding, elements, self.numel, least=0 if self.ascends else None)]
 
     def read(self, buffers: Tensor) -> Tensor:
         """Return the indices, int32 (ranks, count), that the buffers of several ranks name.

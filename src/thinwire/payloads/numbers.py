@@ -11,7 +11,7 @@ from thinwire import kernels
 from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
-from thinwire.kernels import Groups, Packed
+from thinwire.kernels import Groups, Packed, Section
 from thinwire.kernels.memory import empty
 from thinwire.payloads import wire
 from thinwire.waits import noted_in, on_host, refuse_if
@@ -66,9 +66,9 @@ def joined(parts: list[Coded | None]) -> Coded | None:
     return Coded.cat(coded) if coded else None
 
 
-def sections(values: Tensor, coded: Coded | None) -> tuple[Tensor, ...]:
+def sections(values: Tensor, coded: Coded | None) -> tuple[Tensor | Section, ...]:
     """Return the sections that travel: the values, or the scales and the packed codes."""
-    return (values,) if coded is None else (coded.scales, coded.packed())
+    return (values,) if coded is None else (coded.scales, Section(coded.codes, coded.format.bits))
 
 
 def lengths(values: Tensor, coded: Coded | None) -> tuple[int, ...]:

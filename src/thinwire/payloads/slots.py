@@ -20,7 +20,7 @@ _SEED = struct.Struct("<Q")
 _LARGEST_SEED = 2**64 - 1
 
 
-def section(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Sequence[int]) -> Tensor:
+def sections(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Sequence[int]) -> Sequence[Tensor]:
     """Return, as uint8, the number of regions, the seed of each, and the packed codes of each.
 
     Raises PayloadError unless each index (int32) is in the slot that its region's seed assigns to it, or is its
@@ -31,7 +31,7 @@ def section(indices: Tensor, regions: Regions, runs: tuple[int, ...], seeds: Seq
     if on_host(codes) and int(misplaced):
         counts, by = (", ".join(map(str, numbers)) for numbers in (runs, seeds))
         raise PayloadError(f"indices are not in the order of {counts} slots by seed {by}")
-    return torch.cat([head, codes])
+    return head, codes
 
 
 def _head(seeds: Sequence[int]) -> Tensor:

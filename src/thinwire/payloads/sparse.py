@@ -133,8 +133,8 @@ class Sparse(Keyed):
         Raises:
             PayloadError: If indices are not in their order.
         """
-        named = self.layout.section(self.indices, self.seeds)
-        return wire.pack(self._header, *numbers.sections(self.values, self.coded), named)
+        named = self.layout.sections(self.indices, self.seeds)
+        return wire.pack(self._header, *numbers.sections(self.values, self.coded), *named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Sparse":

@@ -11,8 +11,9 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.collectives import room
 from thinwire.errors import PayloadError
+from thinwire.kernels import Section
 from thinwire.kernels.memory import constant, kept, sent
-from thinwire.waits import refuse_if
+from thinwire.waits import on_host, refuse_if
 
 HEADER_BYTES = 16
 VERSION = 2
@@ -72,16 +73,33 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // 8) * 8
 
 
-def pack(head: bytes, *sections: Tensor) -> Tensor:
+def pack(head: bytes, *sections: Tensor | Section) -> Tensor:
     """Join header and flat sections, at least one, each padded with zeros to a multiple of 8 bytes."""
-    device, parts, end = sections[0].device, [on(head, sections[0].device)], len(head)
-    for section in sections:
+    given = [section if isinstance(section, Section) else Section(section) for section in sections]
+    device, end = given[0].x.device, len(head)
+    parts = [on(head, device)]
+    if not on_host(parts[0]):
+        given.insert(0, Section(parts[0]))
+        *starts, end = accumulate((padded(section.nbytes) for section in given), initial=0)
+        out = room(end, device)
+        kernels.sections_write(out, given, starts)
+        return out
+    for section in map(written, given):
         if section.numel():  # an empty one may have any stride, and no bytes
             parts.append(section.contiguous().view(torch.uint8))
         if gap := padded(section.nbytes) - section.nbytes:
             parts.append(on(bytes(gap), device))
         end += section.nbytes + gap
     return torch.cat(parts, out=room(end, device))
+
+
+def written(section: Tensor | Section) -> Tensor:
+    """Return the numbers that travel, or their bytes."""
+    if not isinstance(section, Section):
+        return section
+    if section.space:
+        return kernels.elias_fano_encode(section.x, section.space)
+    return kernels.pack_bits(section.x, section.bits) if section.bits else section.x
 
 
 def check_sections(buffer: Tensor, start: int, *sections: int) -> None:

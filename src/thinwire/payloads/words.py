@@ -64,8 +64,8 @@ class Words:
     def write(self, payload: Sparse | Dense) -> Tensor:
         """Return the words (length) of a payload in this layout."""
         sections = numbers.sections(payload.values, payload.coded)
-        named = [self._layout.section(payload.indices, ())] if isinstance(payload, Sparse) else []
-        return self._laid(*sections, *named)
+        named = self._layout.sections(payload.indices, ()) if isinstance(payload, Sparse) else []
+        return self._laid(*map(wire.written, (*sections, *named)))
 
     def read(self, words: Tensor) -> Sparse | Dense:
         """Return the payload that was written.

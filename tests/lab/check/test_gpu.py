@@ -29,15 +29,15 @@ CPU = torch.device("cpu")
 LAUNCHES = {
     "dense": (1, 1, 0),
     "bf16": (2, 1, 1),
-    "topk": (12, 5, 6),
-    "sampled_topk": (20, 5, 6),
-    "dgc": (20, 5, 7),
-    "dragonn": (24, 7, 6),
-    "fading": (5, 5, 5),
-    "orthogonal": (46, 5, 5),
-    "qsgd": (3, 4, 3),
-    "terngrad": (4, 4, 3),
-    "signsgd": (3, 4, 4),
+    "topk": (12, 3, 6),
+    "sampled_topk": (20, 3, 6),
+    "dgc": (20, 3, 7),
+    "dragonn": (24, 4, 6),
+    "fading": (5, 4, 5),
+    "orthogonal": (46, 4, 5),
+    "qsgd": (3, 3, 3),
+    "terngrad": (4, 3, 3),
+    "signsgd": (3, 3, 4),
 }
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
 

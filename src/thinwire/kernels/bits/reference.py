@@ -3,6 +3,7 @@
 Indices are in the code of Elias (1974) and Fano (1971).
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -67,6 +68,30 @@ class EliasFano(NamedTuple):
         unary_bits = count + (max(0, space - 1) >> low_bits)
         low_nbytes = -(-count * low_bits // 64) * 8
         return cls(low_bits, unary_bits, low_nbytes, low_nbytes + -(-unary_bits // 64) * 8)
+
+
+class Section(NamedTuple):
+    """Numbers that become bytes: as they are; packed as codes of `bits`; or as Elias-Fano code of indices < `space`."""
+
+    x: Tensor
+    bits: int = 0
+    space: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they become."""
+        if self.space:
+            return EliasFano.of(self.x.numel(), self.space).nbytes
+        return -(-self.x.numel() * self.bits // 8) if self.bits else self.x.nbytes
+
+
+def sections_write(out: Tensor, sections: Sequence[Section], starts: Sequence[int]) -> None:
+    """Write each section to uint8 `out` from its start on, and zeros to the rest."""
+    out.zero_()
+    for (x, bits, space), start in zip(sections, starts, strict=True):
+        found = elias_fano_encode(x, space) if space else pack_bits(x, bits) if bits else x.contiguous()
+        if found.numel():  # an empty one may have any stride, and no bytes
+            out[start : start + found.nbytes] = found.view(torch.uint8)
 
 
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:

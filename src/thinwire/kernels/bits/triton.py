@@ -1,17 +1,23 @@
 """Packed numbers of a few bits each, and ascending indices."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.bits.reference import EliasFano
+from thinwire.kernels.bits import reference
+from thinwire.kernels.bits.reference import EliasFano, Section
+from thinwire.kernels.memory import constant
 from thinwire.kernels.places.triton import edges_until
 from thinwire.kernels.triton import launch, tiles_of
 
 _BLOCK = 1024
 _BITS = 4096
 """How many bits of the unary part a program reads."""
+_SECTIONS = 6
+"""At most so many are written in one launch."""
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
@@ -28,13 +34,29 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
 
 
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
-    """See `reference.elias_fano_encode`. Bits are set one by one, in any order."""
-    count = indices.numel()
-    layout = EliasFano.of(count, space)
-    words = torch.zeros(layout.nbytes // 4, dtype=torch.int32, device=indices.device)
-    args = (words, indices, count, layout.low_bits, layout.low_nbytes // 4)
-    launch(_set_bits, tiles_of(count, _BLOCK), *args, BLOCK=_BLOCK)
-    return words.view(torch.uint8)
+    section = Section(indices, space=space)
+    out = torch.empty(section.nbytes, dtype=torch.uint8, device=indices.device)
+    sections_write(out, [section], [0])
+    return out
+
+
+def sections_write(out: Tensor, sections: Sequence[Section], starts: Sequence[int]) -> None:
+    """See `reference.sections_write`: each byte is made from the numbers that overlap it."""
+    if len(sections) > _SECTIONS:
+        reference.sections_write(out, sections, starts)
+        return
+    given = [(section, start) for section, start in zip(sections, starts, strict=True) if section.nbytes]
+    columns, xs, kinds = list[int](), list[Tensor | None](), list[int]()
+    for section, start in given:
+        x, count = section.x.contiguous(), section.x.numel()
+        layout = EliasFano.of(count if section.space else 0, section.space)
+        xs.append(x if section.space or section.bits else x.view(torch.uint8))
+        kinds.append(-1 if section.space else section.bits)
+        columns += [start, section.nbytes, count, layout.low_bits, layout.low_nbytes, count.bit_length()]
+    missing = _SECTIONS - len(given)
+    table = constant(tuple(columns), torch.int64, out.device)
+    args = (out, out.numel(), table, *xs, *[None] * missing)
+    launch(_write, tiles_of(out.numel(), _BLOCK), *args, KINDS=(*kinds, *[0] * missing), BLOCK=_BLOCK)
 
 
 def elias_fano_read(rows: Tensor, count: int, space: int, edges: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -62,12 +84,70 @@ def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
 @triton.jit
 def _pack(codes, out, count, nbytes, BITS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    first = at * 8 // BITS
-    skipped = at * 8 - first * BITS
+    byte = _packed(codes, at, count, at < nbytes, BITS, BLOCK)
+    tl.store(out + at, (byte & 255).to(tl.uint8), mask=at < nbytes)
+
+
+@triton.jit
+def _packed(codes, at, count, there, bits, BLOCK: tl.constexpr):
+    """Return packed bytes, and bits beyond them."""
+    first = at * 8 // bits
     byte = tl.zeros([BLOCK], tl.int64)
-    for j in tl.static_range((8 + BITS - 2) // BITS + 1):  # a byte overlaps at most this many codes
-        code = tl.load(codes + first + j, mask=(at < nbytes) & (first + j < count), other=0).to(tl.int64)
-        byte |= ((code & ((1 << BITS) - 1)) << (j * BITS)) >> skipped
+    for j in range((8 + bits - 2) // bits + 1):  # a byte overlaps at most this many codes
+        code = tl.load(codes + first + j, mask=there & (first + j < count), other=0).to(tl.int64)
+        byte |= ((code & ((tl.full([BLOCK], 1, tl.int64) << bits) - 1)) << (j * bits)) >> (at * 8 - first * bits)
+    return byte
+
+
+@triton.jit
+def _unary(indices, first, count, there, low_bits, steps, BLOCK: tl.constexpr):
+    """Return bytes of the unary part, from the bits `first` on: a search finds the first index that sets one."""
+    lo, hi = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64) + count
+    for _ in range(steps):
+        middle = (lo + hi) // 2
+        inside = there & (lo < hi)
+        below = inside & ((tl.load(indices + middle, mask=inside, other=0) >> low_bits) + middle < first)
+        lo, hi = tl.where(below, middle + 1, lo), tl.where(below, hi, middle)
+    byte = tl.zeros([BLOCK], tl.int64)
+    for j in tl.static_range(8):
+        inside = there & (lo + j < count)
+        bit = (tl.load(indices + lo + j, mask=inside, other=0) >> low_bits) + lo + j - first
+        byte |= tl.where(inside & (bit < 8), tl.full([BLOCK], 1, tl.int64) << tl.minimum(tl.maximum(bit, 0), 8), 0)
+    return byte
+
+
+@triton.jit
+def _section(byte, at, x, given, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Return bytes, with those of a section at its places: of what kind, as in `Section`; −1 for Elias-Fano."""
+    if x is not None:
+        start, nbytes, count = tl.load(given), tl.load(given + 1), tl.load(given + 2)
+        before = tl.program_id(0).to(tl.int64) * BLOCK
+        if (before < start + nbytes) & (before + BLOCK > start):
+            within = at - start
+            there = (within >= 0) & (within < nbytes)
+            if KIND == 0:
+                found = tl.load(x + within, mask=there, other=0).to(tl.int64)
+            elif KIND > 0:
+                found = _packed(x, within, count, there, KIND, BLOCK)
+            else:
+                low_bits, low_nbytes, steps = tl.load(given + 3), tl.load(given + 4), tl.load(given + 5)
+                high = within - low_nbytes
+                low = _packed(x, within, count, there & (high < 0), tl.maximum(low_bits, 1), BLOCK)
+                found = _unary(x, high * 8, count, there & (high >= 0), low_bits, steps, BLOCK)
+                found = tl.where(high < 0, low, found)
+            byte = tl.where(there, found, byte)
+    return byte
+
+
+@triton.jit(do_not_specialize=["nbytes"])
+def _write(out, nbytes, table, a, b, c, d, e, f, KINDS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    byte = _section(tl.zeros([BLOCK], tl.int64), at, a, table, KINDS[0], BLOCK)
+    byte = _section(byte, at, b, table + 6, KINDS[1], BLOCK)
+    byte = _section(byte, at, c, table + 12, KINDS[2], BLOCK)
+    byte = _section(byte, at, d, table + 18, KINDS[3], BLOCK)
+    byte = _section(byte, at, e, table + 24, KINDS[4], BLOCK)
+    byte = _section(byte, at, f, table + 30, KINDS[5], BLOCK)
     tl.store(out + at, (byte & 255).to(tl.uint8), mask=at < nbytes)
 
 
@@ -81,21 +161,6 @@ def _unpack(buffer, codes, count, nbytes, BITS: tl.constexpr, BLOCK: tl.constexp
         word |= byte << (8 * j)
     code = (word >> (at * BITS - first * 8)) & ((1 << BITS) - 1)
     tl.store(codes + at, code.to(codes.dtype.element_ty), mask=at < count)
-
-
-@triton.jit(do_not_specialize=["count", "low_bits", "low_words"])
-def _set_bits(words, indices, count, low_bits, low_words, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < count
-    index = tl.load(indices + at, mask=there, other=0).to(tl.int64)
-    place = (index >> low_bits) + at
-    one = (tl.zeros([BLOCK], tl.int64) + 1) << (place & 31)
-    tl.atomic_or(words + low_words + (place >> 5), one.to(tl.int32), mask=there, sem="relaxed")
-    first = at * low_bits
-    low = (index & ((1 << low_bits) - 1)) << (first & 31)
-    tl.atomic_or(words + (first >> 5), low.to(tl.int32), mask=there & (low_bits > 0), sem="relaxed")
-    crosses = there & ((first & 31) + low_bits > 32)
-    tl.atomic_or(words + (first >> 5) + 1, (low >> 32).to(tl.int32), mask=crosses, sem="relaxed")
 
 
 @triton.jit

@@ -137,6 +137,8 @@ class Slotted(NamedTuple):
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
     """Return the packed `slot_codes` of each part, uint8, one part's after another's, and how many are in no slot.
 
+    The latter is one number, or several to be added.
+
     `indices` (int32) are those of one part after another, counted from the vector's first element; `seeds` (int64) has
     one for each part. An index that is not in the slot to which its seed assigns it counts, and its code means nothing.
     """

@@ -50,13 +50,11 @@ def signed_keys_of(seeds: Sequence[int]) -> "tuple[NDArray[Any], NDArray[Any]]":
 
 
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
-    device, columns = indices.device, _columns(parts, indices.device)
-    codes, misplaced = torch.empty_like(indices), torch.zeros((), dtype=torch.int64, device=device)
-    tiles = tiles_of_each(tuple(part.slots for part in parts), device, _BLOCK)
-    launch(_codes, len(tiles), codes, indices, misplaced, columns, seeds, len(parts), tiles, BLOCK=_BLOCK)
-    out = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=device)
-    tiles = tiles_of_each(tuple(part.nbytes for part in parts), device, _BLOCK)
-    launch(_pack, len(tiles), out, codes, columns, len(parts), tiles, BLOCK=_BLOCK)
+    out = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, device=indices.device)
+    tiles = tiles_of_each(tuple(part.nbytes for part in parts), out.device, _BLOCK)
+    misplaced = torch.empty(len(tiles), dtype=torch.int64, device=out.device)
+    args = (out, indices, misplaced, _columns(parts, out.device), seeds, len(parts), tiles)
+    launch(_encode, len(tiles), *args, BLOCK=_BLOCK)
     return out, misplaced
 
 
@@ -154,34 +152,26 @@ def _part(columns, part, parts):
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _codes(codes, indices, misplaced, columns, seeds, parts, tiles, BLOCK: tl.constexpr):
+def _encode(out, indices, misplaced, columns, seeds, parts, tiles, BLOCK: tl.constexpr):
+    """Write bytes, each from the codes that overlap it. A code in no slot counts where it begins."""
     part = tl.load(tiles + 3 * tl.program_id(0))
-    offset, length, slots, _bits, first, _start = _part(columns, part, parts)
-    place = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
-    there = place < slots
-    index = tl.load(indices + first + place, mask=there, other=0) - offset
-    height = (length + slots - 1) // slots
-    inside = (index >= 0) & (index < length)
-    slot, quotient = _slot_of(tl.where(inside, index, 0), slots, height, tl.load(seeds + part))
-    code = tl.where((slot == place) & inside, quotient, tl.where(index == length - 1, height, -1))
-    tl.store(codes + first + place, code.to(tl.int32), mask=there)
-    wrong = tl.sum((there & (code < 0)).to(tl.int64), 0)
-    if wrong > 0:
-        tl.atomic_add(misplaced, wrong, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["parts"])
-def _pack(out, codes, columns, parts, tiles, BLOCK: tl.constexpr):
-    part = tl.load(tiles + 3 * tl.program_id(0))
-    _offset, _length, slots, bits, place, start = _part(columns, part, parts)
+    offset, length, slots, bits, before, start = _part(columns, part, parts)
     at = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK).to(tl.int64)
-    there = at < (slots * bits + 7) // 8
-    first = at * 8 // bits
-    byte = tl.zeros([BLOCK], tl.int64)
+    there, first = at < (slots * bits + 7) // 8, at * 8 // bits
+    height, seed = (length + slots - 1) // slots, tl.load(seeds + part)
+    byte, wrong = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
     for j in range((8 + bits - 2) // bits + 1):  # a byte overlaps at most this many codes
-        code = tl.load(codes + place + first + j, mask=there & (first + j < slots), other=0).to(tl.int64)
+        place = first + j
+        some = there & (place < slots)
+        index = tl.load(indices + before + place, mask=some, other=0) - offset
+        inside = (index >= 0) & (index < length)
+        slot, quotient = _slot_of(tl.where(inside, index, 0), slots, height, seed)
+        code = tl.where((slot == place) & inside, quotient, tl.where(index == length - 1, height, -1))
+        wrong += (some & (code < 0) & (place * bits // 8 == at)).to(tl.int64)
+        code = tl.where(some, code, 0)
         byte |= ((code & ((1 << bits) - 1)) << (j * bits)) >> (at * 8 - first * bits)
     tl.store(out + start + at, (byte & 255).to(tl.uint8), mask=there)
+    tl.store(misplaced + tl.program_id(0), tl.sum(wrong, 0))
 
 
 @triton.jit(do_not_specialize=["row_stride", "total", "parts", "count", "fixed_count"])

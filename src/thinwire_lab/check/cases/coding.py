@@ -1,7 +1,7 @@
 """Kernels that write numbers in few bits, and read them: what they are tried on."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, get_args
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.formats import base
-from thinwire.kernels import Groups, Numbering, OffsetGrid, Packed, Rounding, UniformGrid
+from thinwire.kernels import Groups, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
 from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials, as_read
@@ -75,6 +75,16 @@ def _elias_fano(encode: bool) -> Callable[[Kit, int], Trials]:
             yield Trial((torch.stack([buffer] * 3), indices.numel(), n))
 
     return trials
+
+
+def _sections_write(kit: Kit, n: int) -> Trials:
+    """Yield numbers of each kind, and more of them than one launch takes."""
+    codes, indices = kit.whole(n, 0, 1 << 10, torch.int16), kit.picks(n)
+    given = [Section(x) for x in (kit.whole(16, 0, 256, torch.uint8), kit.vector(n), kit.vector(0), indices)]
+    given += [Section(codes, BITS), Section(codes.to(torch.uint8), 1), Section(indices, space=n)]
+    for some in (given, given[:4] + given[-1:], given[-1:], given[4:6], [Section(indices, space=40 * n), *given[:1]]):
+        *starts, end = accumulate((-(-section.nbytes // 8) * 8 for section in some), initial=0)
+        yield Trial((kit.room(end, dtype=torch.uint8), some, starts), (0,))
 
 
 def _elias_fano_read(kit: Kit, n: int) -> Trials:
@@ -180,6 +190,7 @@ CASES: Mapping[str, Case] = {
         make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)], **_WHOLE
     ),
     "pack_bits": Case(make=_pack_bits, **_WHOLE, nbytes=300),
+    "sections_write": Case(make=_sections_write, **_WHOLE),
     "subsets_decode": Case(make=_subsets(decode=True), **_WHOLE),
     "subsets_encode": Case(make=_subsets(decode=False), **_WHOLE),
     "subsets_read": Case(make=_subsets_read, **_WHOLE, alike=as_read),

@@ -129,9 +129,17 @@ def _slotted(kit: Kit, n: int) -> tuple[Tensor, list[Slotted], Tensor]:
     return framed(torch.cat([within + 3, within + n + 8])), parts, kit.seeds([SEED, 9, SEED])
 
 
+def _as_encoded(_: Trial, found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
+    misplaced, wanted = int(found[1].sum()), int(expected[1])
+    if misplaced != wanted:
+        return f"finds {misplaced} in no slot, expected {wanted}"
+    return "" if torch.equal(found[0], expected[0]) else "differs"
+
+
 def _slots_encode(kit: Kit, n: int) -> Trials:
     indices, parts, seeds = _slotted(kit, n)
     yield Trial((indices, parts, seeds))
+    yield Trial((indices.roll(1), parts, seeds))
 
 
 def _slots_decode(kit: Kit, n: int) -> Trials:
@@ -184,6 +192,11 @@ CASES: Mapping[str, Case] = {
     ),
     "slots_decode": Case(make=_slots_decode, dtypes=ONLY_32, contents=("normal",)),
     "slots_read": Case(make=_slots_read, dtypes=ONLY_32, contents=("normal",), alike=as_read),
-    "slots_encode": Case(make=_slots_encode, dtypes=ONLY_32, contents=("normal",)),
+    "slots_encode": Case(
+        make=_slots_encode,
+        dtypes=ONLY_32,
+        contents=("normal",),
+        alike=_as_encoded,
+    ),
     "subtract_rounded": Case(make=_subtract_rounded),
 }
