@@ -4,12 +4,16 @@ import copy
 import gc
 import logging
 import math
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -24,8 +28,10 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.collectives import links
-from thinwire.integrations.workers import agreement, outer, swarm
-from thinwire.integrations.workers.directory import Directory
+from thinwire.collectives.links import Link, Words
+from thinwire.integrations.workers import agreement, directory, outer, swarm
+from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing
+from thinwire.integrations.workers.directory import Directory, found_address
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.integrations.workers.member import Member
 from thinwire.integrations.workers.swarm import Swarm
@@ -34,6 +40,8 @@ H = 3
 MADE: Any = dist  # which does not export TCPStore, as mypy has it
 dcp: Any = torch.distributed.checkpoint
 Log = dict[int, int]
+KEPT: list[Any] = []
+"""The store of `_swarms`, as long as it is there."""
 
 
 @contextmanager
@@ -201,6 +209,39 @@ def test_who_takes_over_a_state_keeps_what_it_has_learnt_since_an_outer_step(
     ranks: Ranks, at: int, kept: tuple[bool, bool, bool]
 ) -> None:
     assert ranks.run(1, _takes_over, at) == [kept]
+
+
+def _far_away(delay: int) -> bool:
+    """Frames are on their way until the worker has taken all steps but one of `delay`, or waits. Whether it waited."""
+    send = Link.send
+    with _store() as store:
+        worker = Worker(store, tw.OuterSteps(every=2 * H, delay=delay), workers=2, grace=60.0)
+        swarm = _member(worker)._swarm
+        with _held() as flying, ThreadPoolExecutor() as pool:
+            trained = pool.submit(worker.train, 2 * H + max(delay - 1, 0))
+            _wait(lambda: trained.done() or swarm.waited > 0.0)
+            for kind in ("share", "have"):
+                _wait(partial(_any_is, kind, flying))
+                frames, flying[:] = list(flying), []
+                dist.barrier()
+                for frame in frames:
+                    send(*frame)
+            _wait(lambda: swarm.known.last == 2 * H)
+            trained.result()
+        worker.train(delay and 1)
+        assert swarm.at == 2 * H
+        dist.barrier()
+        worker.handle.remove()
+        return swarm.waited > 0.0 or any(swarm.waited_for.values())
+
+
+def _any_is(kind: str, frames: list[tuple[Link, Words, bytes]]) -> bool:
+    return any(words["kind"] == kind for _, words, _ in frames)
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_with_delay_nothing_is_waited_for(ranks: Ranks, delay: int) -> None:
+    assert ranks.run(2, _far_away, delay) == [not delay] * 2
 
 
 def _come_and_go() -> Log:
@@ -426,7 +467,10 @@ def test_the_store_may_be_started_anew(ranks: Ranks) -> None:
 def _others_in_one_store() -> list[int]:
     with _store() as store:
         runs = [Directory(store, run) for run in ("", "one", "another", "one")]
-        return [len(each.register({"id": str(number)})) for number, each in enumerate(runs)]
+        found = [len(each.register({"id": str(number)})) for number, each in enumerate(runs)]
+        for each in runs:
+            each.close()
+        return found
 
 
 def test_who_has_another_certificate_finds_nobody(ranks: Ranks) -> None:
@@ -436,10 +480,10 @@ def test_who_has_another_certificate_finds_nobody(ranks: Ranks) -> None:
 @contextmanager
 def _swarms(count: int, lost: float = 1.0, **options: Any) -> Iterator[list[Swarm]]:
     """So many workers in a process, which have met. None has a state."""
-    kept = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    chosen: dict[str, Any] = {"workers": count, "quorum": 0.75, "grace": 0.1} | options
+    KEPT[:] = [MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    chosen: dict[str, Any] = {"workers": count, "quorum": 1.0, "grace": 0.1} | options
     with patch.object(agreement, "LOST", lost):
-        found = [Swarm(f"tcp://127.0.0.1:{kept.port}", "", lambda tick: tick + 1, **chosen) for _ in range(count)]
+        found = [Swarm(KEPT[0], "", lambda tick: tick + 1, **chosen) for _ in range(count)]
         _wait(lambda: all(len(each.workers) == count for each in found))
         yield found
         for each in found:
@@ -470,11 +514,86 @@ def _shares_of(one: Swarm, tick: int = 1) -> set[str]:
     return set(found[0].shares)
 
 
+@contextmanager
+def _held() -> Iterator[list[tuple[Link, Words, bytes]]]:
+    """Frames that links are to send while they are held up, but for what they say by themselves."""
+    flying: list[tuple[Link, Words, bytes]] = []
+    with patch.object(Link, "send", lambda link, words, body=b"": flying.append((link, words, body))):
+        yield flying
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_an_exchange_takes_two_trips(workers: int) -> None:
+    """All that is on its way arrives, then what was said to it. Each worker sends its share once to each other."""
+    slow = (
+        patch.multiple(agreement, STALLED=1000.0, FOUNDING=1000.0),
+        patch.multiple(links, SILENCE=60.0, CONNECTIONS=1),
+    )
+    send, take = Link.send, Swarm.take
+    with slow[0], slow[1], _swarms(workers, lost=1000.0, grace=1000.0) as swarms:
+        arrived = list[str]()
+
+        def takes(swarm: Swarm, link: Link, words: Words, body: bytes) -> None:
+            take(swarm, link, words, body)
+            arrived.append(words["kind"])
+
+        _began(swarms, [True] * workers)
+        with _held() as flying, patch.object(Swarm, "take", takes):
+            for each in swarms:
+                each.send(1, b"share", 0.0)
+            for trip in range(2):
+                frames, flying[:], arrived[:] = list(flying), [], []
+                shares = Counter(link for link, _, body in frames if body)
+                assert set(shares.values()) == (set() if trip else {1})
+                assert len(shares) == (0 if trip else workers * (workers - 1))
+                assert all(each.known.last == 0 for each in swarms)
+                for frame in frames:
+                    send(*frame)
+                _wait(partial(_all_there, arrived, len(frames)))
+            outcomes = [each.outcome(1) for each in swarms]
+        assert all(found and len(found[1]) == workers for found in outcomes)
+        assert not any(each.waited for each in swarms)
+
+
+def _all_there(arrived: list[str], count: int) -> bool:
+    return sum(kind != "status" for kind in arrived) == count
+
+
 def test_who_has_no_state_is_not_waited_for() -> None:
     with _swarms(2, quorum=1.0, grace=60.0) as (one, other):
         one.stand(0, {}, dict.fromkeys(one.workers, True))
         assert _shares_of(one) == {one.id}
         assert other.at == -1
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first are", "the last are"])
+@pytest.mark.parametrize(
+    ("workers", "late", "enough"),
+    [(2, 1, True), (3, 1, True), (3, 2, False), (4, 1, True), (4, 2, False), (8, 2, True), (8, 3, False)],
+)
+def test_how_many_may_be_late(workers: int, late: int, enough: bool, first: bool) -> None:
+    """By default: the others go on after `grace` if they are enough, else once the late ones are long overdue."""
+    options, now = signature(tw.outer).parameters, 1000.0
+    names = "abcdefgh"[:workers]
+    missing = names[:late] if first else names[-late:]
+    here = tuple(name for name in names if name not in missing)
+    with patch.object(agreement, "time", Mock(monotonic=lambda: now)):
+        known = [Agreement(name, lambda tick: tick + 1, options["quorum"].default, 5.0) for name in here]
+        for each in known:
+            each.at, each.reached, each.seconds, each.sent = 0, 1, 1.0, (1, now)
+            each.begin(0, dict.fromkeys(names, True))
+            each.status = {name: Standing(0, 1.0) for name in names if name != each.own}
+            each.shares[1] = {name: Share(b"", 1.0, 0) for name in here}
+        assert not any(each.proposal() or each.votes() for each in known)
+        now += 4.9
+        assert not any(each.proposal() for each in known)
+        now += 0.2 if enough else 27.0
+        found, *others = [each.proposal() for each in known]
+        assert found is not None
+        assert not any(others)  # it is not their turn yet
+        assert (found.shares, {name for name, waits in found.view.items() if waits}) == (here, set(here))
+        now += agreement.TURN * workers
+        assert all(each.proposal() == found for each in known)
 
 
 def test_who_has_not_met_all_yet_does_not_go_on_without_them() -> None:
@@ -533,7 +652,7 @@ def test_parameters_are_compared_with_those_of_the_others() -> None:
         ahead.stand(2, {"weight": 6, "bias": 9}, ahead.known.view)
         assert swarms[0].differing({"weight": 5, "bias": 7}) == ahead.differing({"weight": 6, "bias": 9}) == ["bias"]
         wrong.stand(3, {"weight": 6, "bias": 9}, wrong.known.view)
-        wrong._digests = {3: wrong._digests[3]}
+        wrong._compared._own = {3: wrong._compared._own[3]}
         assert ahead.differing({"weight": 6, "bias": 9}) == []
         assert ahead.differing({"weight": 0, "bias": 9}) == []
         ahead.stand(3, {"weight": 6, "bias": 9}, ahead.known.view)
@@ -619,6 +738,41 @@ def test_the_last_one_goes_on_though_the_store_was_restarted() -> None:
             assert _shares_of(one) == {one.id}
 
 
+def test_a_restarted_store_that_must_not_decide_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    store = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with closing(Directory(store)) as one:
+        one.register({"id": "one"})
+        one._trusted = "another life"
+        for _ in range(2):
+            with pytest.raises(ConnectionError, match="more than half"):
+                one.decide("key", "value", most=False)
+        assert caplog.text.count("was started anew") == 1
+        assert not one.has("key")
+        assert one.decide("key", "value", most=True) == one.decide("key", "other", most=False) == "value"
+
+
+def test_who_has_said_otherwise_proposes_nothing() -> None:
+    store = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with closing(Directory(store)) as one:
+        one.register({"id": "one"})
+        with pytest.raises(ConnectionError, match="said otherwise"):
+            one.decide("key", "value", most=True, binds=lambda: False)
+        assert not one.has("key")
+    known = Agreement("one", lambda tick: tick + 1, 1.0, 0.0)
+    known.begin(0, {"one": True, "other": True})
+    known.status["other"] = Standing(0, 0.0)
+    known.shares[1] = dict.fromkeys(("one", "other"), Share(b"", 0.0, 0))
+    assert known.votes()
+    assert not known.binds(Decision(1, ("one",), {"one": True}))
+    assert known.binds(Decision(1, ("one", "other"), known.view))
+    known.count()
+    known.learn(Decision(1, ("one", "other"), known.view))
+    assert not known.binds(Decision(1, ("one", "other"), known.view))
+    known.shares[2] = dict.fromkeys(("one", "other"), Share(b"", 0.0, 0))
+    assert known.binds(Decision(2, ("one",), {"one": True}))
+    assert not known.votes()
+
+
 def test_a_restarted_store_is_trusted_while_others_are_there() -> None:
     with _swarms(3) as swarms:
         one, *others = _began(swarms, [True, True, True])
@@ -627,6 +781,76 @@ def test_a_restarted_store_is_trusted_while_others_are_there() -> None:
         for each in others:
             each.close(goodbye=False)
         assert _shares_of(one) == {one.id}
+
+
+def test_a_store_that_is_gone_is_said_once_and_ends_the_training_when_it_is_needed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Until then training goes on, also with who is late, and without who has just come."""
+    with _swarms(3, quorum=0.5) as swarms, caplog.at_level(logging.WARNING, logger="thinwire"):
+        *both, new = _began(swarms, [True, True, False])
+        with patch.object(links, "SILENCE", 60.0), patch.object(agreement, "LOST", 1000.0):
+            one, late = both
+            _end_store(swarms)
+            for tick in (1, 2):
+                one.send(tick, b"share", 0.0)
+                _wait(
+                    lambda: one._directory._lacking > 0.0
+                )  # the other is late, so that it would propose to go on without
+                late.send(tick, b"share", 0.0)
+                for each in swarms:
+                    found = each.outcome(tick)
+                    assert found is not None
+                    assert set(found[0].shares) == {one.id, late.id}
+                    each.stand(tick, {})
+            said = [record.message for record in caplog.records]
+            assert [sum(word in each for each in said) for word in ("does not answer", "a worker is late")] == [3, 1]
+            assert all("tcp://127.0.0.1" in each for each in said)
+            late.close(goodbye=False)
+            with ThreadPoolExecutor() as pool, patch.object(directory, "AWAY", 0.0):
+                for each in (one, new):
+                    each.send(3, b"share", 0.0)
+                for raised in [pool.submit(told, each.outcome, 3) for each in (one, new)]:
+                    said = [raised.result(60.0)]
+                    assert said[0].startswith("StateError: 1 of 3 workers are gone, and only the store at tcp://127")
+                    assert "Start a new store" in said[0]
+
+
+def _end_store(swarms: list[Swarm]) -> None:
+    """End it, and wait until all know."""
+    KEPT.clear()
+    _wait(lambda: all(each.known.alone for each in swarms))
+
+
+def test_who_looks_for_others_raises_if_the_store_is_gone() -> None:
+    with _swarms(2) as swarms, ThreadPoolExecutor() as pool, patch.object(directory, "AWAY", 0.0):
+        looking = [pool.submit(told, each.found) for each in swarms]
+        with patch.object(Swarm, "_may_found", lambda self, *, late: False):
+            _end_store(swarms)
+            assert all("nobody has begun" in raised.result(60.0) for raised in looking)
+
+
+def test_a_worker_with_a_dead_store_ends_in_peace() -> None:
+    """Without a word to anybody: no thread of C++ is ended with it, and torch logs nothing."""
+    script = """
+import logging, torch, torch.distributed as dist, thinwire as tw
+from thinwire.integrations.workers import agreement, directory
+logging.basicConfig()
+agreement.FOUNDING = 0.0
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+model = torch.nn.Linear(9, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+handle = tw.outer(model, optimizer, tw.outer_steps.sparseloco(every=1), store=store)
+del store
+while not handle._swarm._directory.away:
+    pass
+model(torch.ones(9)).sum().backward()
+optimizer.step()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300.0, check=False)
+    assert ended.returncode == 0
+    assert len(ended.stderr.splitlines()) == 1
+    assert "does not answer" in ended.stderr
 
 
 def test_who_reaches_no_elector_says_so() -> None:
@@ -719,7 +943,8 @@ def test_opening_that_fails_leaves_nothing(owner: Any, name: str) -> None:
     kept = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model, address = nn.Linear(9, 8), f"tcp://127.0.0.1:{kept.port}"
     optimizer, recipe, before = torch.optim.SGD(model.parameters(), lr=0.1), _sparse(), _open_now()
-    Directory(address).register({"id": "gone", "address": ["127.0.0.1", 1]})
+    with closing(Directory(address)) as other:
+        other.register({"id": "gone", "address": ["127.0.0.1", 1]})
     opens = partial(tw.outer, model, optimizer, recipe, store=address)
     with patch.multiple(agreement, FOUNDING=0.0, LOST=0.0):
         with patch.object(owner, name, side_effect=ArithmeticError), pytest.raises(ArithmeticError):
@@ -731,7 +956,19 @@ def test_opening_that_fails_leaves_nothing(owner: Any, name: str) -> None:
     _wait(lambda: _open_now() == before)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:29400", "tcp://10.0.0.1", "tcp://:1"])
-def test_what_is_no_address(address: str) -> None:
+@pytest.mark.parametrize("address", ["10.0.0.1:29400", "tcp://10.0.0.1", "tcp://:1", "env://", MADE.HashStore()])
+def test_what_is_no_address(address: object) -> None:
     with pytest.raises(ValueError, match=r"tcp://10\.0\.0\.1:29400"):
         Directory(address)
+
+
+def test_a_store_is_given_by_its_address_by_itself_or_by_the_launcher() -> None:
+    store = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{store.port}", "TORCHELASTIC_RUN_ID": "run"}
+    with patch.dict("os.environ", launcher):
+        forms = f"tcp://127.0.0.1:{store.port}", store, MADE.PrefixStore("a", MADE.PrefixStore("b", store)), "env://"
+        assert [found_address(each) for each in forms] == [
+            ("127.0.0.1", store.port, prefix) for prefix in ["", "", "", "run."]
+        ]
+        with closing(Directory("env://", "of it")) as one:
+            assert one.decide("key", "value", most=True) == store.get("run.of it/key").decode() == "value"

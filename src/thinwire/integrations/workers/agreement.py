@@ -77,6 +77,7 @@ class Agreement:
     one. `status`: who else is present; `lost`: who has left, when, and whether silently. `have`: who has said that it
     has all shares; `mute`: who has them too late to say so in time. `reached`: the latest tick of which another one has
     this worker's share. `sent`, `voted`: at which tick, and when. `stuck`: since when it waits for what nobody has.
+    `alone`: whether the store does not answer, so that nobody can be taken in or left out.
     """
 
     def __init__(self, own: str, following: Callable[[int], int], quorum: float, grace: float) -> None:
@@ -91,6 +92,7 @@ class Agreement:
         self.mute = set[str]()
         self.began, self.reached, self.sent, self.stuck = time.monotonic(), -1, (-1, 0.0), math.inf
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
+        self.alone = False
 
     @property
     def awaited(self) -> set[str]:
@@ -101,6 +103,13 @@ class Agreement:
     def present(self) -> set[str]:
         """Who is there, this worker too."""
         return {self.own, *self.status}
+
+    @property
+    def lack(self) -> str:
+        """Why an outer step may need the store, in words."""
+        if gone := self.view.keys() - self.present:
+            return f"{len(gone)} of {len(self.view)} workers are gone"
+        return "a worker is late" if self.at >= 0 else "nobody has begun"
 
     @property
     def ahead(self) -> dict[str, int]:
@@ -133,7 +142,7 @@ class Agreement:
         complete = bool(self.view) and self.shares.get(tick, {}).keys() == self.awaited != set()
         if not complete or self.own not in self.view or tick in (self._voted[0], self._proposed):
             return False
-        if self.own in self.awaited and self._is_to_change():
+        if self.own in self.awaited and not self.alone and self._is_to_change():
             return False
         self._voted = tick, time.monotonic()
         self.have[tick].add(self.own)
@@ -184,10 +193,9 @@ class Agreement:
         if self._voted[0] == tick:
             if now - self._voted[1] <= STALLED + turn:
                 return None
-            self.mute |= view.keys() - self.have[tick]
             return Decision(tick, tuple(sorted(self.awaited)), view)
         ready = {self.own, *(peer for peer, (at, _) in self.status.items() if at == self.at)} if stuck else here.keys()
-        if len(ready) < math.ceil(self._quorum * sum(not self._is_out(peer) for peer in self.awaited | ready)):
+        if len(ready) < math.floor(self._quorum * sum(not self._is_out(peer) for peer in self.awaited | ready)):
             return None
         if stuck:
             return self._voiding(ready) if now - self.stuck > STALLED + turn else None
@@ -201,14 +209,22 @@ class Agreement:
             return None
         if now - self._since[2] < turn:
             return None
-        self._proposed = tick
         most = median(share.seconds for share in here.values()) + self.grace
         in_time = {peer for peer, share in here.items() if share.seconds <= most}
         others = (view.keys() | here.keys() | newcomers) & self.present - self.mute
         return Decision(tick, tuple(sorted(here)), {peer: peer in in_time for peer in sorted(in_time | others)})
 
-    def _voiding(self, ready: Set[str]) -> Decision:
+    def binds(self, proposal: Decision) -> bool:
+        """Return whether this worker may propose that now; if so, it says nothing else about that outer step."""
+        if proposal.tick != self.next:
+            return False
+        if self._voted[0] == self.next:
+            self.mute |= self.view.keys() - self.have[self.next]
+            return proposal == Decision(self.next, tuple(sorted(self.awaited)), self.view)
         self._proposed = self.next
+        return True
+
+    def _voiding(self, ready: Set[str]) -> Decision:
         view = {peer: peer in ready for peer in sorted(self.view.keys() & self.present)}
         return Decision(self.next, (), view, self.at)
 

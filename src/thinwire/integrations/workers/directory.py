@@ -2,128 +2,265 @@
 
 Who proposes first decides: the store sets a key once. One that was started anew has forgotten what it had, so workers
 take a decision from it only if more than half of them are there.
+
+Why not by torch's own client? If the host is gone it waits for ever, or logs stack traces, and a process that ends
+while it tries to connect is aborted. One command of torch's protocol is enough here: "set this key if it has that".
 """
 
 import json
+import logging
+import os
 import socket
+import struct
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from contextlib import suppress
 from typing import Any, TypeVar, final
 
-import torch.distributed as dist
+from thinwire.errors import StateError
 
 T = TypeVar("T")
+_log = logging.getLogger("thinwire")
+AWAY = 300.0  # seconds for which a decision that needs the store is waited for while it does not answer
 _PATIENCE = 3.0  # seconds for an answer
 _NOTHING = "?"
+_VALIDATE, _COMPARE_SET, _MAGIC = 0, 2, 0x3C85F7CE  # of TCPStoreBackend.hpp
+_LIMIT = 1 << 26  # bytes of an answer
 
 
 class StoreError(ConnectionError):
     """The store does not answer, or must not decide."""
 
 
+def found_address(store: object) -> tuple[str, int, str]:
+    """Return a store's host and port, and what its keys begin with. Raises ValueError for what is none.
+
+    It is `tcp://host:port`, a TCPStore of torch, also within a PrefixStore, or `env://`, the one that torchrun serves.
+    """
+    if store == "env://" and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ".".join(run)
+    while within := getattr(store, "underlying_store", None):
+        store = within
+    text = store if isinstance(store, str) else f"tcp://{getattr(store, 'host', '')}:{getattr(store, 'port', '')}"
+    scheme, _, rest = text.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit():
+        raise ValueError(
+            f"store is {store!r}; expected the address of a TCPStore, such as tcp://10.0.0.1:29400, a TCPStore, or "
+            "env:// under torchrun, which sets MASTER_ADDR and MASTER_PORT"
+        )
+    return host, int(port), ""
+
+
 @final
 class Directory:
-    """A connection to the store at `tcp://host:port`, made anew when it is lost. Each call takes seconds at most.
+    """A connection to a store, made anew when it is lost. Each call takes seconds at most.
 
     All its keys begin with `run`: who has another one finds nothing.
     """
 
-    def __init__(self, address: str, run: str = "") -> None:
-        scheme, _, rest = address.partition("://")
-        self._host, _, port = rest.rpartition(":")
-        if scheme != "tcp" or not self._host or not port.isdigit():
-            raise ValueError(f"store is {address!r}; expected the address of a TCPStore, such as tcp://10.0.0.1:29400")
-        self._port, self._run, self._store = int(port), run, None
+    def __init__(self, store: object, run: str = "") -> None:
+        self._host, self._port, prefix = found_address(store)
+        self.address = f"tcp://{self._host}:{self._port}"
+        self._prefix = f"/{prefix}{run}/"
+        self._connection: _Connection | None = None
+        self._turn = threading.Lock()
         self._known = self._trusted = ""  # lives of the store
-        self._closed = False
+        self._closed, self._away = False, 0.0
+        self._why = self._said = ""  # why it does not answer, and for what it was said to be needed
+        self._lacking = 0.0
 
     @property
     def own_host(self) -> str:
-        """The address of this machine, as the store's host sees it."""
+        """The address of this machine, as the store's host sees it. Raises StoreError."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((self._host, self._port))
+            try:
+                probe.connect((self._host, self._port))
+            except OSError as error:
+                raise StoreError(f"the store's host {self._host!r} cannot be reached from here: {error}") from error
             found: str = probe.getsockname()[0]
             return found
 
+    @property
+    def away(self) -> float:
+        """For how many seconds it has not answered: 0 if it does."""
+        return time.monotonic() - self._away if self._away else 0.0
+
     def close(self) -> None:
         """Let go of the connection."""
-        self._closed, self._store = True, None
+        self._closed = True
+        if connection := self._connection:
+            connection.close()
 
-    def register(self, card: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Put up this worker's card. Return those of workers before it, dead ones too. Raises StoreError."""
+    def register(self, card: Mapping[str, Any], patience: float = 0.0) -> list[dict[str, Any]]:
+        """Put up this worker's card, and try for so many seconds. Return those of workers before it, dead ones too.
 
-        def work(store: Any) -> list[dict[str, Any]]:
-            self._known = _set_once(store, "life", uuid.uuid4().hex)
-            self._trusted = self._trusted or self._known
-            number = store.add("cards", 1)
-            store.set(f"card {number}", json.dumps(card))
-            keys = [f"card {each}" for each in range(1, number)]
-            cards = [json.loads(each) for each in (store.multi_get(keys) if keys else ())]
-            return [each for each in cards if each["id"] != card["id"]]
+        Raises:
+            StoreError: If the store does not answer.
+        """
 
-        return self._ask(work)
+        def work(swap: Swap) -> list[dict[str, Any]]:
+            life, before, after = swap("life", "", uuid.uuid4().hex), "", ""
+            while True:
+                there = json.loads(before or "[]")
+                after = json.dumps([*there, card])
+                if (found := swap("cards", before, after)) == after:
+                    break
+                before = found
+            self._known, self._trusted = life, self._trusted or life
+            return [each for each in there if each["id"] != card["id"]]
+
+        ends = time.monotonic() + patience
+        while True:
+            try:
+                return self._ask(work)
+            except StoreError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.5)
 
     def is_new(self) -> bool:
         """Whether the store was started anew since this worker has registered. Raises StoreError."""
-        return self._ask(lambda store: _read(store, "life")) != self._known
+        return self._ask(lambda swap: swap("life", _NOTHING, _NOTHING)) != self._known
 
     def trust(self) -> None:
         """Take decisions from the store that this worker has registered with: more than half of all are here."""
         self._trusted = self._known
 
-    def decide(self, key: str, value: str, *, most: bool) -> str:
-        """Return what was decided: `value`, unless something was before. `most`: more than half of all are here."""
+    def decide(self, key: str, value: str, *, most: bool, binds: Callable[[], bool] = lambda: True) -> str:
+        """Return what was decided: `value`, unless something was before.
 
-        def work(store: Any) -> str:
-            life = _read(store, "life")
+        Args:
+            key: What is to be decided.
+            value: What this worker proposes.
+            most: Whether more than half of all are here.
+            binds: Called before the store may hear of it; whether this worker may still propose that.
+
+        Raises:
+            StoreError: If nothing was decided, as far as is known.
+        """
+
+        def work(swap: Swap) -> str:
+            life = swap("life", _NOTHING, _NOTHING)
             if life != self._trusted and not most:
+                if self._said != life:
+                    self._said = life
+                    text = "the store at %s was started anew: an outer step waits until more than half of all are here"
+                    _log.warning(text, self.address)
                 raise StoreError("the store was restarted: more than half of the workers must return first")
+            if not binds():
+                raise StoreError("this worker has said otherwise since")
             self._trusted = life
-            return _set_once(store, key, value)
+            return swap(key, "", value)
 
         return self._ask(work)
 
     def has(self, key: str) -> bool:
         """Whether a key is set. Raises StoreError."""
-        return self._ask(lambda store: _read(store, key)) != _NOTHING
+        return self._ask(lambda swap: swap(key, _NOTHING, _NOTHING)) != _NOTHING
 
     def replace(self, key: str, old: str, new: str) -> str:
         """Return what a key has after it was set to `new` if it had `old`. Raises StoreError."""
-        return self._ask(lambda store: str(store.compare_set(key, old, new).decode()))
+        return self._ask(lambda swap: swap(key, old, new))
 
-    def _ask(self, work: Callable[[Any], T]) -> T:
-        """Do the work in a thread: torch's client may wait for ever for a host that is gone."""
-        answers, errors = list[T](), list[Exception]()
+    def lack(self, what: str) -> StateError | None:
+        """Say once for what a store that is away is needed, if for anything; return an error if it is for too long."""
+        now = time.monotonic()
+        self._lacking = (self._lacking or now) if what and self._away else 0.0
+        if not self._lacking:
+            return None
+        if what != self._said:
+            self._said = what
+            text = "%s, and only the store at %s can decide how to go on: waiting for it, %g s at most"
+            _log.warning(text, what, self.address, AWAY)
+        if now - self._lacking <= AWAY:
+            return None
+        return StateError(
+            f"{what}, and only the store at {self.address} can decide how to go on: it has not answered for "
+            f"{self.away:.0f} s ({self._why}); expected an answer within {AWAY:g} s. Start a new store, and all "
+            "workers from their checkpoints"
+        )
 
-        def run() -> None:
-            try:
-                store = self._store or _connected(self._host, self._port, self._run)
-                answers.append(work(store))
-                self._store = None if self._closed else store
-            except (RuntimeError, OSError) as error:
-                errors.append(error)
+    def _ask(self, work: "Callable[[Swap], T]") -> T:
+        """Do the work, which may be done twice. Raises StoreError."""
+        with self._turn:
+            while True:
+                kept = self._connection
+                try:
+                    if self._closed:
+                        raise StoreError("this worker has left")
+                    connection = self._connection = kept or _Connection(self._host, self._port, self._prefix)
+                    found = work(connection.swap)
+                except StoreError:
+                    raise
+                except (OSError, ValueError, struct.error) as error:
+                    if self._connection is not None:
+                        self._connection.close()
+                        self._connection = None
+                    if kept is None or isinstance(error, TimeoutError):  # else it may have been started anew
+                        self._miss(error)
+                        raise StoreError(
+                            f"the store at {self.address} does not answer ({error}): start one there with "
+                            "torch.distributed.TCPStore(is_master=True), or pass the address of one that runs"
+                        ) from None
+                else:
+                    self._hear()
+                    if self._closed:
+                        connection.close()
+                    return found
 
-        thread = threading.Thread(target=run, daemon=True, name="thinwire-store")
-        thread.start()
-        thread.join(_PATIENCE)
-        if not answers:
-            self._store = None
-            why = errors[0] if errors else f"no answer in {_PATIENCE:g} s"
-            raise StoreError(f"the store at {self._host}:{self._port}: {why}")
-        return answers[0]
+    def _miss(self, error: Exception) -> None:
+        self._why = str(error)
+        if not self._away and self._known:
+            _log.warning(
+                "the store at %s does not answer (%s): training goes on, but until it is started there again, nobody "
+                "can join, and who is late or gone is waited for",
+                self.address,
+                error,
+            )
+        self._away = self._away or time.monotonic()
+
+    def _hear(self) -> None:
+        if self._away and self._known:
+            _log.warning("the store at %s answers again, after %.0f s", self.address, self.away)
+        self._away, self._said = 0.0, ""
 
 
-def _connected(host: str, port: int, run: str) -> Any:
-    made: Any = dist  # which does not export them, as mypy has it
-    patience = timedelta(seconds=_PATIENCE)
-    return made.PrefixStore(run, made.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience))
+Swap = Callable[[str, str, str], str]
+"""Returns what a key has after it was set to the last if it had the second; the second, if there is no such key."""
 
 
-def _set_once(store: Any, key: str, value: str) -> str:
-    return str(store.compare_set(key, "", value).decode())
+@final
+class _Connection:
+    """What TCPStore's client has: a socket. Each call raises OSError."""
 
+    def __init__(self, host: str, port: int, prefix: str) -> None:
+        self._prefix = prefix
+        self._socket = socket.create_connection((host, port), _PATIENCE)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers = self._socket.makefile("rb")
+        self._socket.sendall(struct.pack("<BI", _VALIDATE, _MAGIC))
 
-def _read(store: Any, key: str) -> str:
-    return str(store.compare_set(key, _NOTHING, _NOTHING).decode())
+    def close(self) -> None:
+        """End it, also for who waits for an answer."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._answers.close()
+        self._socket.close()
+
+    def swap(self, key: str, old: str, new: str) -> str:
+        """See `Swap`."""
+        words = map(str.encode, (self._prefix + key, old, new))
+        parts = [part for each in words for part in (struct.pack("<Q", len(each)), each)]
+        self._socket.sendall(b"".join([bytes([_COMPARE_SET]), *parts]))
+        (size,) = struct.unpack("<Q", self._read(8))
+        return self._read(size).decode()
+
+    def _read(self, size: int) -> bytes:
+        found = self._answers.read(size) if size <= _LIMIT else b""
+        if len(found) < size:
+            raise ConnectionError("it has closed the connection, or is no TCPStore")
+        return found

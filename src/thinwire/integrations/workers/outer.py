@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store  # torch.distributed has it, its stubs do not
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Count, Part, Seconds, checked
@@ -55,7 +56,7 @@ def outer(
     group: Group | None = None,
     samples: Count | None = None,
     offload: bool = False,
-    store: str | None = None,
+    store: str | Store | None = None,
     workers: Count = 1,
     quorum: Part = 0.75,
     grace: Seconds = 5.0,
@@ -83,10 +84,10 @@ def outer(
         samples: How many samples this worker takes in an inner step, if workers differ: Δ is then weighted by it.
         offload: Whether global parameters, outer optimizers and residuals stay in host memory and are computed there.
             The group must support CPU tensors, as Gloo does.
-        store: The address of a TCPStore, as in `tcp://10.0.0.1:29400`, through which workers find each other, and may
-            come and go. They then need no process group.
+        store: A TCPStore through which workers find each other, and may come and go without a process group: its
+            address, as in `tcp://10.0.0.1:29400`, the object itself, or `env://` under torchrun.
         workers: With a store, how many of them to wait for before the training begins.
-        quorum: The share of the expected workers that an outer step needs.
+        quorum: The share of the expected workers that an outer step needs, rounded down.
         grace: Seconds for which a quorum waits for the others. A late worker keeps its Δ and sends it with the next.
         certificate: With a store, a PEM file with a certificate and its key, the same on all workers: they then speak
             TLS with each other, and nobody else gets in.

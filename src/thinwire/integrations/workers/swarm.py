@@ -7,7 +7,6 @@ import secrets
 import socket
 import threading
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -19,15 +18,12 @@ from thinwire.collectives.links import Link, Words, dial, serve
 from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations.workers import agreement
 from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing, View, view_of
+from thinwire.integrations.workers.comparison import Comparison, Digests
 from thinwire.integrations.workers.directory import Directory, StoreError
 
 _log = logging.getLogger("thinwire")
 
-_COMPARABLE = 8  # outer steps whose digests are kept
 _BEGUN = "begun"  # a key of the store: there is a state that others must take over
-
-Digests = Mapping[str, int]
-"""Of global parameters, by name."""
 
 
 @final
@@ -41,7 +37,7 @@ class Swarm:
 
     def __init__(
         self,
-        address: str,
+        store: object,
         terms: str,
         following: Callable[[int], int],
         *,
@@ -53,18 +49,16 @@ class Swarm:
         self.id = f"{socket.gethostname()[:24]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.known = Agreement(self.id, following, quorum, grace)
         self.waited, self.waited_for = 0.0, defaultdict[str, float](float)
-        self._directory = Directory(address, certificate.digest if certificate else "")
+        self._directory = Directory(store, certificate.digest if certificate else "")
         self._certificate, self._terms, self._first = certificate, terms, workers
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
         self._view: View = {}  # after the outer step that this worker has taken last
-        self._digests: dict[int, Digests] = {}
-        self._compared: dict[str, tuple[int, Digests]] = {}
-        self._comparisons = 0
+        self._compared = Comparison()
         self.wanting = set[str]()
         self._state: tuple[Words, bytes] | None = None
         self._far = self._closed = self._fetches = False
-        self._refused = ""
+        self._error: Exception | None = None  # for who waits
         self._dialled = dict[str, float]()  # whom, and since when
         self._opened = ExitStack()
         self._opened.callback(self._directory.close)
@@ -97,7 +91,7 @@ class Swarm:
     @property
     def digest(self) -> int:
         """Of the global parameters after the latest outer step."""
-        return zlib.crc32(json.dumps(self._digests[self.at]).encode())
+        return self._compared.digest(self.at)
 
     def found(self) -> bool:
         """Wait until this worker may begin the training (True), or another one is there to take its state from.
@@ -142,9 +136,8 @@ class Swarm:
                 self._far = False
             else:
                 view = known.view if tick == known.last else known.decisions[tick].view
-            known.at, self._view, self._digests[tick] = tick, view, digests
-            for old in sorted(self._digests)[:-_COMPARABLE]:
-                del self._digests[old]
+            known.at, self._view = tick, view
+            self._compared.note(tick, digests)
             self._broadcast(self.status())
             self._consider()
 
@@ -169,21 +162,19 @@ class Swarm:
         Who says nothing for long, or was there and is gone, is not compared, and named.
         """
         with self._changed:
-            self._compared, self._comparisons, began = {}, self._comparisons + 1, time.monotonic()
+            question, began = self._compared.ask(self.at), time.monotonic()
             while late := self._not_compared():
                 here = late & self._links.keys()
                 if time.monotonic() - began > (agreement.LOST if here else agreement.FOUNDING):
                     _log.warning("not compared with %s, as they do not answer", ", ".join(sorted(late)))
                     break
                 for peer in here:
-                    self._links[peer].send({"kind": "compare", "tick": self.at, "number": self._comparisons})
+                    self._links[peer].send(question)
                 self._changed.wait_for(lambda: not self._not_compared(), timeout=1.0)
-            ours = self._digests | {self.at: mine}
-            pairs = [(ours[tick], theirs) for tick, theirs in self._compared.values() if tick in ours]
-            return [name for name in mine if any(one[name] != other[name] for one, other in pairs)]
+            return self._compared.differing(self.at, mine)
 
     def _not_compared(self) -> set[str]:
-        return (self.known.view.keys() | self._links.keys()) - self._compared.keys() - {self.id}
+        return (self.known.view.keys() | self._links.keys()) - self._compared.answered - {self.id}
 
     def send(self, tick: int, message: bytes, seconds: float) -> None:
         """Send this worker's share to all."""
@@ -321,7 +312,7 @@ class Swarm:
 
     def _meet(self, link: Link, words: Words) -> None:
         if words["terms"] != self._terms:
-            self._refused = f"worker {words['id']} has another model, recipe or settings"
+            self._error = FingerprintError(f"worker {words['id']} has another model, recipe or settings")
             link.send(self._hello())
             link.close()
             return
@@ -384,13 +375,10 @@ class Swarm:
         self._far = self.at < self.known.status[link.peer].at
 
     def _take_compare(self, link: Link, words: Words, body: bytes) -> None:
-        tick = max((each for each in self._digests if each <= int(words["tick"])), default=-1)
-        said = {"kind": "digests", "tick": tick, "number": words["number"]}
-        link.send(said, json.dumps(self._digests.get(tick)).encode())
+        link.send(*self._compared.answer(words))
 
     def _take_digests(self, link: Link, words: Words, body: bytes) -> None:
-        if words["number"] == self._comparisons:  # else it answers an earlier question
-            self._compared[link.peer] = int(words["tick"]), json.loads(body)
+        self._compared.take(link.peer, words, body)
 
     def _take_want_state(self, link: Link, words: Words, body: bytes) -> None:
         self.wanting.add(link.peer)
@@ -422,29 +410,49 @@ class Swarm:
                 self._changed.wait(0.1)
                 if self._closed:  # and so without links, as if it were the last one
                     return
+                if self.known.alone != (alone := self._directory.away > 0.0):
+                    self.known.alone = alone
+                    self._consider()
                 proposal, most = self.known.proposal(), self.known.is_majority()
+                self._notice(proposal)
             with suppress(StoreError):
-                if proposal is not None:
-                    self._decide(proposal, most=most)
-                elif time.monotonic() - looked > 1.0:
+                if time.monotonic() - looked > 1.0:
                     looked = time.monotonic()
                     self._ask()
-                    if self._directory.is_new():
-                        self._register()
-                    if most:
-                        self._directory.trust()
-                    if self.known.decisions:
-                        self._directory.replace(_BEGUN, "", self.id)
+                    self._look(most=most)
+                if proposal is not None and not self._directory.away:
+                    self._decide(proposal, most=most)
+
+    def _look(self, *, most: bool) -> None:
+        """See to it that the store knows this worker."""
+        if self._directory.is_new():
+            self._register()
+        if most:
+            self._directory.trust()
+        if self.known.decisions:
+            self._directory.replace(_BEGUN, "", self.id)
+
+    def _notice(self, proposal: Decision | None) -> None:
+        """Raise where this worker waits if it needs the store for too long in vain."""
+        reached = self.known.view.keys() & self.known.present if self.at >= 0 else self._somebody()
+        if error := self._directory.lack("" if proposal is None and reached else self.known.lack):
+            self._error = error
+            self._changed.notify_all()
 
     def _decide(self, proposal: Decision, *, most: bool) -> None:
-        text = self._directory.decide(f"step {proposal.tick}", json.dumps(proposal._asdict()), most=most)
+        key, text = f"step {proposal.tick}", json.dumps(proposal._asdict())
+        decided = self._directory.decide(key, text, most=most, binds=partial(self._binds, proposal))
         with self._changed:
-            decision = Decision.of(json.loads(text))
+            decision = Decision.of(json.loads(decided))
             self.known.learn(decision)
             self._broadcast({"kind": "decided"} | decision._asdict())
             if decision.shares and self.known.awaited != set(proposal.shares):
                 text = "the outer step at tick %d was taken by %s; waiting for %d workers at the next"
                 _log.info(text, *decision[:2], len(self.known.awaited))
+
+    def _binds(self, proposal: Decision) -> bool:
+        with self._changed:
+            return self.known.binds(proposal)
 
     def _ask(self) -> None:
         """Ask somebody who is further on what was decided."""
@@ -455,16 +463,7 @@ class Swarm:
 
     def _register(self, patience: float = 0.0) -> None:
         """Put up this worker's card, and keep a link to all that were there before."""
-        ends = time.monotonic() + patience
-        while True:
-            try:
-                cards = self._directory.register(self._card)
-                break
-            except StoreError:
-                if time.monotonic() > ends:
-                    raise
-                time.sleep(0.5)
-        for card in cards:
+        for card in self._directory.register(self._card, patience):
             peer, (host, port) = str(card["id"]), card["address"]
             if peer not in self._dialled and peer not in self._links:
                 self._dialled[peer] = time.monotonic()
@@ -488,8 +487,8 @@ class Swarm:
         return [each.at for each in self.known.status.values()]
 
     def _check(self) -> None:
-        if self._refused:
-            raise FingerprintError(self._refused)
+        if self._error is not None:
+            raise self._error
 
 
 def _words(tick: int, peer: str, share: Share) -> Mapping[str, Any]:
