@@ -108,6 +108,8 @@ METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
     ),
     "muloco": lambda: tw.outer_steps.muloco(every=H, minimum_size=64),
     "sparseloco": lambda: tw.outer_steps.sparseloco(every=H, minimum_size=64),
+    "muloco, bf16": lambda: tw.outer_steps.muloco(every=H, minimum_size=64, residual_dtype=torch.bfloat16),
+    "sparseloco, bf16": lambda: tw.outer_steps.sparseloco(every=H, minimum_size=64, residual_dtype=torch.bfloat16),
     "dct chunks": lambda: tw.OuterSteps(every=H, recipe=_small("fading"), fragments=2),
     "low rank": lambda: tw.OuterSteps(every=H, recipe=_small("powersgd"), fragments=2, delay=1),
 }
@@ -393,8 +395,10 @@ def _far_away(make: Callable[[], tw.OuterSteps], offload: bool) -> tuple[set[int
         (partial(tw.outer_steps.streaming_diloco, every=4, fragments=2, delay=1), 12.5),
         (partial(tw.outer_steps.muloco, every=H), 20),
         (partial(tw.outer_steps.sparseloco, every=H), 16),
+        (partial(tw.outer_steps.muloco, every=H, residual_dtype=torch.bfloat16), 16),
+        (partial(tw.outer_steps.sparseloco, every=H, residual_dtype=torch.bfloat16), 12),
     ],
-    ids=["diloco", "streaming", "muloco", "sparseloco"],
+    ids=["diloco", "streaming", "muloco", "sparseloco", "muloco, bf16", "sparseloco, bf16"],
 )
 def test_with_offload_a_device_holds_the_model_and_its_optimizer_alone(
     ranks: Ranks, make: Callable[[], tw.OuterSteps], nbytes: float
