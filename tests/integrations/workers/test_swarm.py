@@ -746,6 +746,7 @@ def test_a_restarted_store_that_must_not_decide_is_said_once(caplog: pytest.LogC
         for _ in range(2):
             with pytest.raises(ConnectionError, match="more than half"):
                 one.decide("key", "value", most=False)
+            assert not one.is_new()
         assert caplog.text.count("was started anew") == 1
         assert not one.has("key")
         assert one.decide("key", "value", most=True) == one.decide("key", "other", most=False) == "value"

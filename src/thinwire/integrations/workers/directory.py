@@ -148,7 +148,9 @@ class Directory:
             if life != self._trusted and not most:
                 if self._said != life:
                     self._said = life
-                    text = "the store at %s was started anew: an outer step waits until more than half of all are here"
+                    text = (
+                        "the store at %s was started anew: who is gone or late is waited for until over half are here"
+                    )
                     _log.warning(text, self.address)
                 raise StoreError("the store was restarted: more than half of the workers must return first")
             if not binds():
@@ -224,9 +226,10 @@ class Directory:
         self._away = self._away or time.monotonic()
 
     def _hear(self) -> None:
-        if self._away and self._known:
-            _log.warning("the store at %s answers again, after %.0f s", self.address, self.away)
-        self._away, self._said = 0.0, ""
+        if self._away:
+            if self._known:
+                _log.warning("the store at %s answers again, after %.0f s", self.address, self.away)
+            self._away, self._said = 0.0, ""
 
 
 Swap = Callable[[str, str, str], str]
