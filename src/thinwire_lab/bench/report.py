@@ -182,10 +182,9 @@ def _uneven(results: Results) -> list[str]:
     if (slow := results.environment.get("slow", 1)) > 1:
         lines.append(f"The last worker computes {slow:g} times as long as the others, in all rows.")
     if results.environment.get("kill"):
-        lines.append(
-            "The last worker vanishes midway from the rows that are served or in outer steps. DDP would end with it: "
-            "its rows ran undisturbed."
-        )
+        lines.append("The last worker vanishes midway from the rows that are served or in outer steps.")
+        if not all(row.served or row.outer for row in results.rows):
+            lines.append("DDP would end with it: its rows ran undisturbed.")
     return lines
 
 

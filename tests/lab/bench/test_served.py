@@ -147,7 +147,7 @@ def test_the_report_says_what_was_served() -> None:
     assert served.label.endswith(", served")
     assert not served.is_dense
     assert "10 times as long as the others" in page
-    assert "vanishes midway" in page
+    assert "DDP would end" in page
     document = results.to_json()["rows"]
     assert [row.get("served") for row in document] == [None] * (len(document) - 1) + [True]
     assert Row.from_json(document[-1]) == served
