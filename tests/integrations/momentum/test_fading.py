@@ -289,6 +289,22 @@ def test_schedules_of_rate_and_betas_are_followed(ranks: Ranks) -> None:
     assert max(ranks.run(2, _scheduled)) < 1e-11
 
 
+def _between_groups() -> float:
+    ours, theirs = (Run(lambda m: [torch.optim.AdamW(_halves(m, betas=(0.5, 0.95)), **ADAM)]) for _ in range(2))
+    ours.attach(_recipe(0.1))
+    workers = Workers(theirs, TopK(density=0.1))
+    ours.steps(range(3))
+    workers.steps(range(3))
+    first, second = ours.optimizers[0].param_groups
+    first["params"].append(second["params"].pop())
+    workers.betas = {name: _beta(group) for name, _, _, group in ours.parameters()}
+    return _apart(ours.steps(range(3, 6)), workers.steps(range(3, 6)))
+
+
+def test_a_parameter_that_changes_groups_fades_as_its_new_one(ranks: Ranks) -> None:
+    assert max(ranks.run(2, _between_groups)) < 1e-11
+
+
 def _closures() -> float:
     runs = [Run("adamw") for _ in range(2)]
     for run in runs:

@@ -77,6 +77,7 @@ class Fading(Handover):
         self._held.say_unmarked()
         self._stepping: torch.optim.Optimizer | None = None  # its closure may run
         self._loaded: set[str] = set()  # whose momentum a state that was just loaded has
+        self._followed: tuple[object, ...] = ()
         self._follow()
         lost = [p for p, memory in self._memory.items() if not memory.keeps_length]
         self._advice = RescaledUpdatesAdvice(lost, group.rank())
@@ -245,15 +246,30 @@ class Fading(Handover):
 
     def _follow(self) -> None:
         """Adopt the optimizers' decays. Raises MomentumError where one cannot be moved, or is missing."""
-        decays: dict[str, float] = {}
-        for optimizer, group in self._held.groups():
+        groups = list(self._held.groups())
+        for optimizer, group in groups:
             check_movable(optimizer, group, self._own)
-            decay = first_moment_of(group)
-            decays |= {self._names[p]: decay for p in group["params"] if p in self._names}
+        moments = [first_moment_of(group) for _, group in groups]
+        now = self._memory, moments, [[*map(id, group["params"])] for _, group in groups]
+        if now == self._followed:  # as in most steps
+            return
+        each = ((p, moment) for (_, group), moment in zip(groups, moments, strict=True) for p in group["params"])
+        decays = {self._names[p]: moment for p, moment in each if p in self._names}
         for memory in self._memories:
             memory.adopt(decays)
-        wanting = [self._names[p] for p, memory in self._memory.items() if memory.own_decay is None]
-        _check_decays({name: decays.get(name) for name in wanting}, self._own)
+        names = [self._names[p] for p, memory in self._memory.items() if memory.own_decay is None]
+        wanting = {name: decays.get(name) for name in names}
+        if unknown := [name for name, decay in wanting.items() if decay is None]:
+            raise MomentumError(
+                f"no optimizer passed to attach holds {unknown[0]}, so its {self._own} is unknown: pass all "
+                f"optimizers, as attach(..., optimizer=), or give the memory a {self._own}"
+            )
+        if zero := [name for name, decay in wanting.items() if not decay]:
+            raise MomentumError(
+                f"this recipe's memory takes its {self._own} from the optimizer, whose momentum for {zero[0]} is 0: "
+                f"set that, or give the memory a {self._own}"
+            )
+        self._followed = now
 
 
 def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> None:
@@ -280,18 +296,4 @@ def _say_if_unknown(optimizer: torch.optim.Optimizer, memories: Collection[nn.Pa
             "%s has a step that thinwire does not know, and no setting called momentum or beta. If it applies "
             "momentum, that is added to the memory's: turn it off, or use AdamW",
             type(optimizer).__name__,
-        )
-
-
-def _check_decays(decays: Mapping[str, float | None], own: str) -> None:
-    """Raise MomentumError for a memory that is to adopt its decay where there is none. `own`: what it calls that."""
-    if unknown := [name for name, decay in decays.items() if decay is None]:
-        raise MomentumError(
-            f"no optimizer passed to attach holds {unknown[0]}, so its {own} is unknown: pass all optimizers, as "
-            f"attach(..., optimizer=), or give the memory a {own}"
-        )
-    if zero := [name for name, decay in decays.items() if not decay]:
-        raise MomentumError(
-            f"this recipe's memory takes its {own} from the optimizer, whose momentum for {zero[0]} is 0: set that, or "
-            f"give the memory a {own}"
         )
