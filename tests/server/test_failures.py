@@ -416,8 +416,8 @@ def _leaving_with_seven(server: Server, recipe: Reducer, **options: Any) -> tupl
     return trainer, left
 
 
-def test_a_connection_that_breaks_while_a_trainer_leaves_costs_no_update() -> None:
-    server = started(recipe=dense(), make_optimizer=Busy)
+def test_a_connection_that_breaks_while_a_trainer_leaves_costs_no_update_and_no_wait() -> None:
+    server = started(recipe=dense(), make_optimizer=Busy, timeout=600.0)
     (busy,) = server._hub.central.optimizers
     assert isinstance(busy, Busy)
     _, left = _leaving_with_seven(server, dense(), reconnect=60.0)

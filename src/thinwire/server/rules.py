@@ -24,8 +24,8 @@ class Rule:
         self.central, self._wanted, self._staleness, self.live = central, trainers, staleness, dict[str, int]()
         self.patience, now = timeout, time.monotonic()
         self._goodbyes, self._begun = set[str](), bool(central.applied)
-        self._lost = now if central.applied else -math.inf
-        """When a trainer last left without a BYE, or the server itself came back."""
+        self._lost = {"": now} if central.applied else dict[str, float]()
+        """When each trainer left that has not said BYE or come back, and when the server itself came back."""
         self._held, self._applied = dict[str, Update](), dict[str, bool]()
         """Updates that are not applied yet, and of those that are and are not answered, whether they were dropped."""
         self._returning, self._until = set[str](() if staleness is None else central.present), now + timeout
@@ -38,7 +38,8 @@ class Rule:
     @property
     def ended(self) -> bool:
         """Whether something was trained, and all have left for good."""
-        trained, away = self._goodbyes or self.central.applied, time.monotonic() - self._lost
+        trained = self._goodbyes or self.central.applied
+        away = time.monotonic() - max(self._lost.values(), default=-math.inf)
         return bool(self.complete and trained and not self.live and away > self.patience)
 
     def joined(self, trainer: str) -> None:
@@ -46,6 +47,7 @@ class Rule:
         self.live[trainer] = min(self.live.values(), default=0)
         self._begun |= len(self._goodbyes | self.live.keys()) >= self._wanted
         self._returning.discard(trainer)
+        self._lost.pop(trainer, None)
         self.central.present = {*self.live, *self._returning}
 
     def left(self, trainer: str, *, goodbye: bool) -> None:
@@ -56,7 +58,7 @@ class Rule:
         for each in (self.live, self._applied, *(() if self.complete else (self._held,))):
             each.pop(trainer, None)
         self._goodbyes |= {trainer} if goodbye else set()
-        self._lost = self._lost if goodbye else time.monotonic()
+        self._lost |= {} if goodbye else {trainer: time.monotonic()}
         self.central.present = {*self.live, *self._returning}
 
     def submit(self, update: Update) -> None:
