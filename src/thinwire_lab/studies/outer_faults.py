@@ -8,7 +8,7 @@ hash of the global parameters. Prints how many outer steps there were, the longe
 hashes differ (none may), and the loss over the last 100 of them, with its standard deviation.
 
 With `--store` the store is killed, too, and started anew after ten seconds. At the end it is killed for good, and after
-20 s a worker: it prints how many outer steps there were in between, and how soon all others raised after AWAY seconds.
+20 s a worker: it prints how many outer steps there were in between, and how soon all others raised; `patience` is 20 s.
 """
 
 import json
@@ -33,7 +33,6 @@ import typer
 from torch import nn
 
 import thinwire as tw
-from thinwire.integrations.workers import directory
 from thinwire_lab.check.worker import connect
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.star import Star, address
@@ -42,7 +41,7 @@ from thinwire_lab.inputs import read_lines
 
 _PORT, _EVERY = 29400, 5
 _FAULTS = ("kill", "stop", "cut")
-_AWAY = 20.0  # seconds for which workers wait for a store that is gone for good
+_PATIENCE = 20.0  # seconds for which workers wait for a store that is gone for good
 
 
 def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -56,9 +55,9 @@ def train(store: str, log: Path, seed: int, pace: float, certificate: Path | Non
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    directory.AWAY = _AWAY
     steps = tw.outer_steps.sparseloco(every=_EVERY, density=0.1, minimum_size=256)
-    handle = tw.outer(model, optimizer, steps, store=store, grace=2.0, quorum=0.5, certificate=certificate)
+    waits: dict[str, Any] = {"grace": 2.0, "quorum": 0.5, "patience": _PATIENCE}
+    handle = tw.outer(model, optimizer, steps, store=store, certificate=certificate, **waits)
     shown, held = nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 8)), torch.Generator().manual_seed(0)
     batch, last = torch.randn(256, 24, generator=held), handle.ticks
     with log.open("a") as file:

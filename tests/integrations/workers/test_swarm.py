@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire.collectives import links
 from thinwire.collectives.links import Link, Words
-from thinwire.integrations.workers import agreement, directory, outer, swarm
+from thinwire.integrations.workers import agreement, outer, swarm
 from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing
 from thinwire.integrations.workers.directory import Directory, found_address
 from thinwire.integrations.workers.fragments import Fragment
@@ -550,6 +550,7 @@ def test_an_exchange_takes_two_trips(workers: int) -> None:
                 for frame in frames:
                     send(*frame)
                 _wait(partial(_all_there, arrived, len(frames)))
+            assert all(each.known.last == 1 for each in swarms)
             outcomes = [each.outcome(1) for each in swarms]
         assert all(found and len(found[1]) == workers for found in outcomes)
         assert not any(each.waited for each in swarms)
@@ -808,8 +809,9 @@ def test_a_store_that_is_gone_is_said_once_and_ends_the_training_when_it_is_need
             assert [sum(word in each for each in said) for word in ("does not answer", "a worker is late")] == [3, 1]
             assert all("tcp://127.0.0.1" in each for each in said)
             late.close(goodbye=False)
-            with ThreadPoolExecutor() as pool, patch.object(directory, "AWAY", 0.0):
+            with ThreadPoolExecutor() as pool:
                 for each in (one, new):
+                    each._directory.patience = 0.0
                     each.send(3, b"share", 0.0)
                 for raised in [pool.submit(told, each.outcome, 3) for each in (one, new)]:
                     said = [raised.result(60.0)]
@@ -824,7 +826,7 @@ def _end_store(swarms: list[Swarm]) -> None:
 
 
 def test_who_looks_for_others_raises_if_the_store_is_gone() -> None:
-    with _swarms(2) as swarms, ThreadPoolExecutor() as pool, patch.object(directory, "AWAY", 0.0):
+    with _swarms(2, patience=0.0) as swarms, ThreadPoolExecutor() as pool:
         looking = [pool.submit(told, each.found) for each in swarms]
         with patch.object(Swarm, "_may_found", lambda self, *, late: False):
             _end_store(swarms)

@@ -23,7 +23,6 @@ from thinwire.errors import StateError
 
 T = TypeVar("T")
 _log = logging.getLogger("thinwire")
-AWAY = 300.0  # seconds for which a decision that needs the store is waited for while it does not answer
 _PATIENCE = 3.0  # seconds for an answer
 _NOTHING = "?"
 _VALIDATE, _COMPARE_SET, _MAGIC = 0, 2, 0x3C85F7CE  # of TCPStoreBackend.hpp
@@ -59,10 +58,10 @@ def found_address(store: object) -> tuple[str, int, str]:
 class Directory:
     """A connection to a store, made anew when it is lost. Each call takes seconds at most.
 
-    All its keys begin with `run`: who has another one finds nothing.
+    All its keys begin with `run`: who has another one finds nothing. `patience`: seconds for which it may be lacking.
     """
 
-    def __init__(self, store: object, run: str = "") -> None:
+    def __init__(self, store: object, run: str = "", patience: float = 300.0) -> None:
         self._host, self._port, prefix = found_address(store)
         self.address = f"tcp://{self._host}:{self._port}"
         self._prefix = f"/{prefix}{run}/"
@@ -71,7 +70,7 @@ class Directory:
         self._known = self._trusted = ""  # lives of the store
         self._closed, self._away = False, 0.0
         self._why = self._said = ""  # why it does not answer, and for what it was said to be needed
-        self._lacking = 0.0
+        self._lacking, self.patience = 0.0, patience
 
     @property
     def own_host(self) -> str:
@@ -177,13 +176,13 @@ class Directory:
         if what != self._said:
             self._said = what
             text = "%s, and only the store at %s can decide how to go on: waiting for it, %g s at most"
-            _log.warning(text, what, self.address, AWAY)
-        if now - self._lacking <= AWAY:
+            _log.warning(text, what, self.address, self.patience)
+        if now - self._lacking <= self.patience:
             return None
         return StateError(
             f"{what}, and only the store at {self.address} can decide how to go on: it has not answered for "
-            f"{self.away:.0f} s ({self._why}); expected an answer within {AWAY:g} s. Start a new store, and all "
-            "workers from their checkpoints"
+            f"{self.away:.0f} s ({self._why}); expected an answer within {self.patience:g} s. Start a new store, and "
+            "all workers from their checkpoints"
         )
 
     def _ask(self, work: "Callable[[Swap], T]") -> T:

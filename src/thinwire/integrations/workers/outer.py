@@ -60,6 +60,7 @@ def outer(
     workers: Count = 1,
     quorum: Part = 0.75,
     grace: Seconds = 5.0,
+    patience: Seconds = 300.0,
     certificate: str | os.PathLike[str] | None = None,
 ) -> Outer:
     """Let workers train on their own, and every H steps exchange how far they have moved; a collective of the workers.
@@ -89,6 +90,7 @@ def outer(
         workers: With a store, how many of them to wait for before the training begins.
         quorum: The share of the expected workers that an outer step needs, rounded down.
         grace: Seconds for which a quorum waits for the others. A late worker keeps its Δ and sends it with the next.
+        patience: Seconds for which workers wait for a store that does not answer, once they cannot go on without it.
         certificate: With a store, a PEM file with a certificate and its key, the same on all workers: they then speak
             TLS with each other, and nobody else gets in.
 
@@ -147,6 +149,7 @@ def outer(
                 workers=workers,
                 quorum=quorum,
                 grace=grace,
+                patience=patience,
                 certificate=None if certificate is None else Certificate(certificate),
             )
             failing.callback(swarm.close, goodbye=True)

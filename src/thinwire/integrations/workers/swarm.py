@@ -44,12 +44,13 @@ class Swarm:
         workers: int,
         quorum: float,
         grace: float,
+        patience: float = 300.0,
         certificate: Certificate | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()[:24]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.known = Agreement(self.id, following, quorum, grace)
         self.waited, self.waited_for = 0.0, defaultdict[str, float](float)
-        self._directory = Directory(store, certificate.digest if certificate else "")
+        self._directory = Directory(store, certificate.digest if certificate else "", patience)
         self._certificate, self._terms, self._first = certificate, terms, workers
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
