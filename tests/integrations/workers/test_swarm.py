@@ -604,7 +604,7 @@ def test_who_has_not_met_all_yet_does_not_go_on_without_them() -> None:
             del other._links[far.id], other.known.status[far.id]
         for each in (one, other):
             each.send(1, b"share", 0.0)
-        _wait(lambda: len(other.known.shares[1]) == 2)
+        _wait(lambda: len(other.known.shares[1]) == 2 and other.known.reached == 1)
         with other._changed:
             assert other.known.proposal() is None
             with patch.object(agreement, "FOUNDING", 0.0):
