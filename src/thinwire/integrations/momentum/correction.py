@@ -89,8 +89,9 @@ class Correction(Handover):
             return
         if self._held.overridden:
             self.give_back()
-        self._say_late([self._set(group) for _, group in self._held.groups(optimizer)])
-        for _, group in self._held.groups(optimizer):
+        groups = [group for _, group in self._held.groups(optimizer)]
+        self._say_late([*map(self._set, groups)])
+        for group in groups:
             self._held.override_until_step(group, momentum=0.0, nesterov=False, weight_decay=0.0)
 
     @torch.no_grad()
@@ -116,7 +117,7 @@ class Correction(Handover):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Put momentum and weight decay back, and mark the optimizer's state: its momentum is in the memories."""
         if optimizer in self._held:
-            self.give_back()
+            self._held.give_back()
             if self._held.accepted or not self._held.settled:
                 self._held.mark(self._names)
 
@@ -162,9 +163,9 @@ class Correction(Handover):
         self.end()
 
     def _follow(self) -> None:
-        if not self._held:
-            return
         found = {self._set(group) for _, group in self._held.groups()}
+        if not (found or self._held):
+            return
         if len(found) > 1:
             raise MomentumError(
                 f"parameter groups have different (momentum, nesterov): {sorted(found)}; make them equal"
@@ -182,7 +183,7 @@ class Correction(Handover):
             )
         self._moved = momentum
         for memory in self._memories:
-            if momentum or memory.momentum is None:
+            if (memory.momentum, memory.nesterov) != (momentum, nesterov) and (momentum or memory.momentum is None):
                 memory.adopt(momentum, nesterov=nesterov)
 
     @property
