@@ -17,7 +17,10 @@ FLOAT, INT, LONG, BYTE = "*fp32", "*i32", "*i64", "*u8"
 _ELIAS_FANO = dict.fromkeys(("row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"), "i32")
 _TILES = {"tiles": INT}
 _SEVERAL = {"at": LONG, "size": LONG, **_TILES}
-_PICKED = {"histograms": INT, "nans": INT, "rank": LONG, "counts": INT, "kept": INT, **_SEVERAL}
+_PICKED = {"histograms": INT, "nans": INT, "rank": LONG, "counts": INT, "sums": INT, "kept": INT, **_SEVERAL}
+_PLACES = {"indices": INT, "values": FLOAT, "totals": INT, "candidates": INT} | dict.fromkeys(
+    ("capacity", "begin", "room", "among"), LONG
+)
 _SUMS = {"high": "i32", "low": "i32"} | dict.fromkeys(
     ("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG
 )
@@ -98,12 +101,17 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             ("*bf16", 2, {}),
         )
     ),
-    ("select", "_count_each", {"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, **_SEVERAL}, _DIGITS),
+    (
+        "select",
+        "_count_each",
+        {**{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "sums": LONG}, **_SEVERAL},
+        _DIGITS,
+    ),
     (
         "select",
         "_place_each",
         {
-            **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "ends": LONG, "starts": LONG},
+            **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "sums": LONG, "starts": LONG},
             **{"indices": INT, "values": FLOAT, **_SEVERAL},
         },
         _DIGITS,
@@ -112,17 +120,17 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         "sampled",
         "_gather",
         {
-            **{"indices": INT, "values": FLOAT, "ends": INT, "room": LONG, "begin": LONG, "over": LONG},
-            **{"like": FLOAT, **_PICKED},
+            **{"like": FLOAT, **_PLACES, **_PICKED},
         },
         {**_DIGITS, "ROOM": 64},
     ),
     ("sampled", "_find", {"like": "*fp64", **_PICKED}, {"LEVELS": 8, "TILE": 4096, "ROOM": 64}),
+    ("sampled", "_trim", {"like": FLOAT, **_PLACES, "at": LONG, "size": LONG}, {"LEVELS": 4, "CHUNK": 8192}),
     *(
         (
             "accumulate",
             "_accumulate",
-            {"like": like, "gradient_like": new, **_SUMS, **_TILES},
+            {"like": like, "gradient_like": new, "clear": INT, "cleared": "i32", **_SUMS, **_TILES},
             {"HOW": how},
         )
         for like, new, how in ((FLOAT, "*bf16", "nesterov"), (FLOAT, "*bf16", "fading"), ("*fp64", "*fp64", "sum"))

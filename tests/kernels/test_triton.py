@@ -666,14 +666,32 @@ def test_of_equal_magnitudes_the_lowest_indices_come_first(share: float) -> None
         assert chosen.tolist() == sorted(order[:k])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_more_picks_than_are_wanted_and_more_than_there_is_room_for(dtype: torch.dtype) -> None:
+    xs = [vector(n, dtype=torch.float64).mul(4).round().to(dtype) for n in (9000, 1, 0, 300)]
+    given = [framed(x) for x in xs]
+    for rank, capacity in ((1, 700), (5, 20), (30, 5), (2, 0)):
+        draws = [
+            kernels.Draw(0, min(97, max(1, len(x))), min(rank, -(-len(x) // 97)), min(capacity, len(x))) for x in xs
+        ]
+        outs = [[poisoned(x) for x in xs] for _ in range(2)]
+        calls = kernels.accumulate_sampled_select.gpu, kernels.accumulate_sampled_select.reference
+        found, expected = (
+            call(Sum(out, given, given, [0.5] * len(xs)), draws) for call, out in zip(calls, outs, strict=True)
+        )
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+        assert intact(*outs[0])
+
+
 def test_ties_that_do_not_fit_are_written_nowhere() -> None:
     xs = [framed(torch.ones(40)), framed(torch.ones(30))]
     counts, starts = [5, 3], [3, 0]  # what the second writes past its end would be the first one's
     tiles = shared.tiles_of_each((40, 30), DEVICE)
     at, size, wanted, begin = shared.table(DEVICE, shared.addresses(xs), [40, 30], counts, starts)
-    histograms = torch.zeros(2 * selecting.LEVELS[4] * selecting.BINS, dtype=torch.int32, device=DEVICE)
+    zeros = torch.zeros(2 * selecting.LEVELS[4] * selecting.BINS + 2, dtype=torch.int32, device=DEVICE)
     indices, values = (torch.full((10,), -7, dtype=dtype, device=DEVICE) for dtype in (torch.int32, torch.float32))
-    selecting.write_largest(selecting.Strided(at, size), xs[0], tiles, histograms, wanted, begin, (indices, values))
+    selecting.write_largest(selecting.Strided(at, size), xs[0], tiles, zeros, wanted, begin, (indices, values))
     assert indices.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, -7, -7]
     assert values.tolist() == [1.0] * 8 + [-7.0] * 2
 

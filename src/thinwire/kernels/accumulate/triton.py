@@ -28,21 +28,24 @@ _FEW = 1024
 """Elements that a program takes of those that were sent."""
 
 
-def accumulate(sums: Sum) -> None:
+def accumulate(sums: Sum, clear: Tensor | None = None) -> None:
     """See `reference.accumulate`. Several take one launch, but where each draws from a seed of its own.
 
     One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
+    `clear` (int32) is filled with zeros.
     """
     alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_single_threaded(sums.outs[0].numel()))
     if not alone and sums.how != "rounded":
-        _each(sums)
+        _each(sums, clear)
         return
+    if clear is not None:
+        clear.zero_()
     for one in map(sums.one, range(len(sums))):
         out = one.outs[0]
         if one.how == "sum":  # torch's own operation is as good, and one launch less
             reference.accumulate(one)
         else:
-            args = (out, None, out, *arguments(one), out.numel(), None)
+            args = (out, None, out, *arguments(one), out.numel(), None, None, 0)
             launch(_accumulate, tiles_of(out.numel()), *args, HOW=one.how, TILE=TILE, num_warps=8)
 
 
@@ -57,14 +60,17 @@ def arguments(sums: Sum) -> tuple[Any, ...]:
     return *tensors, factor(out, sums.scales[0]), None if rate is None else factor(out, rate), *high_low
 
 
-def _each(sums: Sum) -> None:
+def _each(sums: Sum, clear: Tensor | None) -> None:
     outs, like = sums.outs, sums.outs[0]
     columns = (outs, sums.moving or outs, sums.residuals, sums.velocities or outs, sums.gradients)
     lengths, momenta = [x.numel() for x in outs], sums.decays or [sums.momentum] * len(outs)
     rates = factors(like, sums.scales), factors(like, momenta)
     *places, size, scale, rate = table(like.device, *map(addresses, columns), lengths, *rates)
     tiles = tiles_of_each(tuple(lengths), like.device)
-    args = (like, sums.gradients[0], *places, scale, rate, 0, 0, size, tiles)
+    if clear is not None and not len(tiles):
+        clear.zero_()
+    cleared = (clear, 0 if clear is None else clear.numel())
+    args = (like, sums.gradients[0], *places, scale, rate, 0, 0, size, tiles, *cleared)
     launch(_accumulate, len(tiles), *args, HOW=sums.how, TILE=TILE, num_warps=8)
 
 
@@ -83,12 +89,16 @@ def _subtract_rounded(x, indices, values, n, high, low, FEW: tl.constexpr):
     tl.store(x + index, _rounded(after, index, high, low).to(x.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["high", "low"])
+@triton.jit(do_not_specialize=["high", "low", "cleared"])
 def _accumulate(
     like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, size, tiles,
-    HOW: tl.constexpr, TILE: tl.constexpr,
+    clear, cleared, HOW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Of one vector; or of several, with `tiles`: then the arguments are columns of a table."""
+    if clear is not None:
+        for first in range(tl.program_id(0) * TILE, cleared, tl.num_programs(0) * TILE):
+            place = first + tl.arange(0, TILE)
+            tl.store(clear + place, tl.zeros([TILE], tl.int32), mask=place < cleared)
     start = tl.program_id(0).to(tl.int64) * TILE
     if tiles is not None:
         vector = tl.load(tiles + 3 * tl.program_id(0))

@@ -18,16 +18,19 @@ from thinwire.kernels.sampled.reference import Draw, one_by_one
 from thinwire.kernels.select.triton import (
     BINS,
     COUNTERS,
+    DIGIT,
     LEVELS,
+    TOGETHER,
     Strided,
     accumulate_select,
     bar_of,
     count_digits,
+    counted_before,
     largest,
-    write_largest,
+    note_count,
 )
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import TILE, addresses, launch, magnitudes, pointer, table_of, tiles_of_each
+from thinwire.kernels.triton import TILE, addresses, launch, magnitudes, pointer, table_of, tiles_of, tiles_of_each
 
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
@@ -36,38 +39,35 @@ _ROOM = 64
 def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     if sums.how == "rounded":  # the sample is taken before that
         return one_by_one(sums, draws, accumulate_select, largest)
-    accumulate(sums)
-    return sampled_select(sums.outs, draws)
-
-
-def sampled_select(xs: Sequence[Tensor], draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Pick from each vector as its draw says. Returns indices and values as `accumulate_sampled_select` does."""
+    xs = sums.outs
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
-    capacities = [draw.capacity for draw in fixed(draws)]
-    starts, where = list(running(capacities[:-1], initial=0)), addresses(xs)
+    known = fixed(draws)  # of which is taken what is the same in every step, or only says how much room there is
+    capacities = [draw.capacity for draw in known]
+    rooms = [draw.room(n) for draw, n in zip(known, lengths, strict=True)]
+    starts, begins, where = *(list(running(each[:-1], initial=0)) for each in (capacities, rooms)), addresses(xs)
 
     def columns() -> Sequence[Any]:
         now = list(draws)
         sampled = [-(-(n - draw.offset) // draw.stride) for n, draw in zip(lengths, now, strict=True)]
         offsets, strides, ranks, _ = zip(*now, strict=True)
-        return where, lengths, sampled, offsets, strides, ranks, capacities, starts
+        return where, lengths, sampled, offsets, strides, ranks, capacities, starts, rooms, begins
 
-    at, size, samples, offset, stride, rank, room, begin = table_of(device, columns)
-    size_of_all = len(xs) * COUNTERS[like.element_size()]
-    zeros = torch.zeros(2 * size_of_all + 2 * len(xs), dtype=torch.int32, device=device)
-    first, second, nans, over = zeros.split([size_of_all, size_of_all, len(xs), len(xs)])
-    most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, fixed(draws), strict=True))  # the same in every step
-    count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), first, rank, nans)
-    indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=device)
-    values, tiles = like.new_zeros(sum(capacities)), tiles_of_each(tuple(lengths), device)
-    counts, kept = indices.new_empty(len(tiles)), indices.new_empty(len(tiles), _ROOM)
-    among = (like, at, size, first, nans, rank, tiles)
+    at, size, samples, offset, stride, rank, capacity, begin, room, among = table_of(device, columns)
+    tiles, counters = tiles_of_each(tuple(lengths), device), len(xs) * COUNTERS[like.element_size()]
+    zeros = torch.empty(counters + 2 * len(xs) + tiles_of(len(tiles), TOGETHER), dtype=torch.int32, device=device)
+    accumulate(sums, clear=zeros)
+    histograms, nans, totals, shared = zeros.split([counters, len(xs), len(xs), tiles_of(len(tiles), TOGETHER)])
+    most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, known, strict=True))
+    count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), histograms, rank, nans)
+    indices, values = zeros.new_empty(sum(capacities)), like.new_empty(sum(capacities))
+    counts, kept, candidates = (zeros.new_empty(n) for n in (len(tiles), len(tiles) * _ROOM, sum(rooms)))
+    given = (like, at, size, histograms, nans, rank, tiles)
     sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
-    launch(_find, len(tiles), counts, kept, *among, **sizes)
-    ends = counts.cumsum(0, dtype=torch.int32)
-    args = (indices, values, counts, kept, ends, room, begin, over, *among)
-    launch(_gather, len(tiles), *args, **sizes)
-    write_largest(Strided(at, size), like, tiles, second, over, begin, (indices, values))
+    launch(_find, len(tiles), counts, shared, kept, *given, **sizes)
+    places = (indices, values, totals, candidates, capacity, begin, room, among)
+    launch(_gather, len(tiles), *places, counts, shared, kept, *given, **sizes)
+    levels = {"LEVELS": LEVELS[like.element_size()], "CHUNK": 2 * TILE, "num_warps": 16}
+    launch(_trim, len(xs), *places, like, at, size, **levels)
     return indices, values
 
 
@@ -88,7 +88,7 @@ def _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS: tl.cons
 
 @triton.jit
 def _find(
-    counts, kept, like, at, size, histograms, nans, rank, tiles,
+    counts, sums, kept, like, at, size, histograms, nans, rank, tiles,
     LEVELS: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -96,33 +96,99 @@ def _find(
     hit, index, _x = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
     place = tl.cumsum(hit, 0) - 1
     tl.store(kept + tile * ROOM + place, index, mask=(hit > 0) & (place < ROOM))
-    tl.store(counts + tile, tl.sum(hit, 0))
+    note_count(counts, sums, tile, tl.sum(hit, 0))
 
 
 @triton.jit
 def _gather(
-    indices, values, counts, kept, ends, room, begin, over, like, at, size, histograms, nans, rank, tiles,
+    indices, values, totals, candidates, capacity, begin, room, among, counts, sums, kept,
+    like, at, size, histograms, nans, rank, tiles,
     LEVELS: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Write the picks of a vector's tiles one after another; if they are too many, say so in `over`."""
+    """Write the picks of a vector's tiles one after another, and what is missing; too many go to the candidates.
+
+    If there is no room for them there either, none is written.
+    """
     tile = tl.program_id(0)
     vector, start, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-    last = first + tl.cdiv(tl.load(size + vector), TILE) - 1
-    before, here = tl.load(ends + first) - tl.load(counts + first), tl.load(counts + tile)
-    capacity = tl.load(room + vector)
-    if tl.load(ends + last) - before > capacity:
-        tl.store(over + vector, capacity)
+    many, wanted = tl.cdiv(tl.load(size + vector), TILE), tl.load(capacity + vector).to(tl.int32)
+    skipped, here = counted_before(counts, sums, first), tl.load(counts + tile)
+    total = counted_before(counts, sums, first + many.to(tl.int32)) - skipped
+    if tile == first:
+        tl.store(totals + vector, total)
+    if total > tl.maximum(wanted, tl.load(room + vector)):
         return
-    out = tl.load(begin + vector) + tl.load(ends + tile) - here - before
+    fits, out = total <= wanted, indices + tl.load(begin + vector)
+    if fits:
+        for missing in range(total + (tile - first) * TILE, wanted, many.to(tl.int32) * TILE):
+            place = missing + tl.arange(0, TILE)
+            tl.store(out + place, tl.full([TILE], -1, tl.int32), mask=place < wanted)
+            empty = tl.zeros([TILE], like.dtype.element_ty)
+            tl.store(values + tl.load(begin + vector) + place, empty, mask=place < wanted)
+    else:
+        out = candidates + tl.load(among + vector)
+    before = counted_before(counts, sums, tile) - skipped
+    numbers = values + tl.load(begin + vector) + before
     if here <= ROOM:
         place = tl.arange(0, ROOM)
         index = tl.load(kept + tile * ROOM + place, mask=place < here, other=0)
         x = tl.load(pointer(at, vector, like) + index, mask=place < here)
-        tl.store(indices + out + place, index, mask=place < here)
-        tl.store(values + out + place, x, mask=place < here)
+        tl.store(out + before + place, index, mask=place < here)
+        tl.store(numbers + place, x, mask=(place < here) & fits)
     else:
         # Other names, because a name stands for one shape.
         hit, found, element = _hits(like, at, size, histograms, nans, rank, vector, start, LEVELS, TILE)
-        among = tl.cumsum(hit, 0) - 1
-        tl.store(indices + out + among, found, mask=hit > 0)
-        tl.store(values + out + among, element, mask=hit > 0)
+        within = tl.cumsum(hit, 0) - 1
+        tl.store(out + before + within, found, mask=hit > 0)
+        tl.store(numbers + within, element, mask=(hit > 0) & fits)
+
+
+@triton.jit
+def _candidate(x, candidates, known, first, count, CHUNK: tl.constexpr):
+    """Return indices of a vector that may be among the largest, its elements there, magnitudes, and which there are."""
+    place = first + tl.arange(0, CHUNK)
+    there = place < count
+    index = tl.where(known, tl.load(candidates + place, mask=there & known, other=0), place)
+    element = tl.load(x + index, mask=there)
+    return index, element, magnitudes(element), there
+
+
+@triton.jit
+def _trim(
+    indices, values, totals, candidates, capacity, begin, room, among, like, at, size,
+    LEVELS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Write the largest of a vector's candidates; if there was no room for them, of all elements, which takes longer.
+
+    A program takes a vector: as a rule there are few more candidates than are wanted.
+    """
+    vector = tl.program_id(0)
+    total, left = tl.load(totals + vector), tl.load(capacity + vector).to(tl.int32)
+    if (total <= left) | (left == 0):
+        return
+    known, x = total <= tl.load(room + vector), pointer(at, vector, like)
+    candidates += tl.load(among + vector)
+    count = tl.where(known, total, tl.load(size + vector)).to(tl.int32)
+    bins, bar = tl.arange(0, BINS), left.to(tl.int64) * 0
+    for level in tl.static_range(LEVELS):
+        counts = tl.zeros([BINS], tl.int32)
+        for first in range(0, count, CHUNK):
+            _index, _x, bits, there = _candidate(x, candidates, known, first, count, CHUNK)
+            digits = bits >> (DIGIT * (LEVELS - 1 - level))
+            there = there & ((digits >> DIGIT) == bar.to(bits.dtype))
+            counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=there)
+        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
+        digit = tl.sum((above >= left).to(tl.int32), 0)
+        left -= tl.sum(tl.where(bins == digit, above, 0), 0)
+        bar = (bar << DIGIT) + digit
+    taken, tied = total * 0, total * 0
+    for first in range(0, count, CHUNK):
+        index, element, bits, there = _candidate(x, candidates, known, first, count, CHUNK)
+        ties = (there & (bits == bar.to(bits.dtype))).to(tl.int32)
+        among_ties = tied + tl.cumsum(ties, 0) - ties
+        chosen = ((there & (bits > bar.to(bits.dtype))) | ((ties > 0) & (among_ties < left))).to(tl.int32)
+        place = tl.load(begin + vector) + taken + tl.cumsum(chosen, 0) - chosen
+        tl.store(indices + place, index, mask=chosen > 0)
+        tl.store(values + place, element, mask=chosen > 0)
+        taken += tl.sum(chosen, 0)
+        tied += tl.sum(ties, 0)

@@ -46,6 +46,9 @@ COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP, _BLOCK = 32, 1024
+TOGETHER = 256
+"""How many tiles' counts are summed together."""
+SHARED = tl.constexpr(TOGETHER)
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
@@ -73,10 +76,11 @@ def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor
     wanted = [min(k, n) for k, n in zip(counts, lengths, strict=True)]
     starts = accumulate(wanted[:-1], initial=0)
     at, size, k, begin = table(device, addresses(xs), lengths, wanted, list(starts))
-    histograms = torch.zeros(len(xs) * COUNTERS[like.element_size()], dtype=torch.int32, device=device)
     indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
     tiles = tiles_of_each(tuple(lengths), device)
-    write_largest(Strided(at, size), like, tiles, histograms, k, begin, (indices, values))
+    counters = len(xs) * COUNTERS[like.element_size()] + 2 * tiles_of(len(tiles), TOGETHER)
+    zeros = torch.zeros(counters, dtype=torch.int32, device=device)
+    write_largest(Strided(at, size), like, tiles, zeros, k, begin, (indices, values))
     return indices, values
 
 
@@ -122,16 +126,19 @@ def count_digits(
 
 
 def write_largest(
-    xs: Strided, like: Tensor, tiles: Tensor, histograms: Tensor, wanted: Tensor, starts: Tensor, out: Vectors
+    xs: Strided, like: Tensor, tiles: Tensor, zeros: Tensor, wanted: Tensor, starts: Tensor, out: Vectors
 ) -> None:
-    """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on."""
-    levels = LEVELS[like.element_size()]
+    """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on.
+
+    `zeros`: int32, COUNTERS of each vector, and two more for every TOGETHER tiles.
+    """
+    levels, counters = LEVELS[like.element_size()], zeros.numel() - 2 * tiles_of(len(tiles), TOGETHER)
+    histograms, sums = zeros[:counters], zeros[counters:].view(torch.int64)
     count_digits(xs, like, tiles, histograms, wanted)
     counts = torch.empty(len(tiles), dtype=torch.int64, device=like.device)
-    args = (histograms, like, xs.at, xs.size, wanted, tiles, counts)
+    args = (histograms, like, xs.at, xs.size, wanted, tiles, counts, sums)
     launch(_count_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
-    ends = counts.cumsum(0)
-    launch(_place_each, len(tiles), *args, ends, starts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
+    launch(_place_each, len(tiles), *args, starts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
@@ -332,21 +339,35 @@ def _above_and_ties_each(like, at, size, vector, start, bar, TILE: tl.constexpr)
 
 
 @triton.jit
-def _count_each(histograms, like, at, size, wanted, tiles, counts, LEVELS: tl.constexpr, TILE: tl.constexpr):
+def note_count(counts, sums, tile, count):
+    """Note what a tile counts, also in the sum of those that lie side by side."""
+    tl.store(counts + tile, count)
+    tl.atomic_add(sums + tile // SHARED, count, sem="relaxed")
+
+
+@triton.jit
+def counted_before(counts, sums, tile):
+    """Return what all tiles before this one count."""
+    each = tl.arange(0, SHARED)
+    group, found = tile // SHARED, tl.zeros([SHARED], counts.dtype.element_ty)
+    for first in range(0, group, SHARED):
+        found += tl.load(sums + first + each, mask=first + each < group, other=0)
+    found += tl.load(counts + group * SHARED + each, mask=group * SHARED + each < tile, other=0)
+    return tl.sum(found, 0)
+
+
+@triton.jit
+def _count_each(histograms, like, at, size, wanted, tiles, counts, sums, LEVELS: tl.constexpr, TILE: tl.constexpr):
     tile = tl.program_id(0)
     vector, start = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
-    k = tl.load(wanted + vector)
-    if k == 0:
-        tl.store(counts + tile, 0)
-        return
-    bar, _left = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
+    bar, _left = bar_of(histograms + vector * LEVELS * BINS, tl.load(wanted + vector), LEVELS)
     above, ties, _index, _x = _above_and_ties_each(like, at, size, vector, start, bar, TILE)
-    tl.store(counts + tile, (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0))
+    note_count(counts, sums, tile, (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0))
 
 
 @triton.jit
 def _place_each(
-    histograms, like, at, size, wanted, tiles, counts, ends, starts, indices, values,
+    histograms, like, at, size, wanted, tiles, counts, sums, starts, indices, values,
     LEVELS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -356,8 +377,7 @@ def _place_each(
         return
     bar, allowed = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
     above, ties, index, x = _above_and_ties_each(like, at, size, vector, start, bar, TILE)
-    before = tl.load(ends + tile) - tl.load(counts + tile)
-    before -= tl.load(ends + first) - tl.load(counts + first)
+    before = counted_before(counts, sums, tile) - counted_before(counts, sums, first)
     within = tl.cumsum((above << 16) + ties, 0)
     ties_before = (before & 0xFFFFFFFF).to(tl.int32) + (within & 0xFFFF) - ties
     place = (before >> 32).to(tl.int32) + (within >> 16) - above + tl.minimum(ties_before, allowed)
