@@ -29,8 +29,8 @@ CPU = torch.device("cpu")
 LAUNCHES = {
     "dense": (1, 1, 0),
     "bf16": (2, 1, 1),
-    "topk": (11, 3, 6),
-    "sampled_topk": (10, 3, 6),
+    "topk": (10, 3, 6),
+    "sampled_topk": (11, 3, 6),
     "dgc": (10, 3, 7),
     "dragonn": (14, 4, 6),
     "fading": (5, 4, 5),

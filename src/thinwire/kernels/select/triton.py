@@ -46,6 +46,8 @@ COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP, _BLOCK = 32, 1024
+_ALONE = 1 << 25
+"""Up to so many elements fewer launches are worth more."""
 TOGETHER = 256
 """How many tiles' counts are summed together."""
 SHARED = tl.constexpr(TOGETHER)
@@ -68,8 +70,8 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 
 def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """See `reference.largest_of_each`. A vector that is alone is read faster by kernels that know where it begins."""
-    if len(xs) == 1:
+    """See `reference.largest_of_each`. A large vector is read faster alone, by kernels that know where it begins."""
+    if len(xs) == 1 and xs[0].numel() > _ALONE:
         picks = largest(xs[0], counts[0])
         return picks, xs[0].index_select(0, picks)
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
