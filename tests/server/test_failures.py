@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -436,6 +437,54 @@ def test_a_trainer_that_cannot_hand_over_its_last_updates_says_how_many() -> Non
         left.result(30)
     trainer.close()  # it has been said
     assert joined(started(), recipe, trainer.model)  # both are free
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_trainers_that_lose_different_servers_do_not_wait_for_each_other(staleness: int) -> None:
+    options: dict[str, Any] = {"servers": 2, "trainers": 3, "staleness": staleness}
+    servers = [started(recipe=dense(), index=i, **options) for i in range(2)]
+    where: dict[str, Any] = {
+        "address": [each.address for each in servers],
+        "ticket": [each.ticket for each in servers],
+        "servers": 2,
+    }
+    trainers = [joined(servers[0], dense(), reconnect=60.0, **where) for _ in range(3)]
+
+    hubs, pool = [server._hub for server in servers], ThreadPoolExecutor(3)
+    names = [each._channels[0]._settings.trainer for each in trainers]
+
+    def train(number: int) -> Future[None]:
+        def steps() -> None:
+            for gradient in gradients(6):
+                trainers[number].model.give(gradient)  # type: ignore[operator]
+                trainers[number].step()
+
+        return pool.submit(steps)
+
+    @contextmanager
+    def lost() -> Iterator[None]:
+        """The first trainer loses the second server, and the second the first, until the end."""
+        with ExitStack() as away:
+            for trainer, name, hub in zip(trainers[:2], names, reversed(hubs), strict=False):
+                away.enter_context(trainer._channels[0]._settings.pace.turn)
+                with hub.lock:
+                    hub.sessions[name].end("lost")
+            yield
+        assert soon(lambda: all(len(hub.sessions) == 3 for hub in hubs))
+
+    with lost():
+        going = [train(number) for number in range(3)]
+        assert soon(lambda: all(hub.central.applied.get(names[2]) for hub in hubs))
+    for each in going:
+        each.result(60)
+    going = [train(number) for number in range(2)]
+    assert soon(lambda: all(hub.sessions[name].busy for hub in hubs for name in names[:2]))
+    with lost():
+        pass
+    going.append(train(2))
+    for each in going:
+        each.result(60)
+    assert [set(hub.central.applied.values()) for hub in hubs] == [{12}, {12}]
 
 
 @pytest.mark.parametrize("gone", [True, False])

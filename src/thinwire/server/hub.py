@@ -212,9 +212,9 @@ class Session:
             earlier.leave(goodbye=False)
         self.trainer = asked["trainer"]
         hub.sessions[self.trainer] = self
-        hub.rule.joined(self.trainer)
+        ahead = hub.rule.joined(self.trainer, asked["ahead"])
         self.talk.limits = layout.asked
-        life, body = frames.LIFE.pack(central.life, central.restored), pack(self._downlink.sections())
+        life, body = frames.LIFE.pack(central.life, central.restored, ahead), pack(self._downlink.sections())
         self.say(Kind.JOIN, life, *body, number=central.applied.get(self.trainer, 0))
 
     def _update(self, frame: Frame) -> None:
@@ -382,12 +382,14 @@ def _asked(frame: Frame) -> dict[str, Any]:
     """Return what a JOIN says. Raises FrameError."""
     try:
         asked = json.loads(bytes(frame.body))
-        who, agreed = asked["trainer"], asked["agreed"]
+        who, agreed, ahead = asked["trainer"], asked["agreed"], asked["ahead"]
         if len(who) != 32 or int(who, 16) < 0 or not all(isinstance(x, str) for x in agreed.values()):
+            raise ValueError
+        if ahead is not None and (type(ahead) is not int or abs(ahead) >= 1 << 62):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FrameError("a JOIN without a trainer's number and parameters") from error
-    return {"trainer": who, "agreed": agreed}
+    return {"trainer": who, "agreed": agreed, "ahead": ahead}
 
 
 def rows_for(central: Central, body: memoryview) -> list[Bytes]:

@@ -12,8 +12,9 @@ from thinwire.server.central import Central, Update
 class Rule:
     """Decides over the updates of all trainers, of which so many must have joined before the first is applied.
 
-    At a `staleness` of 0, the mean of one update of each live trainer is applied in one step. Otherwise updates are
-    applied as they come, and no trainer is over `staleness` ahead (stale-synchronous parallel, Ho et al. 2013).
+    At a `staleness` of 0, the mean of one update of each live trainer is applied in one step; who was away catches up
+    alone. Otherwise updates are applied as they come, and no trainer is over `staleness` ahead (stale-synchronous
+    parallel, Ho et al. 2013).
 
     A trainer has one update here at a time. The caller holds the server's lock, and calls `release` after each call.
     `timeout`: how long a rule that keeps trainers in step waits, after a restart, for those that were there; how long
@@ -42,13 +43,20 @@ class Rule:
         away = time.monotonic() - max(self._lost.values(), default=-math.inf)
         return bool(self.complete and trained and not self.live and away > self.patience)
 
-    def joined(self, trainer: str) -> None:
-        """Count a trainer in, at the pace of the slowest."""
-        self.live[trainer] = min(self.live.values(), default=0)
+    def joined(self, trainer: str, ahead: int | None) -> int:
+        """Count a trainer in, at the pace of the slowest, unless it has one on other servers.
+
+        A pace is the number of the trainer's latest update, and by how much it was `ahead` of that when it joined.
+        Returned is that: servers of which each had one of its own would wait for trainers that wait for each other.
+        """
+        number = self.central.applied.get(trainer, 0)
+        ahead = min(self.live.values(), default=number) - number if ahead is None else ahead
+        self.live[trainer] = ahead + number
         self._begun |= len(self._goodbyes | self.live.keys()) >= self._wanted
         self._returning.discard(trainer)
         self._lost.pop(trainer, None)
         self.central.present = {*self.live, *self._returning}
+        return ahead
 
     def left(self, trainer: str, *, goodbye: bool) -> None:
         """Wait for this trainer no longer. If it did not say BYE it may come back, perhaps under another number.
@@ -71,8 +79,10 @@ class Rule:
         Raises ServerError if a step fails.
         """
         if self.complete and self._staleness == 0:
-            if self._held and self._held.keys() >= self.live.keys():
-                self._apply(list(self._held.values()))
+            least = min(self.live.values(), default=0)
+            due = [each for who, each in self._held.items() if self.live.get(who, least) == least]
+            if due and self._held.keys() >= {who for who, pace in self.live.items() if pace == least}:
+                self._apply(due)
         elif self.complete:
             for update in list(self._held.values()):
                 self._apply([update])

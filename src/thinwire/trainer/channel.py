@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
@@ -31,6 +31,19 @@ logger = logging.getLogger("thinwire")
 
 
 @final
+@dataclass
+class Pace:
+    """By how much a trainer is `ahead` of its updates' numbers, on all servers that it has `joined`, each in its turn.
+
+    The first that it joins decides, and the others are told.
+    """
+
+    ahead: int = 0
+    joined: set[int] = field(default_factory=set)
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+
+@final
 @dataclass(frozen=True)
 class Settings:
     """How a trainer (32 hexadecimal digits) talks to a server, the `index`-th: seconds of patience, bytes of log."""
@@ -42,6 +55,7 @@ class Settings:
     timeout: float
     patience: float
     room: int
+    pace: Pace
 
 
 @final
@@ -234,17 +248,31 @@ class Channel:
         try:
             while not self._over:
                 try:
-                    with closing(called(self._settings, self.layout, self._bell, self.counted)) as link:
+                    with ExitStack() as ending:
+                        with self._settings.pace.turn:
+                            link = called(self._settings, self.layout, self._bell, self.counted)
+                            ending.enter_context(closing(link))
+                            self._join(link)
                         self._converse(link)
                 except GoneError as error:
                     self._lost(error)
+                finally:
+                    self._settings.pace.joined.discard(self._settings.index)
         except Exception as error:
             self._fail(error)
 
-    def _converse(self, link: Link) -> None:
-        """Join, and do what is to be done. Raises GoneError."""
-        asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed)}
+    def _join(self, link: Link) -> None:
+        """Join. Raises GoneError."""
+        pace = self._settings.pace
+        ahead = pace.ahead if pace.joined else None
+        asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed), "ahead": ahead}
         link.send(Kind.JOIN, json.dumps(asked).encode())
+        while not self._over and not self._joined:
+            if (frame := link.receive()) is not None:
+                self._take(frame)
+
+    def _converse(self, link: Link) -> None:
+        """Do what is to be done. Raises GoneError."""
         while not self._over:
             if (due := self._due()) is not None:
                 version = min((due.base.version, *self._floors[due.base.joins :]))
@@ -256,8 +284,6 @@ class Channel:
     def _due(self) -> Request | None:
         """Return what may be sent now, if anything may, and take it for sent."""
         with self._changed:
-            if not self._joined:
-                return None
             if self._full:
                 self._full = False
                 return _SAVE
@@ -329,7 +355,8 @@ class Channel:
                 f"the server at {self._settings.address} has applied {frame.number} updates of this trainer, fewer "
                 f"than the {self.saved} it had saved: start it from its checkpoint, or restart this trainer"
             )
-        life, restored = LIFE.unpack_from(frame.body)
+        life, restored, self._settings.pace.ahead = LIFE.unpack_from(frame.body)
+        self._settings.pace.joined.add(self._settings.index)
         self.copy.take(frame.body[LIFE.size :], Base(frame.version, len(self._floors) + 1))
         floor = frame.version if life == self._life else restored  # to which the server went back
         self.rows.rejoined(floor)

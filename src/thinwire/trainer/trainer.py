@@ -22,7 +22,7 @@ from thinwire.codecs import Codec
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.reducer import Reducer
-from thinwire.trainer.channel import Channel, Settings, drainable
+from thinwire.trainer.channel import Channel, Pace, Settings, drainable
 from thinwire.trainer.copy import Base, wanted
 from thinwire.waits import refuse_captured
 from thinwire.wire.entries import claimed, named
@@ -363,11 +363,11 @@ def connect(
         places, who = addresses(address, servers, max(timeout, reconnect)), secrets.token_hex(16)
         if len(tickets) not in (1, servers):
             raise ValueError(f"{len(tickets)} tickets for {servers} servers; expected one, or one for each")
-        channels = list[Channel]()
+        channels, pace = list[Channel](), Pace()
         for i, layout in enumerate(its):
             layout.compile()
             ending.enter_context(layout.claimed(model))
-            settings = Settings(places[i], i, tickets[i % len(tickets)], who, timeout, reconnect, log_bytes)
+            settings = Settings(places[i], i, tickets[i % len(tickets)], who, timeout, reconnect, log_bytes, pace)
             channels.append(Channel(settings, layout, model))
             ending.callback(channels[-1].close, goodbye=False)
         for memory in memories:

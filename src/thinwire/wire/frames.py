@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
 Bytes = bytes | memoryview
-PROTOCOL = 10
+PROTOCOL = 11
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQdQ")
 PIECE = 1 << 16
@@ -61,7 +61,7 @@ class Flag(IntFlag):
 
 
 NONE = Flag(0)
-LIFE = struct.Struct("<QQ")
+LIFE = struct.Struct("<QQq")
 """At the start of the answer to JOIN: a number that the server drew when it started, and at which version that was."""
 
 
