@@ -597,6 +597,33 @@ def test_how_many_may_be_late(workers: int, late: int, enough: bool, first: bool
         assert all(each.proposal() == found for each in known)
 
 
+def test_who_was_late_twice_is_waited_for_once_it_was_in_time() -> None:
+    """It computes as fast as the others; its shares travel for so many seconds."""
+    now, waited = 0.0, list[float]()
+    with patch.object(agreement, "time", Mock(monotonic=lambda: now)):
+        one = Agreement("one", lambda tick: tick + 1, 0.5, 5.0)
+        one.begin(0, {"one": True, "far": True})
+        for tick, travels in enumerate([6.0, 6.0, 6.0, 6.0, 4.0, 4.0, 6.0, 6.0, 6.0], start=1):
+            began, one.at, one.status = now, tick - 1, {"far": Standing(tick - 1, 1.0)}
+            one.times[tick] = now
+            one.sent, one.reached, one.shares[tick]["one"] = (tick, now), tick, Share(b"", 1.0, 0)
+            while one.last < tick or now < began + 10.0:
+                if now == began + travels:
+                    one.arrive(tick, "far", Share(b"", 1.0, 0))
+                one.have[tick] |= {"far"} if one.votes() else set()
+                one.count()
+                if one.last < tick and (proposal := one.proposal()):
+                    one.learn(proposal)
+                if one.last == tick and len(waited) < tick:
+                    waited.append(now - began)
+                now += 0.5
+        assert waited == [5.0, 5.0, 0.0, 0.0, 0.0, 4.0, 5.0, 5.0, 0.0]
+        one.times, one.sent = {8: now - 5.5, 9: now - 5.0}, (10, now)  # outer steps may take less than `grace`
+        for tick, late in ((8, 2), (9, 0)):
+            one.arrive(tick, "far", Share(b"", 1.0, 0))
+            assert one.late["far"] == late
+
+
 def test_who_has_not_met_all_yet_does_not_go_on_without_them() -> None:
     with _swarms(3, lost=1000.0, quorum=0.5, grace=60.0) as swarms, patch.object(agreement, "TURN", 0.0):
         one, other, far = _began(swarms, [True, True, True])

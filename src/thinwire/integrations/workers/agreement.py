@@ -6,7 +6,8 @@ elector with a share proposes to the store what the step is made of, and who ele
 the first proposal decides. Who has said that it has all shares proposes nothing else, so the two ways cannot disagree.
 
 Present workers that nobody waits for, because they are slow or stuck, are electors, too: their links say what they
-have while they compute, and if all others die they can go on.
+have while they compute, and if all others die they can go on. Who was waited for in vain `LATE` times is waited for
+again once a share of its was in time.
 
 If all who have a share die before the others have it, those have an elector make the open step void by the store, and
 with it all that were decided since the last that they could take. Nobody gets past it by the void ones: neither the
@@ -15,7 +16,7 @@ elector nor the store lets them. Who has taken some takes over the state of the 
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Set
 from statistics import median
 from typing import Any, NamedTuple, final
@@ -26,6 +27,7 @@ LOST = 30.0  # seconds after which somebody silent, or that long overdue, does n
 GIVEN_UP = 600.0  # seconds for which a worker that is gone is called, and others are waited for by who cannot go on
 TURN = 0.5  # seconds by which the next one is later to propose
 STALLED = 2.0  # seconds for everybody to say that all is there
+LATE = 2  # how often somebody is waited for in vain
 
 
 class Share(NamedTuple):
@@ -76,8 +78,9 @@ class Agreement:
     It stands `at` a tick, -1 before any state. `last` is the latest tick that is decided, and `view` that of the `next`
     one. `status`: who else is present; `lost`: who has left, when, and whether silently. `have`: who has said that it
     has all shares; `mute`: who has them too late to say so in time. `reached`: the latest tick of which another one has
-    this worker's share. `sent`, `voted`: at which tick, and when. `stuck`: since when it waits for what nobody has.
-    `alone`: whether the store does not answer, so that nobody can be taken in or left out.
+    this worker's share. `sent`, `voted`: at which tick, and when; `times`: when at each. `late`: who was waited for in
+    vain, and how often. `stuck`: since when it waits for what nobody has. `alone`: whether the store does not answer,
+    so that nobody can be taken in or left out.
     """
 
     def __init__(self, own: str, following: Callable[[int], int], quorum: float, grace: float) -> None:
@@ -89,7 +92,8 @@ class Agreement:
         self.decisions: dict[int, Decision] = {}
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         self.have: dict[int, set[str]] = defaultdict(set)
-        self.mute = set[str]()
+        self.times: dict[int, float] = {}
+        self.mute, self.late = set[str](), Counter[str]()
         self.began, self.reached, self.sent, self.stuck = time.monotonic(), -1, (-1, 0.0), math.inf
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
         self.alone = False
@@ -136,6 +140,13 @@ class Agreement:
         self.began = time.monotonic()
         self._advance()
 
+    def arrive(self, tick: int, peer: str, share: Share) -> None:
+        """Take another worker's share, and note whether it is in time: `grace` after this worker's at most."""
+        if tick > self.last or tick in self.decisions:
+            self.shares[tick].setdefault(peer, share)
+        if tick > self.last or time.monotonic() - self.times.get(tick, -math.inf) <= self.grace:
+            self.late.pop(peer, None)
+
     def votes(self) -> bool:
         """Return whether this worker is to say that all shares are here, which it does once."""
         tick = self.next
@@ -162,12 +173,14 @@ class Agreement:
     def _advance(self) -> None:
         self.stuck = math.inf  # until this worker has looked again
         while decision := self.decisions.get(self.next):
+            if decision.shares:
+                self.late.update((self.awaited | self._newcomers()) & self.status.keys() - set(decision.shares))
             self.last, self.view, self.next = self.next, decision.view, self.following(self.next)
         kept = 0
         for tick in sorted(self.shares, reverse=True):  # what those who are late may need, as far as there is room
             kept += sum(len(share.message) for share in self.shares[tick].values())
             if tick < self.last and kept > KEPT:
-                for held in (self.shares, self.decisions, self.have):
+                for held in (self.shares, self.decisions, self.have, self.times):
                     held.pop(tick, None)
 
     def _is_to_change(self) -> bool:
@@ -176,9 +189,10 @@ class Agreement:
         return bool(self._newcomers() or self.view.keys() - self.present or heard_late)
 
     def _newcomers(self) -> set[str]:
-        """Return who is ready for the next outer step without being waited for, and as fast as this worker."""
-        most, awaited = self.seconds + self.grace, self.awaited
-        return {peer for peer, (at, seconds) in self.status.items() if at == self.last and seconds <= most} - awaited
+        """Return who is ready for the next outer step without being waited for, and was not too often late."""
+        most = self.seconds + self.grace
+        ready = {peer for peer, (at, seconds) in self.status.items() if at == self.last and seconds <= most}
+        return {peer for peer in ready - self.awaited if self.late[peer] < LATE}
 
     def proposal(self) -> Decision | None:
         """Return what to propose to the store, if it is time."""

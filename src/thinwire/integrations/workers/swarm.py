@@ -180,7 +180,8 @@ class Swarm:
     def send(self, tick: int, message: bytes, seconds: float) -> None:
         """Send this worker's share to all."""
         with self._changed:
-            self.known.seconds, self.known.sent = seconds, (tick, time.monotonic())
+            self.known.seconds, self.known.times[tick] = seconds, time.monotonic()
+            self.known.sent = tick, self.known.times[tick]
             share = self.known.shares[tick][self.id] = Share(message, seconds, self.digest)
             self._broadcast(_words(tick, self.id, share), message)
             self._consider()
@@ -335,10 +336,8 @@ class Swarm:
         self.known.status[link.peer] = Standing(int(words["at"]), float(words["seconds"]))
 
     def _take_share(self, link: Link, words: Words, body: bytes) -> None:
-        tick = int(words["tick"])
-        if tick > self.known.last or tick in self.known.decisions:
-            share = Share(body, float(words["seconds"]), int(words["digest"]))
-            self.known.shares[tick].setdefault(str(words["id"]), share)
+        tick, share = int(words["tick"]), Share(body, float(words["seconds"]), int(words["digest"]))
+        self.known.arrive(tick, str(words["id"]), share)
         link.send({"kind": "got", "tick": tick})
 
     def _take_got(self, link: Link, words: Words, body: bytes) -> None:
