@@ -1,5 +1,6 @@
 """Who gets in, and what happens to the rest: their connection is closed, and nothing else."""
 
+import os
 import random
 import re
 import socket
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 from pathlib import Path
 from typing import Any
 
@@ -526,6 +528,56 @@ def test_a_malformed_frame_changes_nothing(guarded: Server, data: bytes) -> None
     with pytest.raises(GoneError):
         raw.receive()
     assert soon(lambda: connections(guarded.address) == 1)  # it is closed, though its owner is not gone
+
+
+def _socketpair() -> tuple[int, int]:
+    one, other = socket.socketpair()
+    return one.detach(), other.detach()
+
+
+@pytest.mark.parametrize("pair", [_socketpair, os.pipe])
+def test_a_descriptor_that_is_anothers_by_now_is_left_alone(
+    pair: Callable[[], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, come, closed_again, ended = started(), threading.Event(), threading.Event(), threading.Event()
+    listener, (reader, ours) = server._hub.listener, pair()
+    receive, end = listener.receive, listener.end
+
+    def slowly() -> tuple[bytes, memoryview, str, int] | None:
+        if (found := receive()) is not None:
+            come.set()
+            assert closed_again.wait(60)
+        return found
+
+    def noted(*call: Any) -> None:
+        end(*call)
+        ended.set()
+
+    monkeypatch.setattr(listener, "receive", slowly)
+    monkeypatch.setattr(listener, "end", noted)
+    raw = Raw(server.address, join=False)
+    raw.send_raw(b"malformed")
+    assert come.wait(60)
+    port = int(server.address.rpartition(":")[2])
+    (its,) = (number for number, each in sockets.open_sockets() if _connected(each, port))
+    raw.close()
+    assert soon(lambda: not connections(server.address))
+    assert fcntl(ours, F_DUPFD_CLOEXEC, its) == its
+    closed_again.set()
+    assert ended.wait(60)
+    assert soon(lambda: not listener._ending)
+    server.close()
+    os.set_blocking(reader, False)
+    with pytest.raises(BlockingIOError):  # it was not shut down
+        os.read(reader, 1)
+    for each in (ours, its):
+        os.close(each)
+    assert os.read(reader, 1) == b""  # nobody else has a copy
+    os.close(reader)
+
+
+def _connected(each: socket.socket, port: int) -> bool:
+    return each.getsockname()[1] == port and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def test_a_message_longer_than_a_piece_breaks_the_connection(guarded: Server) -> None:

@@ -182,7 +182,7 @@ class Session:
         """Say why it ends, hear no more, and close the connection."""
         self.say(Kind.END, why[:_WORDS].encode(), flags=flags)
         self.leave(goodbye=False)
-        self._hub.listener.end(self._descriptor)
+        self._hub.listener.end(self._descriptor, partial(self._hub.reaches, self))
 
     def hung_up(self) -> None:
         """Count the trainer out whose connection is closed, unless it has said BYE after what is still to be done."""
@@ -353,6 +353,13 @@ class Hub:
                 each.end(self.central.failure, Flag.FINAL)
         for each in self._peers.values():
             self._send(each)
+
+    def reaches(self, session: Session) -> bool:
+        """Send a peer a ping, and return whether it is connected."""
+        with self.lock:
+            session.say(Kind.PING)
+            self._send(session)
+            return session.talk.outbox.maxlen is None
 
     def _try(self, session: Session, call: Callable[[], None]) -> None:
         """Have a session do something; if it cannot, that ends it and no other."""

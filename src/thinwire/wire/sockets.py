@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +163,7 @@ class Listener:
     """
 
     def __init__(self, address: str, key: Key, *, timeout: float, longest: int) -> None:
-        (host, port), self._ending = resolved(address), deque[tuple[float, socket.socket]]()
+        (host, port), self._ending = resolved(address), deque[tuple[float, int, Callable[[], bool]]]()
         self._end, self._met, self._context = ("", 0), set[tuple[str, bool]](), zmq.Context[Any]()
         # libzmq counts up to half of it late. With less, heartbeats would wait behind what a busy server has not read
         most = _QUEUED + 2 * frames.WINDOW * longest
@@ -219,15 +219,21 @@ class Listener:
             self._met.add(key)
             logger.warning("closed a connection from %s: %s. Further ones from there are not logged", host, why)
 
-    def end(self, descriptor: int) -> None:
-        """Close a connection, when the last words are said; libzmq leaves that to the other side."""
+    def end(self, descriptor: int, reached: Callable[[], bool]) -> None:
+        """Close a connection, when the last words are said; libzmq leaves that to the other side.
+
+        `reached`: whether the peer is connected still, so that the descriptor was not another's when it was copied.
+        """
         with suppress(OSError):  # it is closed. A copy, as libzmq may close it first, and its number be another's
-            self._ending.append((time.monotonic(), socket.socket(fileno=os.dup(descriptor))))
+            self._ending.append((time.monotonic(), os.dup(descriptor), reached))
 
     def _hang_up(self, until: float) -> None:
         while self._ending and self._ending[0][0] < until:
-            with self._ending.popleft()[1] as connection, suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            _, copy, reached = self._ending.popleft()
+            if reached():
+                with suppress(OSError), socket.fromfd(copy, socket.AF_INET, socket.SOCK_STREAM) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+            os.close(copy)
 
     def close(self) -> None:
         """Close all connections, when the last words are said."""
