@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from thinwire.wire.frames import GoneError, Kind, Talk
-from thinwire.wire.rendezvous import said, ticket
+from thinwire.wire.rendezvous import VARIABLE, said, ticket
 from thinwire.wire.sockets import Bell, Link, check_installed
 
 _LONGEST, _TIMEOUT = 1 << 24, 10.0
@@ -17,7 +17,11 @@ def run(addresses: Sequence[str], every: float | None) -> None:
     """Print a line for each server, again and again if told how often. Raises what `look` raises."""
     while True:
         for index, each in enumerate(addresses):
-            print(json.dumps({"address": each, **look(each, index)}), flush=True)
+            try:
+                print(json.dumps({"address": each, **look(each, index)}), flush=True)
+            except GoneError as error:
+                fix = f"see whether it runs, and set {VARIABLE} to its server.ticket, or to a file that holds it"
+                raise GoneError(f"{each}: {error.why}", fix) from error
         if every is None:
             return
         time.sleep(every)

@@ -74,7 +74,7 @@ class GoneError(ConnectionError):
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(f"{why}: {fix}" if fix else why)
-        self.fix = fix
+        self.why, self.fix = why, fix
 
 
 class Frame(NamedTuple):

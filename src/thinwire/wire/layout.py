@@ -253,11 +253,8 @@ def difference(server: Mapping[str, str], trainer: Mapping[str, str]) -> tuple[s
         if mine != theirs:
             same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
             start = max(0, same - _SHOWN // 2)
-            it = f"{key} differs: this trainer has {_cut(theirs)}" if key in trainer else "this trainer lacks something"
-            return (
-                f"{it}; use the server's, which is in its log",
-                f"{key} differs: the server has {_cut(mine, start)}, this trainer has {_cut(theirs, start)}",
-            )
+            both = f"{key} differs: the server has {_cut(mine, start)}, this trainer has {_cut(theirs, start)}"
+            return f"{both}; use the server's", both
     return None
 
 

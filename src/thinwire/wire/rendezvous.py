@@ -134,7 +134,7 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
     if isinstance(given, str) and given and not set(given) - set(hexdigits):
         return Key.read(given, "the ticket")
     if given:
-        return Key.read(_private(Path(given)), "that file")
+        return _ticket_in(Path(given))
     host, port = resolved(address)
     others = {_ANY.get(host, host), "::" if ":" in host else "0.0.0.0", "::"} if is_here(host) else set()
     newest = max((_left(each, port) for each in {host, *others}), key=_written)  # of those servers one is alive
@@ -142,6 +142,14 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
         return Key.read(_private(newest), "what was left")
     stored = _awaited("ticket", [index], seconds)
     return Key.read("".join(stored) or _private(newest), "what was stored")
+
+
+def _ticket_in(path: Path) -> Key:
+    found, beside = Key.read(_private(path), "that file"), path.with_name(f"{path.name}.ticket")
+    with suppress(OSError):
+        if beside.read_text() == found.ticket.text:
+            raise ValueError(f"{path} is the server's own key, which no trainer needs; expected its ticket: {beside}")
+    return found
 
 
 def _awaited(what: str, servers: Sequence[int], seconds: float) -> list[str]:

@@ -4,6 +4,7 @@ libzmq answers heartbeats, encrypts and keeps its queues in a thread of its own,
 silent. It asks who may join before anything of theirs comes in (RFC 27). A socket is used by one thread.
 """
 
+import errno
 import logging
 import math
 import os
@@ -328,7 +329,10 @@ class Link:
     def _look(self) -> None:
         """See what has become of the connection."""
         while self._gone is None and self._monitor.poll(0):
-            event = zmq.Event(monitor.recv_monitor_message(self._monitor)["event"]).name or ""
+            seen = monitor.recv_monitor_message(self._monitor)
+            event = zmq.Event(seen["event"]).name or ""
+            if event == "HANDSHAKE_FAILED_NO_DETAIL" and seen["value"] == errno.EAGAIN:  # it did not hang up
+                event = "SILENT"
             self._gone = GoneError(*_WORDS[event]) if event in _WORDS else None
 
     def close(self) -> None:
@@ -349,6 +353,11 @@ _FIX = (
 _WORDS = {
     "CLOSED": ("nobody listens there",),
     "DISCONNECTED": ("the connection was closed",),
+    "SILENT": (
+        f"within {_HANDSHAKE:g} s it has not answered as a thinwire server does",
+        "if it is stopped, or its host too busy, see to that, or pass reconnect=, in seconds, to wait for it; if "
+        f"something else listens there, check the address; or {_FIX}",
+    ),
     # anybody on the way can say so
     "HANDSHAKE_FAILED_AUTH": ("it does not know this trainer's ticket", _FIX),
     "HANDSHAKE_FAILED_NO_DETAIL": ("it is not a thinwire server, or has another key", _FIX),
