@@ -926,6 +926,26 @@ def test_another_recipe_is_refused(ranks: Ranks) -> None:
     assert any("another model, recipe or settings" in said for said in ranks.run(2, _other_settings))
 
 
+def _joins_with_other_settings() -> str:
+    with _store() as store:
+        if dist.get_rank() == 0:
+            worker = Worker(store, tw.outer_steps.sparseloco(every=H)).train(H)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            dist.barrier()  # by then the other one has failed
+            return str(len(worker.train(2 * H).log))
+        with pytest.raises(tw.errors.FingerprintError) as refused:
+            Worker(store, tw.outer_steps.sparseloco(every=H + 1))
+        dist.barrier()
+        return str(refused.value)
+
+
+def test_who_joins_with_other_settings_fails_alone(ranks: Ranks) -> None:
+    steps, said = ranks.run(2, _joins_with_other_settings)
+    assert steps == "3"
+    assert all(f"'every': {every}" in said for every in (H, H + 1))
+
+
 def _refused() -> list[str]:
     model, nobody = nn.Linear(4, 4), "tcp://127.0.0.1:1"
     optimizer, group = torch.optim.SGD(model.parameters(), lr=0.1), dist.group.WORLD

@@ -58,3 +58,10 @@ class Comparison:
         own = self._own | {tick: mine}
         pairs = [(own[at], theirs) for at, theirs in self._others.values() if at in own]
         return [name for name in mine if any(one[name] != other[name] for one, other in pairs)]
+
+
+def differently(theirs: str, mine: str) -> str:
+    """Say where two texts begin to differ."""
+    first = next((at for at, (x, y) in enumerate(zip(theirs, mine, strict=False)) if x != y), 0)
+    at = max(0, first - 30)
+    return f"…{theirs[at : at + 90]}…, where this one has …{mine[at : at + 90]}…: start all workers with the same"

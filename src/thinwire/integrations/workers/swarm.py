@@ -18,7 +18,7 @@ from thinwire.collectives.links import Link, Words, dial, serve
 from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations.workers import agreement
 from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing, View, view_of
-from thinwire.integrations.workers.comparison import Comparison, Digests
+from thinwire.integrations.workers.comparison import Comparison, Digests, differently
 from thinwire.integrations.workers.directory import Directory, StoreError
 
 _log = logging.getLogger("thinwire")
@@ -313,8 +313,12 @@ class Swarm:
             self._changed.notify_all()
 
     def _meet(self, link: Link, words: Words) -> None:
-        if words["terms"] != self._terms:
-            self._error = FingerprintError(f"worker {words['id']} has another model, recipe or settings")
+        if (theirs := str(words["terms"])) != self._terms:
+            text = f"worker {words['id']} has another model, recipe or settings: {differently(theirs, self._terms)}"
+            if self.at < 0:  # who has begun goes on
+                self._error = FingerprintError(text)
+            else:
+                _log.warning("%s. It cannot join", text)
             link.send(self._hello())
             link.close()
             return
