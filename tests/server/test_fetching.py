@@ -270,9 +270,9 @@ def test_bad_ids_are_refused_before_anything_is_sent(rows: Any, kind: type[Excep
 
 def test_rows_are_fetched_only_where_both_sides_agreed_to() -> None:
     pushing, fetching = _started(Table(), fetch_rows=False), _started(Table())
-    with pytest.raises(FingerprintError, match="fetch_rows differs: this trainer has True; use"):
+    with pytest.raises(FingerprintError, match="fetch_rows differs: the server has False, this trainer has True; use"):
         _joined(pushing)
-    with pytest.raises(FingerprintError, match="fetch_rows differs: this trainer has False"):
+    with pytest.raises(FingerprintError, match="fetch_rows differs: the server has True, this trainer has False"):
         _joined(fetching, fetch_rows=False)
     with pytest.raises(ValueError, match="fetch needs fetch_rows=True"):
         _joined(pushing, fetch_rows=False).fetch()
