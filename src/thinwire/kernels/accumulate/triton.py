@@ -28,11 +28,15 @@ _FEW = 1024
 """Elements that a program takes of those that were sent."""
 
 
-def accumulate(sums: Sum, clear: Tensor | None = None) -> None:
-    """See `reference.accumulate`. Several take one launch, but where each draws from a seed of its own.
+def accumulate(sums: Sum) -> None:
+    """See `reference.accumulate`."""
+    accumulate_and_clear(sums, None)
+
+
+def accumulate_and_clear(sums: Sum, clear: Tensor | None) -> None:
+    """Accumulate, and fill `clear` (int32) with zeros. Several take one launch, but where each draws from its own seed.
 
     One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
-    `clear` (int32) is filled with zeros.
     """
     alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_single_threaded(sums.outs[0].numel()))
     if not alone and sums.how != "rounded":

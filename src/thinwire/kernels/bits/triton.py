@@ -59,7 +59,15 @@ def sections_write(out: Tensor, sections: Sequence[Section], starts: Sequence[in
     launch(_write, tiles_of(out.numel(), _BLOCK), *args, KINDS=(*kinds, *[0] * missing), BLOCK=_BLOCK)
 
 
-def elias_fano_read(rows: Tensor, count: int, space: int, edges: Tensor | None) -> tuple[Tensor, Tensor]:
+def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
+    return _read(rows, count, space, None)[0]
+
+
+def elias_fano_read(rows: Tensor, count: int, space: int, edges: Tensor) -> tuple[Tensor, Tensor]:
+    return _read(rows, count, space, edges)
+
+
+def _read(rows: Tensor, count: int, space: int, edges: Tensor | None) -> tuple[Tensor, Tensor]:
     """See `reference.elias_fano_decode`; all rows at once. The k-th set bit tells the high part of the k-th index.
 
     What the encoder cannot have written is found without writing it again: padding that is not zero, a number of set
@@ -75,10 +83,6 @@ def elias_fano_read(rows: Tensor, count: int, space: int, edges: Tensor | None) 
     args = (rows, found, keys, *shape, space, wrong, edges, inner)
     launch(_read_bits, ranks * tiles, *args, STEPS=steps, BITS=_BITS, BLOCK=_BLOCK)
     return keys, wrong
-
-
-def elias_fano_decode(rows: Tensor, count: int, space: int) -> Tensor:
-    return elias_fano_read(rows, count, space, None)[0]
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import accumulate
+from thinwire.kernels.accumulate.triton import accumulate_and_clear
 from thinwire.kernels.replay import fixed
 from thinwire.kernels.sampled.reference import Draw, one_by_one
 from thinwire.kernels.select.triton import (
@@ -55,7 +55,7 @@ def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor,
     at, size, samples, offset, stride, rank, capacity, begin, room, among = table_of(device, columns)
     tiles, counters = tiles_of_each(tuple(lengths), device), len(xs) * COUNTERS[like.element_size()]
     zeros = torch.empty(counters + 2 * len(xs) + tiles_of(len(tiles), TOGETHER), dtype=torch.int32, device=device)
-    accumulate(sums, clear=zeros)
+    accumulate_and_clear(sums, zeros)
     histograms, nans, totals, shared = zeros.split([counters, len(xs), len(xs), tiles_of(len(tiles), TOGETHER)])
     most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, known, strict=True))
     count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), histograms, rank, nans)
