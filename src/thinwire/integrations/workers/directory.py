@@ -63,6 +63,7 @@ class Directory:
 
     def __init__(self, store: object, run: str = "", patience: float = 300.0) -> None:
         self._host, self._port, prefix = found_address(store)
+        self._store = store  # which serves as long as somebody holds it
         self.address = f"tcp://{self._host}:{self._port}"
         self._prefix = f"/{prefix}{run}/"
         self._connection: _Connection | None = None

@@ -100,7 +100,7 @@ class Swarm:
         Raises:
             StateError: If the training has begun, and nobody who takes part can be reached.
         """
-        began = time.monotonic()
+        began, said = time.monotonic(), False
         while True:
             with self._changed:
                 self._changed.wait_for(self._somebody, timeout=0.5)
@@ -109,6 +109,10 @@ class Swarm:
                     return False
                 there = len(self.known.present)
             waited = time.monotonic() - began
+            if waited > agreement.LOST and not said:
+                said = True
+                text = "%d of %d workers are present; the others must reach this one at %s:%d, and have the same store"
+                _log.warning(text, there, self._first, *self._card["address"])
             with suppress(StoreError):
                 enough = there >= self._first and (self._first > 1 or waited > agreement.FOUNDING)
                 if self._directory.has(_BEGUN):
