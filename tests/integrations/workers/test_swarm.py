@@ -870,7 +870,7 @@ agreement.FOUNDING = 0.0
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 model = torch.nn.Linear(9, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-handle = tw.outer(model, optimizer, tw.outer_steps.sparseloco(every=1), store=store)
+handle = tw.outer(model, optimizer, tw.outer_steps.sparseloco(every=1), store=f"tcp://127.0.0.1:{store.port}")
 del store
 while not handle._swarm._directory.away:
     pass
