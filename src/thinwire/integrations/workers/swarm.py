@@ -109,7 +109,7 @@ class Swarm:
                     return False
                 there = len(self.known.present)
             waited = time.monotonic() - began
-            if waited > agreement.LOST and not said:
+            if waited > agreement.LOST and there < self._first and not said:
                 said = True
                 text = "%d of %d workers are present; the others must reach this one at %s:%d, and have the same store"
                 _log.warning(text, there, self._first, *self._card["address"])
