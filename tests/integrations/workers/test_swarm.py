@@ -483,7 +483,7 @@ def _swarms(count: int, lost: float = 1.0, **options: Any) -> Iterator[list[Swar
     KEPT[:] = [MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
     chosen: dict[str, Any] = {"workers": count, "quorum": 1.0, "grace": 0.1} | options
     with patch.object(agreement, "LOST", lost):
-        found = [Swarm(KEPT[0], "", lambda tick: tick + 1, **chosen) for _ in range(count)]
+        found = [Swarm(f"tcp://127.0.0.1:{KEPT[0].port}", "", lambda tick: tick + 1, **chosen) for _ in range(count)]
         _wait(lambda: all(len(each.workers) == count for each in found))
         yield found
         for each in found:
@@ -850,6 +850,14 @@ def _end_store(swarms: list[Swarm]) -> None:
     """End it, and wait until all know."""
     KEPT.clear()
     _wait(lambda: all(each.known.alone for each in swarms))
+
+
+def test_a_store_that_nobody_else_holds_goes_on() -> None:
+    store = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    swarm = Swarm(store, "", lambda tick: tick + 1, workers=1, quorum=1.0, grace=0.1)
+    del store
+    assert not swarm._directory.is_new()
+    swarm.close(goodbye=True)
 
 
 def test_who_looks_for_others_raises_if_the_store_is_gone() -> None:
