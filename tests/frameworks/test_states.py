@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.frameworks.states import gathered, load, save
+from thinwire.frameworks.attaching import gathered, load, save
 
 
 def _trained(steps: int) -> thinwire.integrations.Attachment:

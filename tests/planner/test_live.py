@@ -24,8 +24,7 @@ from thinwire.exchanges import Link
 from thinwire.planner import Budget, Plan, decide, step_seconds
 from thinwire.planner.decide import winner
 from thinwire.planner.live import Adaptive
-from thinwire.planner.live.policy import Alarm, _spans, _with_rest, _with_slower_links
-from thinwire.planner.live.race import TOLERANCE, decision, proposals
+from thinwire.planner.live.policy import TOLERANCE, Alarm, _spans, _with_rest, _with_slower_links, decision, proposals
 from thinwire.planner.live.step_log import Decided, Policy, steps
 from thinwire.planner.probe.links import fit
 from thinwire.reducer import Bucket, Round, Segment

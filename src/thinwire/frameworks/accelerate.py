@@ -8,8 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from thinwire.checked import checked
-from thinwire.frameworks.attaching import How, attached, check_replicas
-from thinwire.frameworks.states import load, save
+from thinwire.frameworks.attaching import How, attached, check_replicas, load, save
 from thinwire.integrations import Attachment
 from thinwire.integrations.attachments.assembly import Optimizers
 

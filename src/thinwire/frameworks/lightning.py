@@ -8,8 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from thinwire.checked import checked
 from thinwire.errors import StateError
-from thinwire.frameworks.attaching import How, attached, check_replicas, say_what_is_clipped
-from thinwire.frameworks.states import MISSING, gathered
+from thinwire.frameworks.attaching import MISSING, How, attached, check_replicas, gathered, say_what_is_clipped
 from thinwire.integrations import Attachment, redistribute
 
 __all__ = ["ThinwireCallback"]

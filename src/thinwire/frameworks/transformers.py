@@ -9,8 +9,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from thinwire.checked import checked
-from thinwire.frameworks.attaching import How, attached, check_replicas, say_what_is_clipped
-from thinwire.frameworks.states import load, save
+from thinwire.frameworks.attaching import How, attached, check_replicas, load, save, say_what_is_clipped
 from thinwire.integrations import Attachment
 
 __all__ = ["ThinwireCallback", "attach"]

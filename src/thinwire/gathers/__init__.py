@@ -1,7 +1,6 @@
 """Gathers: how the parameters of a sharded model travel, where FSDP2 gathers them before it computes."""
 
-from thinwire.gathers.differences import Differences
-from thinwire.gathers.lossless import Lossless
+from thinwire.gathers.differences import Differences, Lossless
 
 Gathers = Differences | Lossless
 """What `thinwire.scatter` takes as `gathers`."""

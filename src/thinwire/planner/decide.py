@@ -1,17 +1,103 @@
-"""Deciding what to compress: does it pay, and if so, with which candidate?"""
+"""Deciding what to compress: does it pay, if so, with which candidate, and why?"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from thinwire.checked import Fraction, checked
 from thinwire.exchanges import Link
-from thinwire.planner.candidates import DENSE, Budget
+from thinwire.planner.candidates import DENSE, Budget, Candidate, candidate
+from thinwire.planner.losses import measured
 from thinwire.planner.plan import Plan, Row
-from thinwire.planner.profile import Gradient, Profile
-from thinwire.planner.reasons import advice, reason
-from thinwire.planner.search import fastest
-from thinwire.planner.timeline import step_seconds, work
+from thinwire.planner.profile import Bucket, Curve, Gradient, Profile
+from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, work, works
+
+_SIZES = 8  # how many thresholds on a tensor's size are tried in a bucket
+_MANY = 64  # paths; beyond this we drop paths hardly better than another, because every bucket multiplies them
+_SLACK = 2e-3  # of a step: the most that dropping them may cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    choice: Mapping[str, str]
+    works: tuple[Work, ...]
+    compressed: int  # elements
+
+
+class _Path(NamedTuple):
+    state: State
+    taken: tuple[_Option, ...]
+
+
+@checked
+def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Return the fastest choice.
+
+    In each bucket, tensors from some size on go to one candidate and the rest to "dense". All such paths through the
+    buckets are followed, and a path is dropped if another is at least as good in every respect. If too many remain,
+    those that another nearly beats are dropped too, which may cost 0.2 % of a step.
+
+    Args:
+        profile: What was measured.
+        candidates: What may be chosen.
+
+    Returns:
+        A candidate's name per parameter. Parameters that gain nothing are left out, and stay uncompressed.
+    """
+    names = [candidate.name for candidate in candidates if candidate.name in profile.costs]
+    shortest = min(step_seconds(profile, name) for name in ("dense", *names))
+    slack = _SLACK * shortest / max(1, len(profile.timeline.buckets))
+    paths = [_Path(State(), ())]
+    for bucket in profile.timeline.buckets:
+        options = list(_options(bucket, names, profile))
+        grown = [
+            _Path(passed(path.state, bucket.ready, option.works), (*path.taken, option))
+            for path in paths
+            for option in options
+        ]
+        paths = _kept(grown, 0.0)
+        paths = paths if len(paths) < _MANY else _kept(paths, slack)
+    best = min(paths, key=lambda path: finished(path.state, profile))
+    choice = {name: given for option in best.taken for name, given in option.choice.items()}
+    return _relaxed(profile, choice)
+
+
+def _options(bucket: Bucket, names: Sequence[str], profile: Profile) -> Iterator[_Option]:
+    sizes = sorted({g.numel for g in bucket.gradients})
+    sizes = sizes[:: max(1, -(-len(sizes) // _SIZES))]
+    for name, size in (("dense", 0), *((name, size) for name in names for size in sizes)):
+        choice = {g.name: name if g.numel >= size else "dense" for g in bucket.gradients}
+        large = sum(g.numel for g in bucket.gradients if choice[g.name] != "dense")
+        yield _Option(choice=choice, works=tuple(works(bucket, choice, profile)), compressed=large)
+
+
+def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
+    """Drop each path if another is no later by more than `slack`. Of equal ones, the least compressed stays."""
+    kept: list[_Path] = []
+    for path in sorted(paths, key=lambda path: (path.state, sum(option.compressed for option in path.taken))):
+        wire, decoded = path.state.wire + slack, path.state.decoded + slack  # those before it are no later
+        if not any(other.state.wire <= wire and other.state.decoded <= decoded for other in kept):
+            kept.append(path)
+    return kept
+
+
+def _relaxed(profile: Profile, choice: dict[str, str]) -> dict[str, str]:
+    """Return the choice without compressing sizes (all tensors of one together) that gain nothing; smallest first."""
+    limit = step_seconds(profile, choice)
+    for bucket in profile.timeline.buckets:
+        mine = [g for g in bucket.gradients if choice[g.name] != "dense"]
+        whole = choice | {g.name: "dense" for g in mine}
+        if mine and step_seconds(profile, whole) <= limit:
+            choice = whole
+            continue
+        for size in sorted({g.numel for g in mine}):
+            tried = choice | {g.name: "dense" for g in mine if g.numel == size}
+            if step_seconds(profile, tried) > limit:
+                break
+            choice = tried
+    return choice
+
 
 _SLOWEST, _FASTEST = 1e2, 1e13  # bytes per second, within which the break-even is sought
 _HALVINGS = 15  # of some 36 octaves
@@ -114,3 +200,79 @@ def _row(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> Row
         saves=saves,
         reason=reason(gradient, choice, profile),
     )
+
+
+_WORTH = 0.05  # of a step, below which advice is not worth a line
+_NOTHING = Curve(((1.0, 0.0),))
+
+
+def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> str:
+    """Why does this tensor get this candidate? Answer in terms of T_comp < T_full − T_spr (DRAGONN, Eq. 1)."""
+    full = work(DENSE.name, [gradient], profile)
+    name = choice[gradient.name]
+    if name != DENSE.name:
+        less = work(name, [gradient], profile)
+        took = f"its exchange takes {ms(less.exchange)} instead of {ms(full.exchange)}"
+        return f"{took}; encoding and decoding take {_own(less)}"
+    best = min((work(other, [gradient], profile) for other in profile.costs), key=_total, default=None)
+    if profile.world_size == 1:
+        return "only one worker: nothing to exchange"
+    if best is None or _total(best) >= full.exchange:
+        spent = "" if best is None else f"; {best.name} takes {ms(best.exchange)}, and {_own(best)} to compute"
+        return f"its exchange takes {ms(full.exchange)}{spent}"
+    if set(choice.values()) == {DENSE.name}:
+        return f"{best.name} would save {ms(full.exchange - _total(best))} of its exchange, too little of the step"
+    return "its exchange is hidden behind backward, or shared with others in the bucket"
+
+
+def advice(profile: Profile, budget: Budget, choice: Mapping[str, str]) -> Iterator[str]:
+    """Yield what else would shorten a step, the most effective first."""
+    now = step_seconds(profile, choice)
+    found = [
+        (step_seconds(other, again), text)
+        for text, other, again in _changes(profile, budget, choice)
+        if now - step_seconds(other, again) > _WORTH * now
+    ]
+    for seconds, text in sorted(found):
+        yield f"{text}: {1e3 * seconds:.1f} ms a step instead of {1e3 * now:.1f}"
+    floor = profile.timeline.computed + profile.timeline.rest
+    if now <= (1 + _WORTH) * floor:
+        yield f"computing alone takes {1e3 * floor:.1f} ms of the step: a faster network or compression cannot help"
+
+
+def _changes(
+    profile: Profile, budget: Budget, choice: Mapping[str, str]
+) -> Iterator[tuple[str, Profile, Mapping[str, str]]]:
+    everywhere = profile.links.items()
+    faster = {t: Link(latency=link.latency, bandwidth=10 * link.bandwidth) for t, link in everywhere}
+    nearer = {t: Link(latency=link.latency / 10, bandwidth=link.bandwidth) for t, link in everywhere}
+    candidates = budget.candidates()
+    for text, links in (("a link of ten times the bandwidth", faster), ("a tenth of the latency", nearer)):
+        other = replace(profile, links=links)
+        yield text, other, fastest(other, candidates)
+    yield from ((text, profile, choice) for text, choice in _dearer(profile, budget))
+    nothing = dict.fromkeys(("encode", "decode", "each", "exchange"), _NOTHING)
+    free = {name: replace(cost, **nothing) for name, cost in profile.costs.items()}
+    yield "if compression itself took no time (faster cores or a GPU come near)", replace(profile, costs=free), choice
+
+
+def _dearer(profile: Profile, budget: Budget) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield what each candidate would bring that costs this optimizer more loss than the budget allows."""
+    candidates, optimizer = budget.candidates(), budget.optimizer
+    for name in profile.costs.keys() - {each.name for each in candidates}:
+        if optimizer is not None and (row := measured(name, optimizer)) is not None:
+            text = f"{name}, if you ask for it: it ended at {row.ratio:.2f} times uncompressed training's loss"
+            yield text, fastest(profile, [*candidates, candidate(name)])
+
+
+def _total(part: Work) -> float:
+    return part.encode + part.exchange + part.decode
+
+
+def _own(part: Work) -> str:
+    return ms(part.encode + part.decode)
+
+
+def ms(seconds: float) -> str:
+    """Return seconds as ``0.48 ms`` or ``15 ms``."""
+    return f"{1e3 * seconds:.{2 if seconds < 0.01 else 0}f} ms"

@@ -1,7 +1,7 @@
 """`"auto"`: a plan is made, checked against uncompressed steps, and made anew when the link changes.
 
-`policy` says when to do what, `race` decides between the plan and uncompressed steps, and `adaptive` is the reducer
-that does it. `Adaptive.history` lists every decision with its reason.
+`policy` says when to do what, and lets measured steps decide. `adaptive` is the reducer that does it.
+`Adaptive.history` lists every decision with its reason.
 """
 
 from thinwire.planner.live.adaptive import Adaptive, Decision

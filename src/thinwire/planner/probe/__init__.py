@@ -2,7 +2,6 @@
 
 from thinwire.planner.probe.backward import Backward, probe_backward
 from thinwire.planner.probe.candidates import probe_candidates
-from thinwire.planner.probe.links import Links, ping, probe_links
-from thinwire.planner.probe.tiers import probe_tiers
+from thinwire.planner.probe.links import Links, ping, probe_links, probe_tiers
 
 __all__ = ["Backward", "Links", "ping", "probe_backward", "probe_candidates", "probe_links", "probe_tiers"]
