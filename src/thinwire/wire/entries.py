@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import PayloadError
-from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.payloads import Blocks, indices, wire
 
 _HEAD = 256  # bytes: more than the header of any payload and its padding

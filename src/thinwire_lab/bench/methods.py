@@ -21,8 +21,8 @@ from thinwire.gathers import Differences, Gathers, Lossless
 from thinwire.handle import Handle
 from thinwire.integrations import attach, scatter, shard
 from thinwire.integrations.momentum.correction import corrections
-from thinwire.integrations.momentum.families import family
-from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.momentum.first_moments import family
+from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.integrations.training.gradients import local
 from thinwire.outer_steps import OuterSteps
 from thinwire.planner import Budget

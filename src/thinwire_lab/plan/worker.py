@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from thinwire.integrations.momentum.families import family
+from thinwire.integrations.momentum.first_moments import family
 from thinwire.integrations.replicas.profiling import budget_for, profile
 from thinwire.integrations.sharding.fsdp import sharded_modules
 from thinwire.planner import Budget, Profile

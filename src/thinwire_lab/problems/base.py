@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire_lab.inputs import BadInput
 
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.outer_steps import MakeOptimizer
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems.base import RATES, Problem, sgd

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.integrations.momentum.advice import ErrorFeedbackAdvice
-from thinwire.integrations.momentum.families import family
+from thinwire.integrations.momentum.first_moments import family
 from thinwire.integrations.replicas import asked
 from thinwire.memories import ErrorFeedback, NoMemory
 from thinwire.planner.losses import INSTEAD, OptimizerName

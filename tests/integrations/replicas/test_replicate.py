@@ -154,7 +154,7 @@ def _small_buckets(recipe: str) -> tuple[int, str, str]:
     """Return how many buckets there were, and what comes of training with and without them."""
     whole = Copies("mixed dtypes", recipe).run(range(STEPS))
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr(importlib.import_module("thinwire.integrations.training.buckets"), "BYTES", 600)
+        patch.setattr(importlib.import_module("thinwire.integrations.training.gradients"), "BYTES", 600)
         parted = Copies("mixed dtypes", recipe).run(range(STEPS))
     assert parted.attachment.verify_replicas()
     return len(parted.replicas._buckets), digest(parted.module), digest(whole.module)

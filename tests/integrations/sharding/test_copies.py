@@ -27,9 +27,8 @@ import thinwire as tw
 from thinwire import trace
 from thinwire.integrations.sharding import copies, gathering
 from thinwire.integrations.sharding.arrivals import Arrivals
-from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.copies import Copies, _Copy
-from thinwire.integrations.sharding.lane import Lane, Started
+from thinwire.integrations.sharding.lane import Coded, Lane, Started
 from thinwire.integrations.training.gradients import local
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it

@@ -329,7 +329,7 @@ def test_a_divide_factor_counts_for_all_ranks(ranks: Ranks, factor: float) -> No
 @contextmanager
 def _small_buckets(nbytes: int = 600) -> Iterator[None]:
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr(importlib.import_module("thinwire.integrations.training.buckets"), "BYTES", nbytes)
+        patch.setattr(importlib.import_module("thinwire.integrations.training.gradients"), "BYTES", nbytes)
         yield
 
 

@@ -12,8 +12,8 @@ from ranks import Ranks, mesh_of
 from test_report import example
 from typer.testing import CliRunner
 
-from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.copies import _Copy
+from thinwire.integrations.sharding.lane import Coded
 from thinwire_lab.bench import options, sharded
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.integrations.momentum.families import family
+from thinwire.integrations.momentum.first_moments import family
 from thinwire_lab import problems
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems import PROBLEMS, Problem

@@ -18,12 +18,10 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
 from thinwire.integrations.momentum.advice import ErrorFeedbackAdvice
 from thinwire.integrations.momentum.handover import Handover
-from thinwire.integrations.training.buckets import own_length
 from thinwire.integrations.training.drift import differing
-from thinwire.integrations.training.gradients import put_in_place, shape_in_memory
-from thinwire.integrations.training.optimizers import observe, stop_observing
+from thinwire.integrations.training.gradients import own_length, put_in_place, shape_in_memory
+from thinwire.integrations.training.optimizers import Whole, observe, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
-from thinwire.integrations.training.whole import Whole
 from thinwire.kernels.streams import follow, stream_of
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments

@@ -15,8 +15,17 @@ from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.checkpoints.entries import Header, header_name, named, opened, parameter_of, paths, state_of
-from thinwire.integrations.checkpoints.storage import Saved, Storage
+from thinwire.integrations.checkpoints.storage import (
+    Header,
+    Saved,
+    Storage,
+    header_name,
+    named,
+    opened,
+    parameter_of,
+    paths,
+    state_of,
+)
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.redistribution import noting, redistribute, taken_over
 from thinwire.integrations.membership.together import agreed, first_found, together, union

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import nn
 
-from thinwire.integrations.momentum.families import family
+from thinwire.integrations.momentum.first_moments import family
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.losses import INSTEAD, OptimizerName, measured
 

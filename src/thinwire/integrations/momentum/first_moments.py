@@ -1,6 +1,6 @@
-"""Where do optimizers have the momentum of their gradients, and how is it taken out and put back?"""
+"""What kind of optimizer is this, where does it have momentum, and how is that taken out and put back?"""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,18 @@ from thinwire.errors import MomentumError
 from thinwire.integrations.momentum.handover import Settings, first_moment_of, has_momentum
 from thinwire.integrations.training.gradients import local, shaped_like
 from thinwire.integrations.training.optimizers import step_of
+from thinwire.planner.losses import OptimizerName
+
+# What only these have in their groups. Whoever has eps divides by a root; Muon has one too, and comes first.
+_TELLING: dict[str, OptimizerName] = {"ns_steps": "muon", "dampening": "sgd", "eps": "adamw"}
+_STRICTEST_FIRST: tuple[OptimizerName, ...] = ("muon", "adamw", "sgd")
+
+
+def family(optimizers: Sequence[torch.optim.Optimizer]) -> OptimizerName | None:
+    """Return what optimizers that together train a model count as: muon or adamw as soon as one is; None if unknown."""
+    settings = [each.param_groups[0] if each.param_groups else {} for each in optimizers]
+    found = [next((name for key, name in _TELLING.items() if key in first), None) for first in settings]
+    return None if None in found else next((name for name in _STRICTEST_FIRST if name in found), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._compile import _disable_dynamo
+from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
@@ -21,16 +21,23 @@ from thinwire.integrations.attachments.assembly import (
     opening,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
-from thinwire.integrations.membership.membership import Divisor
+from thinwire.integrations.membership.membership import Divisor, Membership
 from thinwire.integrations.membership.state import words
 from thinwire.integrations.membership.together import agreed, raise_on_all
-from thinwire.integrations.momentum.families import family
-from thinwire.integrations.momentum.first_moments import movable
-from thinwire.integrations.replicas.agreement import compare_before_buffers
-from thinwire.integrations.replicas.asked import Asked, asked_for, chosen, online_budget
-from thinwire.integrations.replicas.managed import bucket_caps, kept_alike, managed, sparse_weights
+from thinwire.integrations.momentum.first_moments import family, movable
+from thinwire.integrations.replicas.asked import (
+    Asked,
+    asked_for,
+    bucket_caps,
+    chosen,
+    kept_alike,
+    managed,
+    online_budget,
+    sparse_weights,
+)
 from thinwire.integrations.replicas.plain_steps import PlainSteps
 from thinwire.integrations.sharding.fsdp import refuse_sharded
+from thinwire.integrations.training.optimizers import Hook
 from thinwire.integrations.training.steps import Steps
 from thinwire.planner.candidates import Budget
 from thinwire.planner.live import Adaptive
@@ -206,7 +213,7 @@ def _active_ranks(model: DistributedDataParallel) -> Divisor:
 
 # DDP inspects this signature: a plain function whose second argument is called bucket. A whole step may be compiled,
 # and this must not: `torch.compiler.disable` would do the same, and have every import of ours take Dynamo along.
-@_disable_dynamo
+@untraced
 def _hook(
     attachment: Attachment,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # a C++ class that torch's stubs leave out
@@ -216,3 +223,44 @@ def _hook(
     if flat.is_sparse:
         return attachment.reduce_sparse(flat, bucket.parameters(), joined=joined)
     return attachment.reduce(flat, bucket.parameters(), joined=joined)
+
+
+def compare_before_buffers(model: DistributedDataParallel, membership: Membership) -> None:
+    """Have ranks compare where they stand before the first forward pass in training, if DDP sends buffers there.
+
+    A rank may not have loaded what the others have. The first reduction finds that out, but DDP sends buffers in the
+    forward pass before it. That would meet the comparison of the ranks that load, and hang.
+    """
+    if model.broadcast_buffers and model.modules_buffers:
+        hook = _BeforeForward(membership)
+        hook.handle = model.register_forward_pre_hook(hook)
+
+
+@final
+class _BeforeForward:
+    """Compares once before training: an evaluation may be one rank's alone, and in Join some have no data."""
+
+    handle: Any
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = weakref.ref(membership)
+        self._put_off = False
+
+    @untraced  # which must not trace a collective
+    def __call__(self, model: nn.Module, inputs: object) -> None:
+        assert isinstance(model, DistributedDataParallel)
+        membership = self._membership()
+        if membership is None or membership.agreed:
+            self.handle.remove()
+        elif not model._join_config.enable:
+            if not (model.training and torch.is_grad_enabled()):
+                self._put_off |= model.require_forward_param_sync
+                model.require_forward_param_sync = False
+                return
+            membership.agree()
+        if self._put_off:
+            model.require_forward_param_sync, self._put_off = True, False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Stay behind when the model is copied or saved, as DDP's own hook does."""
+        return Hook, ()

@@ -12,7 +12,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.training.whole import Hook
+from thinwire.integrations.training.optimizers import Hook
 from thinwire.planner.live import Adaptive
 from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient

@@ -13,16 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.checked import Fraction, checked
 from thinwire.collectives import Group
 from thinwire.integrations.attachments.assembly import Optimizers, listed
-from thinwire.integrations.momentum.families import family
-from thinwire.integrations.momentum.first_moments import movable
-from thinwire.integrations.replicas.managed import bucket_caps, managed, sparse_weights
+from thinwire.integrations.momentum.first_moments import family, movable
+from thinwire.integrations.replicas.asked import bucket_caps, managed, sparse_weights
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
 from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
-from thinwire.planner.probe.links import contention
+from thinwire.planner.probe.links import contention, described
 from thinwire.planner.probe.measure import longest
-from thinwire.planner.probe.tiers import described
 from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
 from thinwire.version import __version__
 

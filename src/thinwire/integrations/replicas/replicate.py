@@ -26,10 +26,10 @@ from thinwire.integrations.attachments.assembly import (
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
-from thinwire.integrations.replicas.managed import sparse_weights
+from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
-from thinwire.integrations.training.buckets import buckets, used_anywhere
 from thinwire.integrations.training.drift import start_alike
+from thinwire.integrations.training.gradients import buckets, used_anywhere
 from thinwire.reducer import Reducer
 from thinwire.waits import refuse_captured
 

@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from thinwire.collectives import Group, broadcast_state
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.training.buckets import buckets, own_length, used_anywhere
+from thinwire.integrations.training.gradients import buckets, own_length, used_anywhere
 
 
 @final

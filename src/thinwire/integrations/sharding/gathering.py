@@ -14,9 +14,9 @@ from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
-from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import sharded_modules
+from thinwire.integrations.sharding.lane import Coded
 
 _log = logging.getLogger("thinwire")
 

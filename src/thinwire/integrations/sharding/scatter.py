@@ -29,7 +29,6 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, raise_on_all, together
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
-from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (
@@ -42,6 +41,7 @@ from thinwire.integrations.sharding.fsdp import (
     sharded_parameters,
 )
 from thinwire.integrations.sharding.gathering import Gathering, carried
+from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.memories import NoMemory
 from thinwire.reducer import Reducer, Released, ToOwners

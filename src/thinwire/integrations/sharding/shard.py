@@ -28,7 +28,6 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.together import agreed, raise_on_all, together
 from thinwire.integrations.sharding.arrivals import Arrivals
 from thinwire.integrations.sharding.backward import Backwards
-from thinwire.integrations.sharding.coded import Coded
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (
     averages,
@@ -40,6 +39,7 @@ from thinwire.integrations.sharding.fsdp import (
     sharded_parameters,
 )
 from thinwire.integrations.sharding.gathering import Gathering, carried
+from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer

@@ -11,8 +11,7 @@ from torch import Tensor, futures, nn
 
 from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.training.buckets import GradientBucket, buckets
-from thinwire.integrations.training.gradients import is_dtensor, local
+from thinwire.integrations.training.gradients import GradientBucket, buckets, is_dtensor, local
 from thinwire.integrations.workers.meeting import Meeting
 from thinwire.schedules import Schedule
 

@@ -14,8 +14,7 @@ from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
-from thinwire.integrations.training.optimizers import nested
-from thinwire.integrations.training.whole import Hook
+from thinwire.integrations.training.optimizers import Hook, nested
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.meeting import Meeting, meeting

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, recipes, reducer, replicate, schedules
-from thinwire.integrations.training.buckets import buckets
+from thinwire.integrations.training.gradients import buckets
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
 from thinwire.version import __version__
