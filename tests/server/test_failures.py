@@ -72,7 +72,9 @@ def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> 
     assert busy.begun.wait(20)
     beats = proxy.passed
     try:
-        assert soon(lambda: proxy.passed > beats + 16 * 12 * 4, 60)  # twelve heartbeats of each trainer: three timeouts
+        assert soon(
+            lambda: proxy.passed > beats + 16 * 20 * 4, 60
+        )  # twenty heartbeats of each trainer: 10 s, five timeouts
         late = threading.Thread(
             target=joined,
             args=(server, dense()),
@@ -80,6 +82,8 @@ def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> 
             daemon=True,
         )
         late.start()
+        status = server.status()
+        assert (status.version, len(status.trainers)) == (0, 16)
     finally:
         busy.done.set()
     for step in (*steps, late):

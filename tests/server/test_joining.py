@@ -56,6 +56,7 @@ from thinwire.wire.frames import (
     parse,
 )
 from thinwire.wire.rendezvous import VARIABLE, key_of, ticket
+from thinwire.wire.sockets import SECRET
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_a_key_is_made_beside_the_checkpoint_and_kept(home: Path, tmp_path: Path
         assert all(each.stat().st_mode & 0o777 == 0o600 for each in files)
         own, theirs = (each.read_text() for each in files)
         assert theirs == server.ticket
-        assert own[:64] not in theirs  # a trainer cannot be taken for the server
+        assert own.removeprefix(SECRET)[:64] not in theirs  # a trainer cannot be taken for the server
     files[0].chmod(0o640)
     with pytest.raises(ValueError, match="can be read by other users"):
         started(checkpoint=tmp_path / "server.pt")
@@ -224,6 +225,21 @@ def test_the_error_for_a_silent_server_says_that_it_is_silent(monkeypatch: pytes
             connect(Vector(), dense(), address=address, ticket=key_of(None).ticket.text)
 
 
+def test_the_error_for_a_server_that_is_killed_in_the_handshake_says_what_is_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor() as pool:
+
+        def die() -> None:
+            with door.accept()[0] as caller:
+                caller.sendall(FORGED)
+                caller.recv(64 + 200, socket.MSG_WAITALL)  # the same of a trainer, and its HELLO
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # so: a reset
+
+        dying, address = pool.submit(die), sockets.joint(*door.getsockname())
+        with pytest.raises(ServerError, match=r"broke before.*has ended or was started again.*reconnect=.*another key"):
+            connect(Vector(), dense(), address=address, ticket=key_of(None).ticket.text)
+        dying.result()
+
+
 def test_a_ticket_is_told_from_a_file_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, name = started(), "t" * 128
     (tmp_path / name).touch(mode=0o600)
@@ -235,8 +251,14 @@ def test_a_ticket_is_told_from_a_file_by_what_it_is(tmp_path: Path, monkeypatch:
     with pytest.raises(TypeError, match="of type bytes; expected a str"):
         joined(server, ticket=server.ticket.encode())
     key_of(tmp_path / "key")
-    with pytest.raises(ValueError, match=r"key is the server's own key.*expected its ticket: .*key\.ticket$"):
-        joined(server, ticket="key")
+    for given, named in (("key", "key"), ((tmp_path / "key").read_text(), "the ticket")):
+        with pytest.raises(ValueError, match=rf"^{named} is the server's own key.*expected its ticket: .*\.ticket$"):
+            joined(server, ticket=given)
+    for given in ((tmp_path / "key").read_text(), server.ticket, server.ticket[:-1]):
+        with pytest.raises(ValueError, match=r"^key is a key or a ticket; expected a file that holds") as refused:
+            started(key=given)
+        assert given[-32:] not in str(refused.value)
+    assert {each.name for each in tmp_path.iterdir()} == {name, "key", "key.ticket"}
 
 
 def test_no_ticket_is_shown(home: Path, tmp_path: Path) -> None:
@@ -263,7 +285,7 @@ def test_a_local_user_without_the_key_gets_nothing(
     right, wrong = guarded.ticket, key_of(None).ticket.text
     forged = {"the trainers' key": right[:64] + wrong[64:], "the server's key": wrong[:64] + right[64:]}.get(which)
     with pytest.raises(
-        ServerError, match=r"does not know this trainer's ticket|has another key|no ticket for this server"
+        ServerError, match=r"does not know this trainer's ticket|it has another key|no ticket for this server"
     ):
         joined(guarded, ticket=forged)
     assert len(guarded.status().trainers) == 1
@@ -271,7 +293,7 @@ def test_a_local_user_without_the_key_gets_nothing(
 
 def test_a_server_that_does_not_have_the_key_is_not_believed() -> None:
     impostor, known = started(), key_of(None)
-    with pytest.raises(ServerError, match="has another key"):
+    with pytest.raises(ServerError, match=r"broke before the keys were checked: .*it has another key: "):
         joined(impostor, ticket=known.ticket.text)
 
 

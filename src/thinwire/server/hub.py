@@ -258,14 +258,15 @@ class Hub:
         return self.rule.ended and not any(each.trainer for each in self._peers.values())
 
     def status(self) -> ServerStatus:
-        """Return the server's status. The caller holds the lock."""
-        counted = (self.counted, *(session.talk.counted for session in self.sessions.values()))
+        """Return the server's status. The caller holds the lock, or another does for a step's sake."""
+        sessions = dict(self.sessions)
+        counted = (self.counted, *(session.talk.counted for session in sessions.values()))
         sent, received = map(sum, zip(*counted, strict=True))
         return ServerStatus(
             version=self.central.version,
             staleness=dict(self.central.staleness),
             updates=dict(self.central.applied),
-            trainers={name: session.status() for name, session in self.sessions.items()},
+            trainers={name: session.status() for name, session in sessions.items()},
             dropped=self.central.dropped,
             sent_bytes=sent,
             received_bytes=received,

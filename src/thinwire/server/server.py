@@ -26,7 +26,7 @@ from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
 from thinwire.wire.layout import layouts
 from thinwire.wire.rendezvous import announce, key_of, leave, place
-from thinwire.wire.sockets import Listener, check_installed, split
+from thinwire.wire.sockets import TICK, Listener, check_installed, split
 
 logger = logging.getLogger("thinwire")
 
@@ -47,9 +47,13 @@ class Server:
             each.start()
 
     def status(self) -> ServerStatus:
-        """Return the server's current status."""
-        with self._hub.lock:
+        """Return the server's current status; while its optimizer steps, as it was before."""
+        held = self._hub.lock.acquire(timeout=TICK)  # a step has the lock, however long it takes
+        try:
             return self._hub.status()
+        finally:
+            if held:
+                self._hub.lock.release()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until as many trainers as expected have joined and all have left.

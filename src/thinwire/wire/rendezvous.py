@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from thinwire.checked import BODY
 from thinwire.errors import ServerError
 from thinwire.wire.frames import GoneError
-from thinwire.wire.sockets import Key, is_here, joint, resolved, split
+from thinwire.wire.sockets import SECRET, Key, is_here, joint, resolved, split
 
 logger = logging.getLogger("thinwire")
 Given = Annotated[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None, BODY]
@@ -44,14 +44,16 @@ def key_of(path: Path | None) -> Key:
     made = Key.fresh()
     if path is None:
         return made
+    if path.name.startswith(SECRET) or (len(path.name) >= 64 and set(path.name) <= {*hexdigits}):
+        raise ValueError("key is a key or a ticket; expected a file that holds the key, or that is to be made")
     if not path.exists() or not path.stat().st_size:
         path.touch(mode=0o600)
         with path.open("r+") as file:
             with suppress(OSError):  # there are no locks
                 flock(file, LOCK_EX)  # of servers that start at once, one writes it
             if not path.stat().st_size:
-                file.write(made.text)
-    found = Key.read(_private(path), str(path))
+                file.write(SECRET + made.text)
+    found = Key.read(_private(path).removeprefix(SECRET), str(path))
     with suppress(OSError):  # the key may be where nothing can be written
         _write(path.with_name(f"{path.name}.ticket"), found.ticket.text)
     return found
@@ -131,10 +133,10 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
 
     Raises ValueError for what is no ticket, GoneError if there is none, and ServerError if the store has none in time.
     """
-    if isinstance(given, str) and given and not set(given) - set(hexdigits):
+    if isinstance(given, str) and given and not set(given.removeprefix(SECRET)) - set(hexdigits):
         return Key.read(given, "the ticket")
     if given:
-        return _ticket_in(Path(given))
+        return Key.read(_private(Path(given)), str(given))
     host, port = resolved(address)
     others = {_ANY.get(host, host), "::" if ":" in host else "0.0.0.0", "::"} if is_here(host) else set()
     newest = max((_left(each, port) for each in {host, *others}), key=_written)  # of those servers one is alive
@@ -142,14 +144,6 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
         return Key.read(_private(newest), "what was left")
     stored = _awaited("ticket", [index], seconds)
     return Key.read("".join(stored) or _private(newest), "what was stored")
-
-
-def _ticket_in(path: Path) -> Key:
-    found, beside = Key.read(_private(path), "that file"), path.with_name(f"{path.name}.ticket")
-    with suppress(OSError):
-        if beside.read_text() == found.ticket.text:
-            raise ValueError(f"{path} is the server's own key, which no trainer needs; expected its ticket: {beside}")
-    return found
 
 
 def _awaited(what: str, servers: Sequence[int], seconds: float) -> list[str]:

@@ -34,6 +34,8 @@ TICK = 0.2
 _QUEUED = 256  # messages to each peer that libzmq holds; then who sends waits
 _HANDSHAKE = 5.0  # seconds that a connection has to prove who it is
 _DIGITS = 128  # of a key in a file
+SECRET = "secret:"
+"""What a server's key begins with, where it is written: a ticket has as many digits."""
 _REMEMBERED = 1024  # addresses of strangers
 _PAUSE = 0.1  # seconds in which libzmq fails to accept no more than some thousand times
 _LINGER = 1.0  # seconds for the last words
@@ -71,7 +73,12 @@ class Key:
 
     @classmethod
     def read(cls, text: str, where: str) -> Self:
-        """Return what is written there. Raises ValueError, which does not show it."""
+        """Return the ticket that is written there. Raises ValueError, which does not show it."""
+        if text.startswith(SECRET):
+            raise ValueError(
+                f"{where} is the server's own key, which no trainer needs; expected its ticket: the file beside it "
+                "whose name ends with .ticket, or server.ticket"
+            )
         found = b""
         with suppress(ValueError):
             found = bytes.fromhex(text)
@@ -360,7 +367,11 @@ _WORDS = {
     ),
     # anybody on the way can say so
     "HANDSHAKE_FAILED_AUTH": ("it does not know this trainer's ticket", _FIX),
-    "HANDSHAKE_FAILED_NO_DETAIL": ("it is not a thinwire server, or has another key", _FIX),
+    "HANDSHAKE_FAILED_NO_DETAIL": (
+        "the connection broke before the keys were checked",
+        "if the server has ended or was started again, see its log, or pass reconnect=, in seconds, to wait for it; if "
+        f"something else listens there, check the address; or it has another key: {_FIX}",
+    ),
 }
 
 
