@@ -20,9 +20,7 @@ from thinwire.errors import PayloadError
 from thinwire.server.central import read_update
 from thinwire.server.hub import RefusedError, Session, rows_for
 from thinwire.server.server import Server
-from thinwire.trainer.channel import Uplink
-from thinwire.trainer.copy import Rows
-from thinwire.wire.entries import asking, read_ids
+from thinwire.trainer.channel import Copy, Uplink
 from thinwire.wire.frames import (
     HEADER,
     MAGIC,
@@ -35,7 +33,7 @@ from thinwire.wire.frames import (
     numbered,
     parse,
 )
-from thinwire.wire.layout import layouts, pack, unpack
+from thinwire.wire.layout import asking, layouts, pack, read_ids, unpack
 
 WHO, REPORT = "0" * 32, 50_000
 
@@ -68,7 +66,7 @@ class Fuzzed:
         sections = pack(Uplink(mine, WHO).encode(1, gradients, drain=False))
         self.body = b"".join(bytes(x) for x in sections)
         self.keys = [keys[0]]
-        (self.entry,), self.rows = self.layout.fetched, Rows(mine, Model())
+        (self.entry,), self.rows = self.layout.fetched, Copy(mine, Model())
         several = (*self.keys, torch.arange(0, 40, 2))
         self.asked = [b"".join(bytes(x) for x in pack([asking(self.entry, each)])) for each in several]
         rows = rows_for(self.central, memoryview(bytearray(self.asked[0])))
@@ -126,7 +124,7 @@ class Fuzzed:
         """Give the readers of FETCH and ROWS a damaged body."""
         body = bytearray(self.damaged(self.chance.choice((*self.asked, self.told)), resized=self.chance.random() < 0.3))
         if self.chance.random() < 0.5:
-            self.rows.take(self.keys, memoryview(body), 1)
+            self.rows.fetched(self.keys, memoryview(body), 1)
             return "rows read"
         check_keys(read_ids(self.entry, unpack(memoryview(body), 1)[0]))
         return "question read"

@@ -30,10 +30,9 @@ from thinwire import codecs
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
-from thinwire.trainer.copy import Rows
-from thinwire.wire.entries import asking, entries, most_ids, read_ids, table
+from thinwire.trainer.channel import Copy
 from thinwire.wire.frames import HEADER, MAGIC, PROTOCOL, FrameError, GoneError, Kind
-from thinwire.wire.layout import Layout, pack, unpack
+from thinwire.wire.layout import Layout, asking, entries, most_ids, pack, read_ids, table, unpack
 
 NAME = "rows.weight"
 IDS = torch.tensor([7, 3, 49, 7, 0])
@@ -316,10 +315,10 @@ def test_a_server_with_rows_alone_counts_from_their_fetch() -> None:
 
 
 def test_rows_are_no_newer_than_the_server_that_started_again() -> None:
-    rows = Rows(LAYOUT, Table())
+    rows = Copy(LAYOUT, Table())
     for keys, version in (([1, 2], 9), ([3], 2)):
         answer = pack([table(ENTRY, torch.tensor(keys), torch.ones(len(keys), 4))])
-        rows.take([torch.tensor(keys)], memoryview(bytearray(b"".join(bytes(x) for x in answer))), version)
+        rows.fetched([torch.tensor(keys)], memoryview(bytearray(b"".join(bytes(x) for x in answer))), version)
     rows.rejoined(4)
     gradients = [torch.sparse_coo_tensor(torch.tensor([[key]]), torch.ones(1, 4), (50, 4)) for key in (1, 3)]
     assert [rows.oldest(7, {NAME: gradient}) for gradient in gradients] == [4, 2]
@@ -471,9 +470,9 @@ def test_questions_are_read_as_they_were_asked(count: int) -> None:
 
 
 def test_other_rows_than_those_asked_for_are_not_written() -> None:
-    rows, answer = Rows(LAYOUT, Table()), pack([table(ENTRY, torch.tensor([1, 2]), torch.ones(2, 4))])
+    rows, answer = Copy(LAYOUT, Table()), pack([table(ENTRY, torch.tensor([1, 2]), torch.ones(2, 4))])
     body = memoryview(bytearray(b"".join(bytes(x) for x in answer)))
-    rows.take([torch.tensor([1, 2])], body, 0)
+    rows.fetched([torch.tensor([1, 2])], body, 0)
     for keys in ([1, 3], [1], [1, 2, 3]):
         with pytest.raises(PayloadError, match=r"2 rows of rows.weight; expected the \d asked for"):
-            rows.take([torch.tensor(keys)], body, 1)
+            rows.fetched([torch.tensor(keys)], body, 1)

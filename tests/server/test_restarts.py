@@ -18,9 +18,10 @@ from thinwire import codecs, recipes
 from thinwire.errors import StateError
 from thinwire.server import Trainer
 from thinwire.server.saving import Durable
-from thinwire.trainer import channel as channels
+from thinwire.trainer.channel import Channel
 from thinwire.wire import rendezvous
 from thinwire.wire.frames import GoneError
+from thinwire.wire.sockets import Link
 
 __all__ = ["closed"]
 
@@ -79,14 +80,14 @@ def test_synchronous_trainers_that_come_back_one_after_the_other_stay_in_step(
     server.save()
     _in_threads(*(lambda t=t, g=g: _train(t, g[2:6]) for t, g in zip(both, theirs, strict=True)))
     crash(server)
-    late, call, begin = both[1]._channels[0]._settings.trainer, channels.called, time.monotonic()
+    late, call, begin = both[1]._channels[0], Channel._called, time.monotonic()
 
-    def one_late(settings: channels.Settings, *rest: Any) -> Any:
-        if settings.trainer == late and time.monotonic() < begin + 1.5:
+    def one_late(channel: Channel) -> Link:
+        if channel is late and time.monotonic() < begin + 1.5:
             raise GoneError("not yet")
-        return call(settings, *rest)
+        return call(channel)
 
-    monkeypatch.setattr("thinwire.trainer.channel.called", one_late)
+    monkeypatch.setattr(Channel, "_called", one_late)
     again = started(recipe=dense(), address=server.address, **options)
     _in_threads(*(lambda t=t, g=g: _train(t, g[6:]) for t, g in zip(both, theirs, strict=True)))
     assert again.status().version == 10

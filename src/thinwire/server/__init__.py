@@ -1,6 +1,6 @@
 """Asynchronous training on parameter servers: `serve` keeps the parameters, trainers `connect` and send updates.
 
-`hub` receives and replies, `central` applies updates when `rules` allows it, and `saving` writes checkpoints. Trainers
+`hub` receives and replies, `central` applies updates when its rule allows it, and `saving` writes checkpoints. Trainers
 are in `thinwire.trainer`, what both share is in `thinwire.wire`.
 """
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, final
@@ -15,13 +16,11 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import PayloadError, ServerError
-from thinwire.server.central import Central, read_update
-from thinwire.server.rules import Rule
+from thinwire.server.central import Central, Rule, read_update
 from thinwire.server.saving import Saving
 from thinwire.wire import frames
-from thinwire.wire.entries import read_ids, table
 from thinwire.wire.frames import Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
-from thinwire.wire.layout import difference, pack, unpack
+from thinwire.wire.layout import difference, pack, read_ids, table, unpack
 from thinwire.wire.sockets import TICK, Listener
 
 logger = logging.getLogger("thinwire")
@@ -207,7 +206,8 @@ class Session:
         if central.failure:
             raise RefusedError(central.failure)
         if found := difference(layout.agreed, asked["agreed"]):
-            raise RefusedError(*found)
+            both = "{} differs: the server has {}, this trainer has {}".format(*found)
+            raise RefusedError(f"{both}; use the server's", both)
         if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # dead: its descriptor may be ours by now
             earlier.leave(goodbye=False)
         self.trainer = asked["trainer"]
@@ -340,15 +340,13 @@ class Hub:
 
     def release(self) -> None:
         """Answer whose update has been applied, until nobody has another, and send all that there is to say."""
-        try:
+        with suppress(ServerError):  # which all are told
             while not self.central.failure and (answers := self.rule.release()):
                 for who, dropped in answers.items():
                     session = self.sessions[who]
                     session.answer(dropped=dropped)
                     self._try(session, session.go_on)
                 self.lock.notify_all()
-        except ServerError:
-            pass  # which all are told
         if self.central.failure:
             for each in list(self.sessions.values()):
                 each.end(self.central.failure, Flag.FINAL)

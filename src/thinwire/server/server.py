@@ -20,9 +20,8 @@ from thinwire.errors import MomentumError
 from thinwire.memories import MomentumCorrection
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.reducer import Reducer
-from thinwire.server.central import Central, MakeScheduler
+from thinwire.server.central import Central, MakeScheduler, Rule
 from thinwire.server.hub import Hub, ServerStatus
-from thinwire.server.rules import Rule
 from thinwire.server.saving import Saving
 from thinwire.wire.layout import layouts
 from thinwire.wire.rendezvous import announce, key_of, leave, place

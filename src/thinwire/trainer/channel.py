@@ -1,4 +1,4 @@
-"""One server, as a trainer sees it: a connection that may be made anew, and the updates that may yet be lost."""
+"""One server, as a trainer sees it: its parameters, a connection that may be made anew, updates that may be lost."""
 
 import itertools
 import json
@@ -18,16 +18,139 @@ from torch import Tensor, nn
 
 from thinwire import trace
 from thinwire.errors import FingerprintError, PayloadError, ServerError
+from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Bucket, Reducer
 from thinwire.reducer.wrappers import release
-from thinwire.trainer.copy import Base, Copy, Rows
-from thinwire.wire.entries import Entry, asking, table
 from thinwire.wire.frames import LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
-from thinwire.wire.layout import Layout, pack
+from thinwire.wire.layout import Entry, Layout, Part, Places, asking, pack, table, write_rows
 from thinwire.wire.rendezvous import ticket
 from thinwire.wire.sockets import TICK, Bell, Link
 
 logger = logging.getLogger("thinwire")
+_NEVER = -1
+
+
+class Base(NamedTuple):
+    """What gradients are computed on: the server's version, as it was known when the trainer had joined so often."""
+
+    version: int
+    joins: int
+
+
+_Answer = tuple[Sequence[Part], Sequence[Payload], Sequence[Blocks], Base]
+
+
+@final
+class Copy:
+    """A trainer's copy of one server's parameters, overwritten only by `catch_up`: not from forward to backward.
+
+    Of the rows that it fetches it knows the version of each (8 bytes a row), and counts them.
+    """
+
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
+        self._layout, self.places, self.count = layout, Places(layout, model), 0
+        self._versions = [torch.full(each.shape[:1], _NEVER, dtype=torch.int64) for each in layout.fetched]
+        self._lock, self._kept = threading.Lock(), list[_Answer]()
+        self.base = Base(0, 0)
+        self._changes: list[int] | None = self._counted()
+
+    def check(self, module: nn.Module) -> None:
+        """Raise StateError if parameters of this model or replica have moved. Warn once if others write them."""
+        self.places.check(module)
+        if self._changes is not None and self._changes != self._counted():
+            self._changes = None
+            logger.warning(
+                "something other than thinwire, such as an optimizer or load_state_dict, has changed parameters that a "
+                "server keeps. The server's next answer overwrites the change or, with down=, leaves a difference. "
+                "Swapping an average in for evaluation and out again is harmless"
+            )
+
+    def _counted(self) -> list[int]:
+        """Return how often somebody else has changed each parameter in place: answers do not count."""
+        return [p._version for p in self.places.parameters.values()]
+
+    def take(self, body: memoryview, base: Base, number: int | None = None) -> None:
+        """Keep an answer to update `number`, or everything, until `catch_up`. Raises FrameError or PayloadError."""
+        parts = self._layout.dense if number is None else self._layout.down
+        found = self._layout.read(body, parts, self._layout.pushed, number or 1)
+        with self._lock:
+            if number is None:  # which is more than all before
+                self._kept.clear()
+            self._kept.append((parts, *found, base))
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """Write what has come."""
+        with self._lock:
+            for parts, payloads, rows, base in self._kept:
+                for part, payload in zip(parts, payloads, strict=True):
+                    part.write(payload, self.places.flats[part.dtype], whole=parts is self._layout.dense)
+                for entry, some in zip(self._layout.pushed, rows, strict=True):
+                    write_rows(self.places.parameters[entry.name], entry, some)
+                self.base = base
+            self._kept.clear()
+
+    def among(self, ids: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return those of `ids` that this server has, in its order; nothing if there are none."""
+        none = torch.empty(0, dtype=torch.int64)
+        found = [ids.get(each.name, none) for each in self._layout.fetched]
+        return found if any(each.numel() for each in found) else []
+
+    @torch.no_grad()
+    def fetched(self, keys: Sequence[Tensor], body: memoryview, version: int) -> None:
+        """Write the rows with these ids. Raises FrameError or PayloadError, and then nothing has been written."""
+        _, found = self._layout.read(body, (), self._layout.fetched)
+        for entry, asked, rows in zip(self._layout.fetched, keys, found, strict=True):
+            if not torch.equal(rows.keys.long(), asked.long()):
+                raise PayloadError(f"{rows.keys.numel()} rows of {entry.name}; expected the {asked.numel()} asked for")
+        for i, (entry, rows) in enumerate(zip(self._layout.fetched, found, strict=True)):
+            write_rows(self.places.parameters[entry.name], entry, rows)
+            self._versions[i][keys[i]] = version
+            self.count += keys[i].numel()
+
+    def rejoined(self, version: int) -> None:
+        """Note that a server has gone back to this version: nothing that is here is newer."""
+        for each in self._versions:
+            each.clamp_(max=version)
+
+    def oldest(self, version: int, gradients: Mapping[str, Tensor]) -> int:
+        """Return the version of the oldest values under these gradients; ValueError for rows never fetched."""
+        found = [version] if self._layout.sizes else []
+        for entry, versions in zip(self._layout.fetched, self._versions, strict=True):
+            if (gradient := gradients.get(entry.name)) is not None and (keys := gradient._indices()[0].cpu()).numel():
+                found.append(int(versions[keys].min()))
+                if found[-1] == _NEVER:
+                    never = keys[versions[keys] == _NEVER].unique()
+                    raise ValueError(
+                        f"{entry.name} has gradients for {never.numel()} rows that were never fetched, such as row "
+                        f"{int(never[0])}: call trainer.fetch({{{entry.name!r}: ids}}) with the batch's ids before the "
+                        "forward pass"
+                    )
+        return min(found, default=version)
+
+
+def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the ids given, as ascending int64 on the CPU, or all; TypeError or ValueError for those that cannot be."""
+    known = {each.name: each for each in parameters}
+    if not known:
+        raise ValueError("fetch needs fetch_rows=True, in both serve and connect")
+    if given is None:
+        return {name: torch.arange(each.shape[0]) for name, each in known.items()}
+    if strange := given.keys() - known.keys():
+        raise ValueError(f"{min(strange)!r} has no rows to fetch; expected some of {', '.join(map(repr, known))}")
+    return {name: _ids(known[name], ids) for name, ids in given.items()}
+
+
+def _ids(entry: Entry, ids: Tensor) -> Tensor:
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids of {entry.name} are {ids.dtype}; expected int64 or int32: call .long() on them")
+    found = ids.detach().reshape(-1).cpu().long().unique()
+    if found.numel() and not 0 <= int(found[0]) <= int(found[-1]) < entry.shape[0]:
+        raise ValueError(
+            f"ids of {entry.name} range from {int(found[0])} to {int(found[-1])}; expected 0 to {entry.shape[0] - 1}: "
+            "pass the ids that its embedding looks up, offsets included"
+        )
+    return found
 
 
 @final
@@ -125,7 +248,7 @@ class Channel:
     """
 
     def __init__(self, settings: Settings, layout: Layout, model: nn.Module) -> None:
-        self._settings, self.copy, self.rows = settings, Copy(layout, model), Rows(layout, model)
+        self._settings, self.copy = settings, Copy(layout, model)
         self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
         self._changed, self._bell, self._orders = threading.Condition(), Bell(), itertools.count(1)
         self._log, self._logged = dict[int, Request](), 0  # updates that are not on disk, by number, and their bytes
@@ -250,8 +373,7 @@ class Channel:
                 try:
                     with ExitStack() as ending:
                         with self._settings.pace.turn:
-                            link = called(self._settings, self.layout, self._bell, self.counted)
-                            ending.enter_context(closing(link))
+                            link = ending.enter_context(closing(self._called()))
                             self._join(link)
                         self._converse(link)
                 except GoneError as error:
@@ -260,6 +382,12 @@ class Channel:
                     self._settings.pace.joined.discard(self._settings.index)
         except Exception as error:
             self._fail(error)
+
+    def _called(self) -> Link:
+        """Return a new connection. Raises ServerError, GoneError, or ValueError for what is no ticket."""
+        its = self._settings
+        key = ticket(its.ticket, its.address, its.index, seconds=its.timeout)
+        return Link(its.address, key, self._bell, Talk(self.layout.told, self.counted), timeout=its.timeout)
 
     def _join(self, link: Link) -> None:
         """Join. Raises GoneError."""
@@ -333,7 +461,7 @@ class Channel:
             case Kind.FETCH:
                 if (asked := self._open.get(frame.number)) is None:
                     raise FrameError(f"rows for request {frame.number}, which is not open")
-                self.rows.take(asked[1], frame.body, frame.version)
+                self.copy.fetched(asked[1], frame.body, frame.version)
                 del self._open[frame.number]
             case Kind.END if frame.flags & Flag.FINAL:
                 raise (ServerError if self._joined else FingerprintError)(f"{self._settings.address}: {frame.words}")
@@ -359,7 +487,7 @@ class Channel:
         self._settings.pace.joined.add(self._settings.index)
         self.copy.take(frame.body[LIFE.size :], Base(frame.version, len(self._floors) + 1))
         floor = frame.version if life == self._life else restored  # to which the server went back
-        self.rows.rejoined(floor)
+        self.copy.rejoined(floor)
         with self._changed:
             again = [each for number, each in self._log.items() if number > frame.number]
             again[:-1] = [each._replace(flags=each.flags | Flag.BRIEF) for each in again[:-1]]
@@ -374,12 +502,6 @@ class Channel:
             self._logged -= sum(map(len, self._log.pop(first).body))
         self.saved = max(self.saved, durable)
         self._changed.notify_all()
-
-
-def called(settings: Settings, layout: Layout, bell: Bell, counted: list[int]) -> Link:
-    """Return a new connection. Raises ServerError, GoneError, or ValueError for what is no ticket."""
-    key = ticket(settings.ticket, settings.address, settings.index, seconds=settings.timeout)
-    return Link(settings.address, key, bell, Talk(layout.told, counted), timeout=settings.timeout)
 
 
 def drainable(recipe: Reducer) -> bool:

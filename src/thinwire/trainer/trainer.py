@@ -22,12 +22,10 @@ from thinwire.codecs import Codec
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.reducer import Reducer
-from thinwire.trainer.channel import Channel, Pace, Settings, drainable
-from thinwire.trainer.copy import Base, wanted
+from thinwire.trainer.channel import Base, Channel, Pace, Settings, drainable, wanted
 from thinwire.waits import refuse_captured
-from thinwire.wire.entries import claimed, named
 from thinwire.wire.frames import Flag
-from thinwire.wire.layout import finite, layouts, pack
+from thinwire.wire.layout import claimed, finite, layouts, named, pack
 from thinwire.wire.rendezvous import Given, addresses, said
 from thinwire.wire.sockets import check_installed
 
@@ -115,7 +113,7 @@ class Trainer:
             self._skip()
             return False
         bases = [
-            base._replace(version=channel.rows.oldest(base.version, gradients))
+            base._replace(version=channel.copy.oldest(base.version, gradients))
             for channel, base in zip(self._channels, begun, strict=True)
         ]
         self._wait(self._push(gradients, bases, loss=loss, drain=False) - self._in_flight)
@@ -168,7 +166,7 @@ class Trainer:
             ServerError: If a server is gone.
         """
         ids = wanted([entry for channel in self._channels for entry in channel.layout.fetched], rows)
-        wanted_here = [(each, each.rows.among(ids)) for each in self._channels]
+        wanted_here = [(each, each.copy.among(ids)) for each in self._channels]
         self._wait(0, [each.fetch(keys) if keys else 0 for each, keys in wanted_here])
 
     def drain(self) -> None:
@@ -217,7 +215,7 @@ class Trainer:
             drained=self._drained,
             sent_bytes=sent,
             received_bytes=received,
-            fetched_rows=sum(channel.rows.count for channel in self._channels),
+            fetched_rows=sum(channel.copy.count for channel in self._channels),
             waited=self._waited,
         )
 

@@ -29,8 +29,7 @@ from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.reducer.owners import to_owners
 from thinwire.schedules import Schedule
-from thinwire.wire.entries import Entry
-from thinwire.wire.layout import Layout, check_memories
+from thinwire.wire.layout import Entry, Layout, check_memories
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
