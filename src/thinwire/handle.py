@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from thinwire.stats import Stats
+from thinwire.trace import Stats
 
 
 class MemoryUse(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self, TypeVar, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels, waits
 from thinwire.kernels import Chunking, Draw, Picks, Sum
@@ -98,7 +99,7 @@ class Signals(Sequence[Signal]):
     """The vectors of a bucket, n ≥ 1, in order. What they need is done in one call for several of them.
 
     On a CPU small neighbours are taken together. On a GPU all are, as launches count; but a single large one is read
-    faster by kernels that know where it begins. `share` and `shapes` are those of the signals.
+    faster by kernels that know where it begins. `share`, `shapes` and `lengths` are those of the signals.
     """
 
     dtype: torch.dtype
@@ -108,7 +109,8 @@ class Signals(Sequence[Signal]):
     def __init__(self, made: Sequence[Signal] = (), *columns: Sequence[Any]) -> None:
         self._made, self._columns = dict(enumerate(made)), columns
         self.cut = cut_of(columns[0]) if columns else Cut([0] * len(made), [signal.numel for signal in made])
-        self._done = [False] * len(self.cut.lengths)
+        self.lengths: Sequence[int] = self.cut.lengths
+        self._done = [False] * len(self.lengths)
         self.share: float | None = None
         self.shapes: Sequence[tuple[int, ...]] = [()] * len(self._done)
         if made:
@@ -145,11 +147,6 @@ class Signals(Sequence[Signal]):
     def settle(self, other: "Signals") -> None:
         """Take it that these have been computed as the others have, which `again` returned."""
         self._done = other._done
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """How many elements each has."""
-        return self.cut.lengths
 
     @property
     def computed(self) -> bool:
@@ -189,8 +186,9 @@ class Signals(Sequence[Signal]):
 
         On a GPU a single vector goes the way of several if it has a few elements only.
         """
-        found, count = [], len(self._done)
-        for some, small in self._groups(few):
+        found, count, first = [], len(self._done), self.lengths[0]
+        whole = slice(0, count), count > 1 or is_single_threaded(first) or first <= few
+        for some, small in self.cut.by_size if self.device.type in waits.HOST else [whole]:
             if small:
                 found.append(together(some, arguments if some.stop - some.start == count else arguments[some]))
             elif alone is None:
@@ -217,24 +215,13 @@ class Signals(Sequence[Signal]):
 
     def _begun(self, some: slice) -> bool:
         """Whether any of these has been computed."""
-        made = self._made.items()
-        return any(self._done[some]) or any(signal.computed for i, signal in made if some.start <= i < some.stop)
-
-    def _take(self, some: slice) -> None:
-        """Note that these are computed together."""
-        self._done[some] = [True] * (some.stop - some.start)
-        for i in self._made.keys() & set(numbers(some)) if self._made else ():
-            self._made[i].computed = True
+        if any(self._done[some]) or not self._made:
+            return any(self._done[some])
+        return any(signal.computed for i, signal in self._made.items() if some.start <= i < some.stop)
 
     def _part(self, column: Sequence[_T], some: slice) -> Sequence[_T]:
         """Return what a column has for these."""
         return column if some.stop - some.start == len(self._done) else column[some]
-
-    def _groups(self, few: int) -> Sequence[tuple[slice, bool]]:
-        if self.device.type in waits.HOST:
-            return self.cut.by_size
-        count, first = len(self._done), self.cut.lengths[0]
-        return [(slice(0, count), count > 1 or is_single_threaded(first) or first <= few)]
 
 
 @final
@@ -245,6 +232,10 @@ class Plains(Signals):
         super().__init__((), xs)
         self._done = [True] * len(xs)
         self.dtype, self.device = xs[0].dtype, xs[0].device
+
+    @override
+    def tensors(self) -> Sequence[Tensor]:
+        return self._columns[0]
 
     def _make(self, i: int) -> Signal:
         return Plain(self._columns[0][i])
@@ -316,7 +307,10 @@ class SummedEach(Signals):
         return kernels.accumulate_chunk_topk(self._taken(some), chunkings)
 
     def _taken(self, some: slice) -> Sum:
-        self._take(some)
+        """Return the sums of these, and note that they are computed together."""
+        self._done[some] = [True] * (some.stop - some.start)
+        for i in self._made.keys() & set(numbers(some)) if self._made else ():
+            self._made[i].computed = True
         return self._sums[some]
 
 

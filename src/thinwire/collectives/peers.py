@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.collectives.groups import Group
-from thinwire.stats import ring_bytes
+from thinwire.trace import ring_bytes
 
 
 @final

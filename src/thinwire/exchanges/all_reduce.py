@@ -11,7 +11,7 @@ from torch.futures import Future
 from thinwire.collectives import Group, all_reduce, pooled, queued, room
 from thinwire.exchanges.base import Exchange, Exchanged, Hops, Transport
 from thinwire.payloads import Payload
-from thinwire.stats import ring_bytes
+from thinwire.trace import ring_bytes
 
 
 @final

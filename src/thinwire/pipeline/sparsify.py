@@ -17,7 +17,7 @@ from thinwire.errors import PayloadError
 from thinwire.handle import Handle, MemoryUse
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Report, TopKBoundary
-from thinwire.stats import Meter, Stats
+from thinwire.trace import Meter, Stats
 
 
 class Stage(Protocol):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from operator import attrgetter
 from typing import Any, NamedTuple, cast, final
 
 from torch import Tensor
@@ -172,9 +171,6 @@ class Mean(NamedTuple):
     flat: Tensor
 
 
-_FINITE = attrgetter("finite")
-
-
 class Reducer(ABC):
     """Turns the gradients of a bucket into their mean over all ranks, in place, bit-identical everywhere.
 
@@ -315,20 +311,22 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
     if len(futures) == 1:
         return futures[0]
 
-    def together() -> Mean:  # all are done: on a GPU this stream waits, not the host
-        parts = [future.wait() for future in futures]
-        return Mean(all(map(_FINITE, parts)), flat)
+    def together(_: "Future[Mean]") -> Mean:  # all are done: on a GPU this stream waits, not the host
+        finite = True
+        for future in futures:
+            finite &= future.wait().finite
+        return Mean(finite, flat)
 
     if {Queued}.issuperset(map(type, futures)):
-        return futures[0].then(lambda _: together())
+        return futures[0].then(together)
     whole: Future[Any] = Future(devices=[flat.device] if flat.is_cuda else [])
     done = count(1)
 
-    def finish(_: "Future[Mean]") -> None:
+    def finish(last: "Future[Mean]") -> None:
         if next(done) < len(futures):
             return
         try:
-            whole.set_result(together())
+            whole.set_result(together(last))
         except Exception as error:
             whole.set_exception(error)
 

@@ -129,20 +129,18 @@ class Compressed(Reducer):
         signals.share = at.scale if self.memory.stateful else None
         seeds, counted = Seeds(at, segments.names, shared=True) if codec.shared_seed else own, bool(at.listeners)
 
-        def counting(signals: Signals, seeds: Sequence[int]) -> tuple[Payload, int | Tensor]:
-            payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)
-            return payload, payload.carried() if counted else 0
-
         def packed(seeds: Sequence[int]) -> tuple[tuple[Payload, int | Tensor], Signals]:
             computed = signals.again()
-            payload, carried = counting(computed, seeds)
+            payload = encoded(codec, computed, bucket, seeds=seeds, share=signals.share)
+            carried = payload.carried() if counted else 0
             if isinstance(carried, Tensor):
                 (carried,) = replay.lasting([carried])
             return (payload.last(), carried), computed
 
         place = None if at.verdict is None or not self._repeats(bucket) else signals.place
         if place is None:
-            return counting(signals, seeds), None
+            payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)
+            return (payload, payload.carried() if counted else 0), None
         (found, computed), captured = self._replays(bucket, "encode").run((codec, counted, place), packed, seeds)
         signals.settle(computed)
         return found, captured
@@ -186,15 +184,12 @@ class Compressed(Reducer):
     def _decode(self, exchanged: Exchanged, bucket: Bucket, *, watch: bool, scale: float) -> bool:
         total = exchanged.summed
         assert total is not None  # whoever waits reads it at once
-        self._write(exchanged.delivered, total, bucket)
+        if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
+            self.memory.retain(bucket.segments.names, exchanged.delivered)
+        total.write(bucket.flat)
         if not watch or total.is_finite(bucket.flat):
             return True
         return self.memory.stateful and self._clamp(total, bucket, scale)
-
-    def _write(self, delivered: Payload, total: Payload, bucket: Bucket) -> None:
-        if self.memory.stateful:  # first: payloads may be views of the gradients that the total overwrites
-            self.memory.retain(bucket.segments.names, delivered)
-        total.write(bucket.flat)
 
     def _decode_unread(
         self, exchanged: Exchanged, bucket: Bucket, scale: float, verdict: Verdict, captured: Piece | None
@@ -211,7 +206,9 @@ class Compressed(Reducer):
                 total = exchanged.total
             else:
                 total = all_gather.received(delivered, exchanged.buffers, found)
-            self._write(delivered, total, bucket)
+            if self.memory.stateful:  # first, as in `_decode`
+                self.memory.retain(bucket.segments.names, delivered)
+            total.write(bucket.flat)
             if self.memory.stateful:
                 self._clamp_unread(total, bucket, scale)
             return found.moved(replay.lasting)

@@ -4,7 +4,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from functools import cached_property
+from typing import Any, final
 
 from torch import Tensor
 from torch.futures import Future
@@ -55,12 +56,18 @@ class Routing(Reducer):
 
     @override
     def begin(self, at: Round) -> None:
-        for child in self.children():
+        for child in self._deciding:
             child.begin(at)
+
+    @cached_property
+    def _deciding(self) -> Sequence[Reducer]:
+        """Those that have something to decide when a reduction begins."""
+        return [child for child in self.children() if type(child).begin is not Reducer.begin]
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Give each child its share of the segments."""
-        parts = self._divided(bucket.segments, at.step)
+        key = id(self), self.turn(at.step)
+        _, parts = bucket.segments.known.get(key) or self._divided(bucket.segments, at.step, key)
         return joined([child.reduce(Bucket(flat=bucket.flat, segments=mine), at) for child, mine in parts], bucket.flat)
 
     def memories(self) -> Sequence[Memory]:
@@ -79,15 +86,12 @@ class Routing(Reducer):
     def waiting_length(self, segment: Segment) -> int:
         return self.child_of(segment, math.inf).waiting_length(segment)
 
-    def _divided(self, segments: Segments, step: int) -> Sequence[tuple[Reducer, Segments]]:
-        """Return which child takes which segments. Worked out anew only where that changes."""
-        turn = self.turn(step)
-        if (id(self), turn) not in segments.known:
-            of = [(segment, self.child_of(segment, step)) for segment in segments]
-            parts = ((child, Segments(s for s, its in of if its is child)) for child in self.children())
-            segments.known[id(self), turn] = self, [(child, mine) for child, mine in parts if mine]  # self: keep its id
-        _, found = segments.known[id(self), turn]
-        return found
+    def _divided(self, segments: Segments, step: int, key: Hashable) -> Any:
+        """Find out which child takes which segments, which is worked out anew only where that changes."""
+        of = [(segment, self.child_of(segment, step)) for segment in segments]
+        parts = ((child, Segments(s for s, its in of if its is child)) for child in self.children())
+        segments.known[key] = self, [(child, mine) for child, mine in parts if mine]  # self: or its id may come again
+        return segments.known[key]
 
 
 @final

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.exchanges import AllGather, AllReduce, Exchange, Exchanged, UnionAllReduce
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
-from thinwire.stats import ring_bytes
+from thinwire.trace import ring_bytes
 from thinwire_lab.check.findings import Finding, Wrong, looked_into
 
 ROWS = tuple(name for name in METHODS if name != "powersgd")

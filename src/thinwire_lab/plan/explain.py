@@ -277,7 +277,7 @@ def _apart(profile: Profile, script: Script) -> Sent:
     nbytes, seconds = scheme.nbytes(profile, _EVERY), scheme.seconds(profile, _EVERY)
     others, link = profile.world_size - 1, profile.links["all_gather"]
     change = (
-        f"thinwire.outer(model, optimizer, thinwire.outer_steps.diloco(every={_EVERY})), as this network is "
+        f"thinwire.outer(model, optimizer, thinwire.outer_steps.streaming_diloco(every={_EVERY})), as this network is "
         "too slow for exchanges at each step; it may cost some loss"
     )
     fits = script.held <= _FULL * script.room

@@ -16,7 +16,7 @@ from thinwire.exchanges import (
 )
 from thinwire.exchanges.merging import complete_bytes, table
 from thinwire.payloads import Keyed, Payload
-from thinwire.stats import ring_bytes
+from thinwire.trace import ring_bytes
 
 
 @singledispatch

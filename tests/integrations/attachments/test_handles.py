@@ -489,7 +489,7 @@ def test_stats_may_be_called_at_any_time(ranks: Ranks) -> None:
         assert result == (0, 3, True, False, True)
 
 
-def _of_plain_steps() -> tuple[tw.stats.Figures, int]:
+def _of_plain_steps() -> tuple[tw.trace.Figures, int]:
     """Nothing pays with an empty budget, so DDP stays plain."""
     training = Training("several buckets", None)
     attachment = tw.attach(training.model, tw.Budget(names=()))
@@ -513,7 +513,7 @@ def _replicated() -> tuple[Any, ...]:
     replicas = tw.replicate(module, tw.recipes.topk(density=0.05, minimum_size=64))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
-    def step(seed: int) -> tw.stats.Figures:
+    def step(seed: int) -> tw.trace.Figures:
         generator = torch.Generator().manual_seed(10 * seed + dist.get_rank())
         optimizer.zero_grad()
         module(torch.randn(8, 20, generator=generator)).square().mean().backward()

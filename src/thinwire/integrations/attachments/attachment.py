@@ -25,7 +25,7 @@ from thinwire.integrations.training.outcomes import Reduced, look, read
 from thinwire.kernels.streams import follow, stream_of
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments
-from thinwire.stats import Stats
+from thinwire.trace import Stats
 from thinwire.waits import Verdict, captured, on_host, refuse_captured
 
 
@@ -171,7 +171,8 @@ class Attachment(Handle):
         segments = self._seen[key] = self._seen.get(key) or self._segments(parameters, flat.numel())
         self._enter(segments.names, parameters, joined=joined)
         bucket = Bucket(flat=flat, segments=segments)
-        means = self.steps.gradients.take_out(bucket)
+        gradients = self.steps.gradients
+        means = gradients.take_out(bucket) if gradients.means else []
         self.meter.gradient(flat, membership.group.size(), self._round.scale)
         at = self._round if on_host(flat) else replace(self._round, watch=False, verdict=Verdict())
         return self._finishing(membership.recipe.reduce(bucket, at), bucket, means, at.verdict)
@@ -288,9 +289,9 @@ class Attachment(Handle):
             self._take_exactly(optimizer)
         elif self.steps.stepped(optimizer) and not evaluated:
             _kept_by.setdefault(optimizer, set()).add(self)
-            if self._whole is not None:
+            if self._whole is not None and optimizer not in self._whole.optimizers:
                 self._whole.follow(optimizer)
-            if self.advice.feedback:
+            if self.advice.feedback and optimizer not in self.advice.met:
                 self.advice.stepped(optimizer)
 
     def _refuse_added(self, optimizer: torch.optim.Optimizer) -> None:
@@ -398,26 +399,16 @@ class Attachment(Handle):
         self.membership.release(averages="DDP's hook, or reduce(), does that")
 
     def _enter(self, names: Sequence[str], parameters: Sequence[nn.Parameter], *, joined: bool) -> None:
-        refuse_captured("gradients are reduced")
+        if captured():
+            refuse_captured("gradients are reduced")
         if self.ended:
             raise RuntimeError(
                 "another attachment to these parameters has taken over; train the model that it was attached to"
             )
         for other in self.sharing:
             other._refuse_again(self, parameters)
-        if self.steps.enter(names, joined=joined):
-            self._begin(joined=joined)
-
-    def _refuse_again(self, other: "Attachment", parameters: Sequence[nn.Parameter]) -> None:
-        """Raise RuntimeError if another attachment that keeps something reduces what was reduced here already."""
-        again = [self.names[p] for p in parameters if p in self.names and self.steps.has_reduced(self.names[p])]
-        if again and not self.ended and (self._watch or other._watch):
-            raise RuntimeError(
-                f"the gradient of {again[0]!r}, which two attached models share, goes through both of their recipes in "
-                "one backward: call backward for each model's loss, or wrap both models in one DistributedDataParallel"
-            )
-
-    def _begin(self, *, joined: bool) -> None:
+        if not self.steps.enter(names, joined=joined):
+            return
         if self._whole is not None and self._whole.before is not None:
             self.check_loaded()
         steps, membership = self.steps, self.membership
@@ -426,7 +417,8 @@ class Attachment(Handle):
             membership.agree()
         if (loss_scale := 1.0 if self._scaler is None else self._scaler.get_scale()) != membership.loss_scale:
             membership.follow_loss_scale(loss_scale)
-        scale = membership.share(joined=joined)
+        divisor = membership.divisor(joined, steps)
+        scale = 1 / divisor if membership.samples is None else membership.weight(joined=joined)
         self.meter.begin(steps.step)
         self._round = Round(
             step=steps.step,
@@ -443,6 +435,15 @@ class Attachment(Handle):
         membership.recipe.begin(self._round)
         if membership.handover.active:
             membership.handover.prepare(membership.loss_scale)
+
+    def _refuse_again(self, other: "Attachment", parameters: Sequence[nn.Parameter]) -> None:
+        """Raise RuntimeError if another attachment that keeps something reduces what was reduced here already."""
+        again = [self.names[p] for p in parameters if p in self.names and self.steps.has_reduced(self.names[p])]
+        if again and not self.ended and (self._watch or other._watch):
+            raise RuntimeError(
+                f"the gradient of {again[0]!r}, which two attached models share, goes through both of their recipes in "
+                "one backward: call backward for each model's loss, or wrap both models in one DistributedDataParallel"
+            )
 
     def _finishing(
         self,

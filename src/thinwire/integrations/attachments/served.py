@@ -7,7 +7,7 @@ from thinwire.collectives import Group
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.membership.state import Standing
-from thinwire.stats import Stats
+from thinwire.trace import Stats
 
 
 class Served(Handle):

@@ -14,7 +14,7 @@ from thinwire.integrations.membership.redistribution import noting_from
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.training.steps import Steps
 from thinwire.reducer import Reducer, Released
-from thinwire.stats import Meter
+from thinwire.trace import Meter
 
 _log = logging.getLogger("thinwire")
 
@@ -48,7 +48,7 @@ class Membership:
         self.parameters, self.steps = parameters, Steps(parameters, recipe.memories())
         self._known = {**resting, **parameters}
         self.meter, self.loss_scale = Meter(), 1.0
-        self._divisor, self.agreed = divisor, False
+        self.divisor, self.agreed = divisor, False
         self.samples: int | None = None
 
     @property
@@ -68,11 +68,9 @@ class Membership:
         """Compare where the ranks stand now. They may yet load. A collective. Raises StateError where they differ."""
         state.agree(self.group, self._standing)
 
-    def share(self, *, joined: bool) -> float:
-        """Return by what a gradient is multiplied to become a share of the mean. `joined`: this rank has no data."""
-        divisor = self._divisor(joined, self.steps)
-        if self.samples is None:
-            return 1 / divisor
+    def weight(self, *, joined: bool) -> float:
+        """Return this rank's share of all samples. `joined`: it has no data. A collective."""
+        assert self.samples is not None
         total = torch.tensor(0 if joined else self.samples, device=next(iter(self.parameters.values())).device)
         dist.all_reduce(total, group=self.group)
         return self.samples / max(int(total), 1)
@@ -128,7 +126,7 @@ class Membership:
         for memory in self.recipe.memories() if factor != 1 else ():
             held = memory.state()
             memory.restore(noting_from(held, held, factor))
-        self.group, self._divisor, self.agreed = group, divisor, True
+        self.group, self.divisor, self.agreed = group, divisor, True
 
     def join(self, saved: Mapping[str, Any]) -> None:
         """Go on at another rank's step and with its notes, from its `state_dict`; each keeps its own residual."""

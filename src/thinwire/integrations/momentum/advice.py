@@ -37,13 +37,14 @@ _SQUARES = "exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"
 class ErrorFeedbackAdvice:
     """Warns once, on rank 0, when error feedback meets an optimizer that moves what is sent rarely too little.
 
-    `feedback`: the memories that it is about; none once it has warned.
+    `feedback`: the memories that it is about; none once it has warned. `met`: optimizers that have stepped since there
+    was a residual.
     """
 
     def __init__(self, memories: Sequence[Memory], rank: int) -> None:
         self.feedback = [part for m in memories for part in m.parts if isinstance(part, ErrorFeedback)]
         self._level = logging.DEBUG if rank else logging.WARNING
-        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def attached(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn if this optimizer will get residuals late."""
@@ -57,8 +58,8 @@ class ErrorFeedbackAdvice:
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn the first time that there is a residual when this optimizer steps."""
-        if self.feedback and optimizer not in self._met and any(memory.waits() for memory in self.feedback):
-            self._met.add(optimizer)
+        if any(memory.waits() for memory in self.feedback):
+            self.met.add(optimizer)
             self.attached(optimizer)
 
 

@@ -118,7 +118,7 @@ class Correction(Handover):
         """Put momentum and weight decay back, and mark the optimizer's state: its momentum is in the memories."""
         if optimizer in self._held:
             self._held.give_back()
-            if self._held.accepted or not self._held.settled:
+            if self._held.accepted or not self._held.settled():
                 self._held.mark(self._names)
 
     def give_back(self) -> None:

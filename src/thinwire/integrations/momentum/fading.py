@@ -193,8 +193,8 @@ class Fading(Handover):
 
     def _override_until_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimizer step without momentum of what fades."""
-        self._stepping, kind = optimizer, kind_of(optimizer)
-        for _, group in list(self._held.groups(optimizer)) if kind else ():
+        self._stepping, kind = optimizer, kind_of(type(optimizer))
+        for _, group in self._held.groups(optimizer) if kind else ():
             ours = {p: None for p in group["params"] if p in self._memory}
             if kind and ours:
                 self._held.override_for(optimizer, group, ours, **kind.without(group))
@@ -235,7 +235,7 @@ class Fading(Handover):
     def _move(self, parameters: Collection[nn.Parameter]) -> None:
         """Move this rank's share of the buffers of these into the memories."""
         for optimizer, group, p in self._held.parameters():
-            kind, buffers = kind_of(optimizer), optimizer.state.get(p, {})
+            kind, buffers = kind_of(type(optimizer)), optimizer.state.get(p, {})
             if p not in parameters or not kind or not first_moment_of(group) or buffers.get(kind.buffer) is None:
                 continue
             buffer: Tensor = buffers[kind.buffer]
@@ -246,7 +246,7 @@ class Fading(Handover):
 
     def _follow(self) -> None:
         """Adopt the optimizers' decays. Raises MomentumError where one cannot be moved, or is missing."""
-        groups = list(self._held.groups())
+        groups = self._held.groups()
         for optimizer, group in groups:
             check_movable(optimizer, group, self._own)
         moments = [first_moment_of(group) for _, group in groups]

@@ -1,7 +1,8 @@
 """What kind of optimizer is this, where does it have momentum, and how is that taken out and put back?"""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -63,14 +64,13 @@ of these has its step if it calls `super().step()`. Otherwise it may do anything
 _STEPS = {step_of(kind): where for kind, where in _KINDS.items()}
 
 
-def kind_of(optimizer: torch.optim.Optimizer) -> FirstMoment | None:
-    """Return where this optimizer has its first moment; None if it has none, or if that is not linear."""
-    return _STEPS.get(step_of(type(optimizer)))
+kind_of: Callable[[type[torch.optim.Optimizer]], FirstMoment | None] = cache(lambda kind: _STEPS.get(step_of(kind)))  # type: ignore[assignment]
+"""Returns where these optimizers have their first moment; None if they have none, or if that is not linear."""
 
 
 def movable(optimizers: Iterable[torch.optim.Optimizer], parameters: Collection[nn.Parameter]) -> bool:
     """Whether all of these have momentum in these optimizers that can be moved into a memory."""
-    groups = [group for each in optimizers if kind_of(each) for group in each.param_groups]
+    groups = [group for each in optimizers if kind_of(type(each)) for group in each.param_groups]
     held = {p for group in groups if first_moment_of(group) and not group.get("dampening") for p in group["params"]}
     return held.issuperset(parameters)
 
@@ -80,7 +80,7 @@ def filled(
     optimizer: torch.optim.Optimizer, group: Settings, p: nn.Parameter, momentum: Tensor | None, *, moved: bool
 ) -> bool:
     """Put momentum back into the buffer of `p`; `moved`: the optimizer has put there what was delivered last."""
-    kind, state = kind_of(optimizer), optimizer.state.get(p, {})
+    kind, state = kind_of(type(optimizer)), optimizer.state.get(p, {})
     if kind is None or not first_moment_of(group) or not (kind.alone or kind.buffer in state):
         return False
     buffer = state.get(kind.buffer)
@@ -97,7 +97,7 @@ def check_movable(optimizer: torch.optim.Optimizer, group: Settings, own: str) -
     """Raise MomentumError for momentum that no memory can apply in its place. `own`: what memories call decay."""
     if group.get("dampening"):
         raise MomentumError("SGD's dampening cannot be moved into the memory; set dampening=0")
-    if kind_of(optimizer) is None and has_momentum(optimizer, group):
+    if kind_of(type(optimizer)) is None and has_momentum(optimizer, group):
         base = next((kind.__name__ for kind in type(optimizer).__mro__ if kind in _KINDS), None)
         why = f", as its step does not call {base}'s by super().step()" if base else ""
         raise MomentumError(

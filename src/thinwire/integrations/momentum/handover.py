@@ -87,14 +87,10 @@ class Holdings:
     def __bool__(self) -> bool:
         return bool(self._optimizers)
 
-    def groups(
-        self, optimizer: torch.optim.Optimizer | None = None
-    ) -> Iterator[tuple[torch.optim.Optimizer, Settings]]:
-        """Yield each group with its optimizer: of all optimizers, or of one."""
-        for each in list(self._optimizers) if optimizer is None else [optimizer]:
-            for group in list(each.param_groups):  # a copy, as `override_for` adds to them
-                if not self._names.keys().isdisjoint(group["params"]):
-                    yield each, group
+    def groups(self, optimizer: torch.optim.Optimizer | None = None) -> list[tuple[torch.optim.Optimizer, Settings]]:
+        """Return each group with its optimizer: of all optimizers, or of one."""
+        optimizers, others = self._optimizers if optimizer is None else [optimizer], self._names.keys().isdisjoint
+        return [(each, group) for each in optimizers for group in each.param_groups if not others(group["params"])]
 
     def parameters(self) -> Iterator[tuple[torch.optim.Optimizer, Settings, nn.Parameter]]:
         """Yield each of the parameters, with its optimizer and group."""
@@ -137,7 +133,7 @@ class Holdings:
 
     def check_mark(self) -> None:
         """Raise MomentumError if an optimizer's state was saved with memories that have not been loaded."""
-        if self.accepted or self.settled:
+        if self.accepted or self.settled():
             return
         marks = [each for optimizer in self._optimizers for each in _marks[optimizer].items()]
         if any(mark != self._token and p in self._names for p, mark in marks):
@@ -146,9 +142,8 @@ class Holdings:
                 "handle's state too, with load_state_dict, or drop it: handle.forget()"
             )
 
-    @property
     def settled(self) -> bool:
-        """Whether marks are as the last `mark` left them."""
+        """Return whether marks are as the last `mark` left them."""
         return all(self._left.get(optimizer) is _marks[optimizer] for optimizer in self._optimizers)
 
     def marked(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
@@ -157,8 +152,11 @@ class Holdings:
 
     def unmarked(self, among: Collection[nn.Parameter]) -> set[nn.Parameter]:
         """Return which of these have their momentum with their optimizer."""
-        held = ((group["params"], _marks[optimizer]) for optimizer, group in self.groups())
-        return {p for parameters, marks in held for p in parameters if p in among and p not in marks}
+        found: set[nn.Parameter] = set()
+        for optimizer, group in self.groups():
+            marks = _marks[optimizer]
+            found.update([p for p in group["params"] if p in among and p not in marks])
+        return found
 
     def mark(self, parameters: Collection[nn.Parameter]) -> None:
         """Say of which of these parameters momentum is in the memories, however they are grouped."""

@@ -16,7 +16,7 @@ from thinwire.integrations.training.optimizers import Hook
 from thinwire.planner.live import Adaptive
 from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient
-from thinwire.stats import ring_bytes
+from thinwire.trace import ring_bytes
 
 
 @final

@@ -14,7 +14,7 @@ from thinwire.integrations.training.gradients import local
 from thinwire.memories import Memory
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 from thinwire.reducer.owners import part_of
-from thinwire.stats import ring_bytes
+from thinwire.trace import ring_bytes
 
 
 @final

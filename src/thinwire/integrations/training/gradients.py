@@ -19,7 +19,10 @@ from thinwire.reducer import Bucket, Segment
 
 @final
 class Gradients:
-    """Keeps track of every .grad: `reduced` names those that hold a mean, `added` those that this rank has added to."""
+    """Keeps track of every .grad: `reduced` names those that hold a mean, `added` those that this rank has added to.
+
+    `means` has copies of those means that it has added to.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
@@ -27,7 +30,7 @@ class Gradients:
         self.reduced: set[str] = set()
         self._sent: dict[str, _Sent] = {}
         self._arrived: list[_Sent] = []
-        self._means: dict[str, Tensor] = {}
+        self.means: dict[str, Tensor] = {}
 
     def gone(self, name: str) -> bool:
         """Before backward adds to this .grad: return whether its mean is gone (None or zeros), else copy it."""
@@ -37,8 +40,8 @@ class Gradients:
         if held is None or not (_nonzero(held) or self._arrived_as_zeros(name, held)):
             self.forget([name])
             return True
-        if name not in self._means and not held.is_sparse:
-            self._means[name] = in_memory_order(held, self._parameters[name]).clone()
+        if name not in self.means and not held.is_sparse:
+            self.means[name] = in_memory_order(held, self._parameters[name]).clone()
         return False
 
     @property
@@ -48,10 +51,8 @@ class Gradients:
 
     def take_out(self, bucket: Bucket) -> list[tuple[Tensor, Tensor]]:
         """Subtract the means from the gradients in this bucket. Return (gradient, mean) pairs to add back later."""
-        if not self._means:
-            return []
         pairs = zip(bucket.segments.names, bucket.views(), strict=True)
-        found = [(gradient, self._means[name]) for name, gradient in pairs if name in self._means]
+        found = [(gradient, self.means[name]) for name, gradient in pairs if name in self.means]
         for gradient, mean in found:
             gradient.sub_(mean)
         return found
@@ -69,7 +70,7 @@ class Gradients:
 
     def note_reduced(self, names: Collection[str]) -> None:
         """Note that each of these .grad now holds exactly a mean."""
-        if self._means:
+        if self.means:
             self.forget(names)
         self.reduced.update(names)
         self.added.difference_update(names)
@@ -80,8 +81,8 @@ class Gradients:
     def forget(self, names: Iterable[str]) -> None:
         """Forget these means: an optimizer has taken them, or they are gone."""
         self.reduced.difference_update(names)
-        for name in self._means.keys() & names:
-            del self._means[name]
+        for name in self.means.keys() & names:
+            del self.means[name]
 
     def _arrived_as_zeros(self, name: str, held: Tensor) -> bool:
         """Whether a .grad of zeros was not zeroed, but its mean was zeros: the mean is written once at most."""

@@ -218,14 +218,15 @@ class Whole:
 
     Parameters that come to need a gradient later are reduced by nobody; those that need one now and are not `followed`
     are somebody else's. `check` is called before the first forward pass with gradients after a state has been loaded:
-    DDP does not survive an error in its backward. `before`: what there was before a state was loaded, until `accept`.
+    DDP does not survive an error in its backward. `optimizers`: those it follows. `before`: what there was before a
+    state was loaded, until `accept`.
     """
 
     def __init__(self, model: nn.Module, followed: Collection[nn.Parameter], check: Callable[[], None]) -> None:
         self._model, self._parameters = weakref.ref(model), list(followed)
         self._modules = [weakref.ref(module) for module in model.modules()]
         self._known = {id(p) for p in (*followed, *(p for p in model.parameters() if p.requires_grad))}
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.before: tuple[list[torch.optim.Optimizer], Tensor] | None = None
         self._forward: Any = None
         self._check = weakref.WeakMethod(check)
@@ -234,9 +235,8 @@ class Whole:
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at what is loaded into this optimizer, too."""
-        if optimizer not in self._optimizers:
-            self._optimizers.add(optimizer)
-            self._handles.append(optimizer.register_load_state_dict_pre_hook(self._note))
+        self.optimizers.add(optimizer)
+        self._handles.append(optimizer.register_load_state_dict_pre_hook(self._note))
 
     def end(self) -> None:
         """Let go of the model."""
@@ -247,15 +247,16 @@ class Whole:
 
     def late(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return the names of those that this optimizer has a gradient for, and that nobody reduces."""
-        held = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._known]
-        new = {id(p) for p in held if p.grad is not None} if held else set()
-        if not new:
+        held: list[nn.Parameter] = []
+        for group in optimizer.param_groups:
+            held += (p for p in group["params"] if id(p) not in self._known and p.grad is not None)
+        if not held:
             return []
         alive = [module for each in self._modules if (module := each()) is not None]
         # The whole model comes last: a parameter's name there is what counts.
         inside = {id(p): name for module in reversed(alive) for name, p in module.named_parameters()}
-        self._known |= new - inside.keys()  # of another model
-        return [inside[id(p)] for p in held if id(p) in new and id(p) in inside]
+        self._known.update(id(p) for p in held if id(p) not in inside)  # of another model
+        return [inside[id(p)] for p in held if id(p) in inside]
 
     @property
     def loaded(self) -> bool:
@@ -272,7 +273,7 @@ class Whole:
         """Remember what there is before the first state is loaded."""
         model = self._model()
         if self.before is None and model is not None:
-            optimizers = list(self._optimizers)
+            optimizers = list(self.optimizers)
             self.before = optimizers, self._digests(optimizers)
             self._forward = model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)
 

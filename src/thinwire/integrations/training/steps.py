@@ -81,7 +81,7 @@ class Steps:
                 return False
             self.close()
         self._follows = joined or self._joined
-        if not joined:
+        if not joined and self.gradients.reduced:
             self._find_thrown_away()
         self._joined = joined
         if self.open and not self.pending:

@@ -23,7 +23,7 @@ from thinwire.integrations.workers.starting import Start
 from thinwire.integrations.workers.swarm import Swarm
 from thinwire.integrations.workers.weights import Sick, Weights
 from thinwire.outer_steps import OuterSteps
-from thinwire.stats import Meter, Stats
+from thinwire.trace import Meter, Stats
 from thinwire.waits import refuse_captured
 
 AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()

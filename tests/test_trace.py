@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from thinwire.stats import Figures, Meter
+from thinwire.trace import Figures, Meter
 
 
 def test_exchanges_that_overlap_count_once() -> None:
