@@ -9,13 +9,13 @@ from rich.console import Console
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import Options
 from thinwire_lab.bench.plots import loss_over_seconds
-from thinwire_lab.bench.report import print_report, write_html
+from thinwire_lab.bench.report import html, print_report
 from thinwire_lab.bench.results import Results
 from thinwire_lab.bench.session import Session
 from thinwire_lab.bench.words import left_out
 from thinwire_lab.bench.worker import handle
 from thinwire_lab.cluster.workers import ended, is_first, started
-from thinwire_lab.inputs import check_writable
+from thinwire_lab.inputs import check_writable, write_atomically
 from thinwire_lab.problems import PROBLEMS, build
 from thinwire_lab.problems.base import check_stages
 from thinwire_lab.show.canvas import check_drawable
@@ -41,7 +41,7 @@ class Outputs:
         if self.json is not None:
             results.write(self.json)
         if self.html is not None:
-            write_html(results, self.html)
+            write_atomically(self.html, html(results))
         if self.plot is not None and results.rows:
             loss_over_seconds(results).savefig(self.plot)
 

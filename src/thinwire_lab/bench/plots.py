@@ -1,4 +1,4 @@
-"""The results as figures: loss over time, loss over bytes, and where a step's time goes."""
+"""The results as figures: loss over time, and loss over bytes."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,21 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from thinwire_lab.bench.results import Results, Row
-from thinwire_lab.show.canvas import (
-    ALARM,
-    COLOURS,
-    DASHES,
-    FAINT,
-    INK,
-    MUTED,
-    PARTS,
-    blank,
-    head,
-    legend,
-    name,
-    restrain,
-)
-from thinwire_lab.show.units import human_bytes, loss_text, milliseconds
+from thinwire_lab.show.canvas import ALARM, COLOURS, DASHES, FAINT, INK, MUTED, blank, head, legend, name, restrain
+from thinwire_lab.show.units import human_bytes, loss_text
 
 
 def _figure(panel: Callable[[Axes, Results], None], results: Results) -> Figure:
@@ -87,37 +74,10 @@ def _limit_losses(axes: Axes, results: Results) -> None:
         axes.set_ylim(low - margin, high + margin)
 
 
-def _step_panel(axes: Axes, results: Results) -> None:
-    axes.set_yticks(range(len(results.rows)), [row.label for row in results.rows], fontsize=9.5)
-    for tick, (_, colour, _) in zip(axes.get_yticklabels(), _styled(results), strict=True):
-        tick.set_color(colour)
-    ends = _stack(axes, results)
-    if results.free_step_seconds is not None:
-        ends.append(1000 * results.free_step_seconds)
-        axes.axvline(ends[-1], color=INK, linewidth=1, linestyle="--", label=f"free network, {ends[-1]:.0f} ms")
-    axes.set_xlim(0, 1.15 * max(ends, default=1.0) or 1.0)
-    axes.set_ylim(max(len(results.rows), 4) - 0.5, -0.5)
-    name(axes, "Time of one step", "milliseconds; labels: the median step")
-
-
-def _stack(axes: Axes, results: Results) -> list[float]:
-    """Draw each row's bar with its median beside it, and return where the bars end."""
-    ends = [0.0] * len(results.rows)
-    for part, colour in PARTS.items():
-        widths = [1000 * getattr(row.split_seconds, part) for row in results.rows]
-        bars = axes.barh(range(len(ends)), widths, 0.62, left=ends, color=colour, label=part)
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    medians = [f"{milliseconds(row.step_seconds.p50)} ms" for row in results.rows]
-    axes.bar_label(bars, medians, padding=4, fontsize=9, color=INK)
-    return ends
-
-
 loss_over_seconds = partial(_figure, _seconds_panel)
 """Held-out loss over training seconds."""
 loss_over_bytes = partial(_figure, _bytes_panel)
 """Held-out loss over the bytes each worker sent, on a log scale."""
-step_time = partial(_figure, _step_panel)
-"""Milliseconds per step, split into their parts."""
 
 
 def round_bytes(count: float) -> str:

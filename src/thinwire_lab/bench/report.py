@@ -1,22 +1,19 @@
-"""The report of a bench run: one table (two on a narrow terminal), notes, and a page with figures."""
+"""The report of a bench run: one table (two on a narrow terminal), and notes; or a page of these with figures."""
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from thinwire_lab.bench.plots import loss_over_bytes, loss_over_seconds, step_time
+from thinwire_lab.bench.plots import loss_over_bytes, loss_over_seconds
 from thinwire_lab.bench.results import Results, Row
 from thinwire_lab.bench.words import in_words, left_out
-from thinwire_lab.inputs import write_atomically
-from thinwire_lab.show import page
+from thinwire_lab.show.page import page
 from thinwire_lab.show.table import Column, Table, tabulated
 from thinwire_lab.show.terminal import fits, print_table, say
 from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, loss_text, milliseconds
 
 _NAMES: Column[Row] = Column(heading="recipe", text=lambda row: row.label, left=True)
-_FIGURES = (loss_over_seconds, loss_over_bytes, step_time)
 
 
 def print_report(console: Console, results: Results) -> None:
@@ -37,31 +34,11 @@ def _print_act(console: Console, results: Results, before: str) -> None:
     say(console, "\n" + "\n".join(in_words(results)))
 
 
-def write_html(results: Results, path: Path) -> None:
-    """Write the page; an earlier file stays whole if that fails."""
-    write_atomically(path, html(results))
-
-
 def html(results: Results) -> str:
-    """Return the page: conclusions, table, figures and environment of each act."""
-    acts = (block for act in results.acts for block in _blocks(act))
-    return page.page(f"thinwire bench: {results.title}", *acts)
-
-
-def _blocks(results: Results) -> list[str]:
-    return [
-        page.chapter(
-            "thinwire bench",
-            page.paragraphs([results.title], "plain" if results.throttled else "alarm"),
-            page.paragraphs([results.incomplete or ""], "alarm"),
-            page.paragraphs([str(results.environment.get("model_description", ""))], "soft"),
-            page.paragraphs(in_words(results)),
-        ),
-        page.section("Recipes", page.table(_whole(results)), page.paragraphs(_notes(results), "soft")),
-        *(page.section("Who waited for whom, in seconds", page.table(table)) for table in _waits(results)),
-        page.section("Figures", page.figures(*(draw(results) for draw in _FIGURES))),
-        page.section("Environment", page.definitions(results.environment)),
-    ]
+    """Return the page: the report, with a figure of the loss over time and over bytes for each act, and how it ran."""
+    figures = (draw(act) for act in results.acts for draw in (loss_over_seconds, loss_over_bytes))
+    title = f"thinwire bench: {results.title}"
+    return page(title, lambda console: print_report(console, results), *figures, made=results.environment)
 
 
 def _tables(console: Console, results: Results) -> list[Table]:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from thinwire_lab.check.findings import Finding, failures
 from thinwire_lab.check.sections import Asked
-from thinwire_lab.show import page
+from thinwire_lab.show.page import page
 from thinwire_lab.show.table import Column, Table, tabulated
 from thinwire_lab.show.terminal import print_raw, print_titled, say
 from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, milliseconds
@@ -98,13 +98,7 @@ class Report:
 
     def html(self) -> str:
         """Return a page that needs nothing beside it."""
-        wrong = [page.section("What failed", page.paragraphs(self.pasted(), "alarm"), page.paragraphs([self.way_out]))]
-        return page.page(
-            "thinwire check",
-            page.chapter("thinwire check", page.paragraphs([self.conclusion, self.origin])),
-            *(wrong if self.failed else ()),
-            *(page.section(table.title, page.table(table)) for table in self.tables()),
-        )
+        return page("thinwire check", self.print, made={"began": self.origin})
 
     def print(self, console: Console) -> None:
         """Print the tables, and what failed last."""

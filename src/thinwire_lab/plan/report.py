@@ -1,4 +1,4 @@
-"""A plan, printed and as a page: conclusions, every tensor, the network, and figures."""
+"""A plan, printed and as a page: the network, tensors and conclusions."""
 
 import re
 from collections.abc import Hashable, Iterator, Sequence
@@ -11,9 +11,8 @@ from rich.console import Console
 from thinwire.planner import Plan, Profile, Row, step_seconds
 from thinwire_lab.plan.apart import Apart
 from thinwire_lab.plan.explain import Explained
-from thinwire_lab.plan.plots import timeline
 from thinwire_lab.plan.words import conclusions, network, origin, title
-from thinwire_lab.show import page
+from thinwire_lab.show.page import page
 from thinwire_lab.show.table import Column, Table, tabulated
 from thinwire_lab.show.terminal import print_table, say
 from thinwire_lab.show.units import UNKNOWN, human_bytes
@@ -148,39 +147,13 @@ def _print_tensors(console: Console, plan: Plan, tensors: Sequence[Tensors]) -> 
 
 
 def html(measured: Profile, plan: Plan, chapters: Sequence[Chapter] = ()) -> str:
-    """Return the page."""
-    blocks = list(_sections(measured, plan))
-    for each in chapters:
-        said = (
-            page.paragraphs([each.conclusion(plan)]),
-            page.table(each.table(plan)),
-            page.paragraphs(each.notes, "soft"),
-        )
-        blocks.append(page.section(each.title, *said))
-    return page.page(f"thinwire plan: {title(plan.profile)}", page.chapter("thinwire plan", *blocks))
-
-
-def _sections(measured: Profile, plan: Plan) -> Iterator[str]:
-    """Yield the conclusions, the step drawn, every tensor, and the network."""
-    yield page.paragraphs([title(plan.profile)])
-    yield page.paragraphs(origin(measured, plan.profile), "soft")
-    yield page.paragraphs(conclusions(plan))
-    if plan.advice:
-        yield page.paragraphs([_ADVICE]) + page.bullets(plan.advice)
-    yield page.section("A step", page.figures(timeline(plan), one=True))
-    yield page.section("Tensors", page.table(_table(every(plan))), page.paragraphs([_NOTE], "soft"))
-    yield page.section("Network", *_network(plan.profile))
-    yield page.section("How it was measured", page.definitions(measured.made))
-
-
-def _network(profile: Profile) -> Iterator[str]:
-    links = {name: f"latency {latency}, bandwidth {bandwidth}" for name, latency, bandwidth in network(profile)}
-    yield page.definitions(links)
-    yield page.paragraphs(profile.tiers, "soft")
+    """Return what is printed as a page, with every tensor."""
+    title_ = f"thinwire plan: {title(plan.profile)}"
+    return page(title_, lambda on: print_plan(on, measured, plan, every(plan), chapters), made=measured.made)
 
 
 def _table(tensors: Sequence[Tensors]) -> Table:
-    return tabulated(_COLUMNS, tensors, why=[some.reason for some in tensors], under=list(_reasons(tensors)))
+    return tabulated(_COLUMNS, tensors, under=list(_reasons(tensors)))
 
 
 def _reasons(tensors: Sequence[Tensors]) -> Iterator[str]:

@@ -15,7 +15,6 @@ from thinwire_lab.inputs import BadInput
 INK, MUTED, FAINT, ALARM = "#333333", "#6B6B6B", "#E4E4E4", "#B00020"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
 DASHES = ("-", "--", ":", "-.")
-PARTS = {"compute": "#C3C9D1", "encode": "#E9B44C", "exchange": "#3B6EA5", "decode": "#8F5D3B"}
 
 
 def blank(inches: tuple[float, float]) -> Figure:

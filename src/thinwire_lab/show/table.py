@@ -1,4 +1,4 @@
-"""A table, for any output: `terminal.print_table` prints it, `page.table` puts it on a page, `markdown` in a README."""
+"""A table, for any output: `terminal.print_table` prints it, `markdown` puts it in a README."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,9 +15,8 @@ class Table:
     """Texts in rows under headings, which may have several lines. The first column names the rows.
 
     left: the columns aligned on the left. best: (row, column) of cells to highlight. wrong: the same, of cells that
-    report a failure. why: a sentence on each row; on a
-    page they have a column. under: the same, below rows in a terminal; empty where a later row's line holds for
-    several. notes: remarks on the table. gap: spaces between columns.
+    report a failure. under: a sentence below each row; empty where a later row's holds for several. notes: remarks on
+    the table. gap: spaces between columns.
     """
 
     headings: Sequence[str]
@@ -27,7 +26,6 @@ class Table:
     left: Collection[int] = ()
     best: Collection[tuple[int, int]] = ()
     wrong: Collection[tuple[int, int]] = ()
-    why: Sequence[str] = ()
     under: Sequence[str] = ()
     gap: int = 2
 
@@ -59,12 +57,7 @@ class Column(Generic[T]):
 
 
 def tabulated(
-    columns: Sequence[Column[T]],
-    things: Sequence[T],
-    *,
-    title: str = "",
-    why: Sequence[str] = (),
-    under: Sequence[str] = (),
+    columns: Sequence[Column[T]], things: Sequence[T], *, title: str = "", under: Sequence[str] = ()
 ) -> Table:
     """Return the table with a row for each thing."""
     return Table(
@@ -74,7 +67,6 @@ def tabulated(
         left={place for place, column in enumerate(columns) if column.left},
         best={(row, place) for place, column in enumerate(columns) for row in column.best(things)},
         wrong={(row, place) for place, column in enumerate(columns) for row, x in enumerate(things) if column.wrong(x)},
-        why=why,
         under=under,
     )
 

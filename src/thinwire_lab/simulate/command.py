@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from thinwire_lab.inputs import check_writable, write_atomically
-from thinwire_lab.show import page
 from thinwire_lab.show.canvas import check_drawable
+from thinwire_lab.show.page import page
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_table, print_written, say
 from thinwire_lab.simulate.options import Options
@@ -30,6 +30,17 @@ class Outcome:
     document: Mapping[str, Any]
     figure: Callable[[], Figure]
 
+    def print(self, console: Console) -> None:
+        """Print title, tables and notes."""
+        say(console, self.title, "bold")
+        for table in self.tables:
+            say(console, f"\n{table.title}\n", "bold")
+            print_table(console, table)
+            for note in ("", *table.notes):
+                say(console, note, "dim")
+        for note in ("", *self.notes):
+            say(console, note, "dim")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
@@ -46,35 +57,14 @@ class Files:
     def show(self, outcome: Outcome) -> None:
         """Print it and write the files."""
         console = Console()
-        say(console, outcome.title, "bold")
-        for table in outcome.tables:
-            say(console, f"\n{table.title}\n", "bold")
-            print_table(console, table)
-            for note in ("", *table.notes):
-                say(console, note, "dim")
-        for note in ("", *outcome.notes):
-            say(console, note, "dim")
-        self._write(outcome)
-        print_written(console, (self.json, self.plot, self.html))
-
-    def _write(self, outcome: Outcome) -> None:
+        outcome.print(console)
         if self.json is not None:
             write_atomically(self.json, dumps(outcome.document, indent=1) + "\n")
         if self.plot is not None:
             outcome.figure().savefig(self.plot)
         if self.html is not None:
-            write_atomically(self.html, html(outcome))
-
-
-def html(outcome: Outcome) -> str:
-    """Return a page that needs nothing beside it."""
-    return page.page(
-        "thinwire simulate",
-        page.chapter("thinwire simulate", page.paragraphs([outcome.title])),
-        *(page.section(table.title, page.table(table)) for table in outcome.tables),
-        page.paragraphs(outcome.notes, "soft"),
-        page.figures(outcome.figure()),
-    )
+            write_atomically(self.html, page("thinwire simulate", outcome.print, outcome.figure()))
+        print_written(console, (self.json, self.plot, self.html))
 
 
 _NOTES = (

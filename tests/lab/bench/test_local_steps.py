@@ -135,7 +135,7 @@ def test_a_worker_that_is_slow_and_vanishes_does_not_end_the_row(pair: Cluster) 
 def test_the_report_says_who_waited_for_whom() -> None:
     rows = (replace(_record(3).row(dense=None, target=None), waited_for=((0.0, 1.26), (3.0, 0.0))),)
     page = html(Results(environment={"kill": True}, rows=rows))
-    assert "Who waited for whom" in page
+    assert "who waited for whom" in page
     assert "vanishes midway" in page
     assert "DDP would end" not in page  # which has no row
     assert "1.3" in page
