@@ -5,17 +5,83 @@ given their addresses, see `parts`, and sees each as an array. A call costs some
 anything, and what surrounds it in Python as much. For the small tensors of a bucket, that is more than the loop takes.
 """
 
+import hashlib
+import re
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, final
 
+import numba.core.caching
 import numba.extending
 from llvmlite import ir
 from numba import njit, types
 
-compiled: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-reordering: Callable[..., Any] = njit(nogil=True, cache=True, fastmath={"contract", "reassoc"}, error_model="numpy")
+KERNELS = Path(__file__).parent
+_IMPORTS = re.compile(rb"^from thinwire\.kernels([.\w]*) import ([\w, ]*)", re.MULTILINE)
+_MARK = ".thinwire-"
+
+
+def made_of(file: Path) -> set[Path]:
+    """Return a file and those of this package that it imports, directly or not."""
+    found, ahead = set[Path](), {file}
+    while ahead:
+        found |= ahead
+        imports = [each for file in ahead for each in _IMPORTS.findall(file.read_bytes())]
+        bases = [(KERNELS.joinpath(*path.decode().split(".")), names.decode().split(", ")) for path, names in imports]
+        modules = {module for base, names in bases for module in (base, *map(base.joinpath, names))}
+        ahead = {file for module in modules if (file := module.with_suffix(".py")).is_file()} - found
+    return found
+
+
+@cache
+def _mark(file: str, folder: Path) -> str:
+    """Return what names loops of a file made of what it is now made of, and remove those made of anything else."""
+    sources = b"\0".join(each.read_bytes() for each in sorted(made_of(Path(file))))
+    mark = f"{_MARK}{hashlib.sha256(sources).hexdigest()[:16]}"
+    for old in folder.glob(f"{Path(file).stem}.*{_MARK}*.nbc"):
+        if mark not in old.name:
+            old.unlink(missing_ok=True)  # whoever needs it compiles it anew
+    return mark
+
+
+@final
+class _Cache(numba.core.caching.IndexDataCacheFile):
+    """A loop's compiled versions on disk, each in a file that is named after all that it was made from.
+
+    Numba goes by the date of the loop's own file, so it would go on using what the loop called before another changed.
+    """
+
+    def save(self, key: object, data: object) -> None:
+        self._save_data(self._name(key), data)
+
+    def load(self, key: object) -> Any:
+        with suppress(FileNotFoundError):
+            return self._load_data(self._name(key))
+
+    def _name(self, key: object) -> str:
+        made_from = repr((numba.__version__, key)).encode()
+        return self._data_name(int.from_bytes(hashlib.sha256(made_from).digest()[:8]))
+
+
+def _compiling(**options: Any) -> Callable[..., Any]:
+    """Return a decorator that has loops compiled on first use."""
+
+    def decorated(loop: Callable[..., Any]) -> Any:
+        found = njit(nogil=True, cache=True, error_model="numpy", **options)(loop)
+        with suppress(AttributeError):  # nothing is cached where nothing can be written, or compiled
+            path, mark = found._cache.cache_path, _mark(loop.__code__.co_filename, Path(found._cache.cache_path))
+            found._cache._cache_file = _Cache(path, found._cache._impl.filename_base + mark, None)
+        return found
+
+    return decorated
+
+
+compiled = _compiling(fastmath={"contract"})
+reordering = _compiling(fastmath={"contract", "reassoc"})
 """Sums may be reordered, so that they vectorise."""
-exactly: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")
+exactly = _compiling()
 """Every product and sum is rounded on its own, so any processor gives the bits of the reference."""
 intrinsic: Callable[..., Any] = numba.extending.intrinsic
 """Instructions for LLVM, where Numba's loops cannot express them."""

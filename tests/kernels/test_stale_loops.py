@@ -1,0 +1,72 @@
+"""Are compiled loops that lie on disk made of the sources that are there?"""
+
+import importlib.util
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thinwire.kernels import compiled
+from thinwire.kernels.compiled import KERNELS, made_of
+
+LOOP = """
+from thinwire.kernels.compiled import compiled
+from thinwire.kernels.{0} import {0}
+
+@compiled
+def twice(x):
+    return {0}(x)
+"""
+
+
+def _imported(file: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_a_loop_is_compiled_anew_when_one_that_it_calls_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, called = tmp_path / "loop.py", tmp_path / "called.py"
+    loop.write_text(LOOP.format("called"))
+    monkeypatch.setattr(compiled, "KERNELS", tmp_path)
+
+    def run(by: str, x: Any = 2) -> tuple[float, bool, int]:
+        """Run it where it calls this. Return what it returns, whether it was on disk, and how many files then are."""
+        called.write_text(f"from thinwire.kernels.compiled import compiled\n@compiled\ndef called(x): return {by}\n")
+        compiled._mark.cache_clear()
+        monkeypatch.setitem(sys.modules, "thinwire.kernels.called", _imported(called, "called"))
+        twice = _imported(loop, "loop").twice
+        return twice(x), bool(twice.stats.cache_hits), len([*tmp_path.rglob("loop.*.nb?")])
+
+    assert run("x + x") == (4, False, 1)
+    assert run("x + x") == (4, True, 1)
+    assert run("x + x", np.float32(2)) == (4, False, 2)
+    assert run("3 * x") == (6, False, 1)  # what was made of the other is gone
+    compiled._mark.cache_clear()
+
+
+def _modules() -> list[ModuleType]:
+    files = [file for file in KERNELS.rglob("*.py") if file.stem not in ("triton", "__init__")]
+    return [import_module(".".join(("thinwire.kernels", *f.relative_to(KERNELS).with_suffix("").parts))) for f in files]
+
+
+def test_what_a_loop_is_made_of_is_found() -> None:
+    modules = {module.__name__: module for module in _modules()}
+    for module in modules.values():
+        assert module.__file__ is not None
+        found = made_of(Path(module.__file__))
+        for name, used in vars(module).items():
+            whence = used.__name__ if isinstance(used, ModuleType) else getattr(used, "__module__", None)
+            if isinstance(whence, str) and whence in modules:
+                assert Path(str(modules[whence].__file__)) in found, (module.__name__, name)
