@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -29,11 +29,12 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire.collectives import links
 from thinwire.collectives.links import Link, Words
-from thinwire.integrations.workers import agreement, outer, swarm
+from thinwire.integrations.workers import agreement, awake, outer, seat, swarm
 from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing
-from thinwire.integrations.workers.directory import Directory, found_address
+from thinwire.integrations.workers.directory import Directory, StoreError, found_address
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.integrations.workers.member import Member
+from thinwire.integrations.workers.seat import Seat
 from thinwire.integrations.workers.swarm import Swarm
 
 H = 3
@@ -296,7 +297,7 @@ def _a_share_is_lost() -> Log:
                     link.close()
                 _wait(lambda: not swarm._links)
                 dist.send(token, 2)
-                _wait(lambda: swarm._directory.has(f"step {4 * H}"))
+                _wait(lambda: bool(swarm._directory.get(f"step {4 * H}")))
             return found
 
         def sends(words: Any, body: bytes = b"") -> None:
@@ -578,7 +579,7 @@ def test_how_many_may_be_late(workers: int, late: int, enough: bool, first: bool
     names = "abcdefgh"[:workers]
     missing = names[:late] if first else names[-late:]
     here = tuple(name for name in names if name not in missing)
-    with patch.object(agreement, "time", Mock(monotonic=lambda: now)):
+    with patch.object(agreement, "monotonic", lambda: now):
         known = [Agreement(name, lambda tick: tick + 1, options["quorum"].default, 5.0) for name in here]
         for each in known:
             each.at, each.reached, each.seconds, each.sent = 0, 1, 1.0, (1, now)
@@ -600,7 +601,7 @@ def test_how_many_may_be_late(workers: int, late: int, enough: bool, first: bool
 def test_who_was_late_twice_is_waited_for_once_it_was_in_time() -> None:
     """It computes as fast as the others; its shares travel for so many seconds."""
     now, waited = 0.0, list[float]()
-    with patch.object(agreement, "time", Mock(monotonic=lambda: now)):
+    with patch.object(agreement, "monotonic", lambda: now):
         one = Agreement("one", lambda tick: tick + 1, 0.5, 5.0)
         one.begin(0, {"one": True, "far": True})
         for tick, travels in enumerate([6.0, 6.0, 6.0, 6.0, 4.0, 4.0, 6.0, 6.0, 6.0], start=1):
@@ -703,10 +704,10 @@ def test_the_store_is_not_asked_about_who_is_slow() -> None:
             each.known.seconds = 1000.0
         one, slow, late = _began(swarms, [True, False, False])
         assert _shares_of(one) == {one.id}
-        assert not one._directory.has("step 1")
+        assert not one._directory.get("step 1")
         with patch.object(late, "_consider", lambda: None):  # as if shares arrived late
             assert _shares_of(one, 2) == {one.id}
-            assert one._directory.has("step 2")
+            assert one._directory.get("step 2")
             assert _shares_of(one, 3) == {one.id}
         assert one.known.view == {one.id: True, slow.id: False}
 
@@ -723,6 +724,24 @@ def test_who_is_stuck_is_not_the_only_one_asked_for_a_state() -> None:
             _wait(lambda: bool(well.wanting))
             well.give(b"state")
             assert fetched.result(60.0)[2] == b"state"
+
+
+def test_seconds_in_which_a_worker_was_stopped_are_not_waited_for() -> None:
+    stopped = [0.0]
+    with (
+        patch.object(awake, "time", Mock(monotonic=lambda: time.monotonic() + stopped[0])),
+        _swarms(2, lost=1000.0) as (one, late),
+        ThreadPoolExecutor() as pool,
+    ):
+        fetched = pool.submit(late.fetch)
+        _wait(lambda: late._fetches)
+        stopped[0] = 10_000.0
+        with patch.object(late, "_heard", wraps=late._heard) as looks:
+            _wait(lambda: looks.call_count > 1)
+        one.stand(0, {}, {one.id: True})
+        _wait(lambda: bool(one.wanting))
+        one.give(b"state")
+        assert fetched.result(60.0)[2] == b"state"
 
 
 def test_who_takes_over_a_state_is_not_waited_for() -> None:
@@ -776,7 +795,7 @@ def test_a_restarted_store_that_must_not_decide_is_said_once(caplog: pytest.LogC
                 one.decide("key", "value", most=False)
             assert not one.is_new()
         assert caplog.text.count("was started anew") == 1
-        assert not one.has("key")
+        assert not one.get("key")
         assert one.decide("key", "value", most=True) == one.decide("key", "other", most=False) == "value"
 
 
@@ -786,7 +805,7 @@ def test_who_has_said_otherwise_proposes_nothing() -> None:
         one.register({"id": "one"})
         with pytest.raises(ConnectionError, match="said otherwise"):
             one.decide("key", "value", most=True, binds=lambda: False)
-        assert not one.has("key")
+        assert not one.get("key")
     known = Agreement("one", lambda tick: tick + 1, 1.0, 0.0)
     known.begin(0, {"one": True, "other": True})
     known.status["other"] = Standing(0, 0.0)
@@ -863,7 +882,7 @@ def test_a_store_that_nobody_else_holds_goes_on() -> None:
 def test_who_looks_for_others_raises_if_the_store_is_gone() -> None:
     with _swarms(2, patience=0.0) as swarms, ThreadPoolExecutor() as pool:
         looking = [pool.submit(told, each.found) for each in swarms]
-        with patch.object(Swarm, "_may_found", lambda self, *, late: False):
+        with patch.object(Seat, "take", side_effect=StoreError):
             _end_store(swarms)
             assert all("nobody has begun" in raised.result(60.0) for raised in looking)
 
@@ -879,10 +898,11 @@ store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 model = torch.nn.Linear(9, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 handle = tw.outer(model, optimizer, tw.outer_steps.sparseloco(every=1), store=f"tcp://127.0.0.1:{store.port}")
+model(torch.ones(9)).sum().backward()
+optimizer.step()
 del store
 while not handle._swarm._directory.away:
     pass
-model(torch.ones(9)).sum().backward()
 optimizer.step()
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300.0, check=False)
@@ -904,11 +924,11 @@ def _nobody_can_be_reached() -> list[str]:
     """One worker takes a step alone, and cannot be reached by another one that wants to join."""
     with _store() as store, patch.multiple(agreement, LOST=1.0, FOUNDING=0.0):
         first, late = (Swarm(store, "", lambda tick: tick + 1, workers=1, quorum=1.0, grace=1.0) for _ in range(2))
+        assert first.found()
         first.stand(0, {}, {first.id: True})
         first.send(1, b"share", 0.0)
         assert first.outcome(1) is not None
-        while not first._directory.has("begun"):
-            time.sleep(0.01)
+        assert first.begins()
         first.close(goodbye=False)
         with patch.object(Swarm, "_somebody", lambda self: False):
             said = told(late.found)
@@ -918,6 +938,110 @@ def _nobody_can_be_reached() -> list[str]:
 
 def test_who_reaches_nobody_begins_no_second_training(ranks: Ranks) -> None:
     assert all("none of its workers can be reached" in said for said in ranks.run(1, _nobody_can_be_reached)[0])
+
+
+@contextmanager
+def _seats(count: int) -> Iterator[tuple[Callable[[], None], Callable[[float], None], list[Seat]]]:
+    """Seats of so many workers under one store. The first call starts the store anew, the second lets time pass."""
+    KEPT[:] = [MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    port, now = KEPT[0].port, [0.0]
+
+    def restart() -> None:
+        KEPT.clear()
+        gc.collect()
+        KEPT.append(MADE.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    with ExitStack() as stack:
+        found = [stack.enter_context(closing(Directory(f"tcp://127.0.0.1:{port}"))) for _ in range(count)]
+        stack.enter_context(patch.object(seat, "monotonic", lambda: now[0]))
+        yield restart, passes, [Seat(each) for each in found]
+
+
+def test_who_cannot_reach_a_living_founder_says_so_and_raises(caplog: pytest.LogCaptureFixture) -> None:
+    with _seats(3) as (restart, passes, (one, other, late)):
+        assert not one.take("one host:1", enough=False)
+        assert one.take("one host:1", enough=True)
+        for _ in range(2 * int(agreement.LOST) + 1):
+            passes(1.0)
+            one.hold()
+            assert not other.take("other host:2", enough=True)
+        passes(1.0)
+        one.hold()
+        with pytest.raises(tw.errors.StateError, match="worker one at host:1 "):
+            other.take("other host:2", enough=True)
+        assert caplog.text.count("worker one at host:1 ") == 1
+        one.hold(begins=True)
+        one.leave()  # for good, and yet nobody else may
+        for _ in range(int(agreement.LOST) + 1):
+            assert not late.take("late host:3", enough=True)
+            passes(1.0)
+        with pytest.raises(tw.errors.StateError, match="restart the store"):
+            late.take("late host:3", enough=True)
+        restart()
+        assert late.take("late host:3", enough=True)
+
+
+def test_a_seat_is_free_once_its_founder_leaves_or_does_nothing_while_another_looks() -> None:
+    with _seats(2) as (_, passes, (one, other)):
+        assert one.take("one host:1", enough=True)
+        one.leave()
+        assert other.take("other host:2", enough=True)
+        looks = 0
+        while not one.take("one host:1", enough=True):
+            passes(1000.0)  # as if this one were stopped, and the other one not
+            looks += 1
+        assert looks > agreement.LOST
+        other.hold(begins=True)
+        assert other.lost
+        assert not other.begun
+        other.join("one host:1")
+        other.hold()
+        assert not other.lost
+        assert not one.lost
+
+
+def test_a_training_that_has_begun_keeps_its_seat_when_the_store_is_started_anew() -> None:
+    with _seats(3) as (restart, _, (one, other, third)):
+        assert one.take("one host:1", enough=True)
+        one.hold(begins=True)
+        restart()
+        assert other.take("other host:2", enough=True)
+        one.hold()
+        other.hold(begins=True)
+        assert (one.lost, other.lost) == (False, True)
+        restart()
+        assert third.take("third host:3", enough=True)
+        third.hold(begins=True)
+        one.hold()
+        assert (one.lost, third.lost) == (False, False)
+
+
+def _is_replaced() -> Log:
+    """Rank 0 begins, and is stopped before its first outer step; rank 1 reaches nobody, and begins, too."""
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0):
+        stopped = patch.object(Seat, "hold")
+        if dist.get_rank() == 0:
+            with stopped:
+                worker = Worker(store, _sparse()).train(H - 1)
+                dist.barrier()
+                dist.barrier()
+        else:
+            dist.barrier()
+            with patch.object(Swarm, "_somebody", lambda self: False), patch.object(agreement, "LOST", 1.0):
+                worker = Worker(store, _sparse())
+            dist.barrier()
+        while len(worker.log) < 4 or len(worker.handle.workers) < 2:
+            worker.train()
+        dist.barrier()
+        worker.handle.remove()
+        return worker.log
+
+
+def test_a_founder_that_was_replaced_meanwhile_takes_over_the_other_ones_state(ranks: Ranks) -> None:
+    assert _agree(ranks.run(2, _is_replaced))
 
 
 def _other_settings() -> str:

@@ -15,11 +15,12 @@ elector nor the store lets them. Who has taken some takes over the state of the 
 """
 
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Set
 from statistics import median
 from typing import Any, NamedTuple, final
+
+from thinwire.integrations.workers.awake import monotonic
 
 KEPT = 1 << 26  # bytes of shares that are kept for those who missed them
 FOUNDING = 5.0  # seconds for others to be heard of before a worker begins alone
@@ -94,7 +95,7 @@ class Agreement:
         self.have: dict[int, set[str]] = defaultdict(set)
         self.times: dict[int, float] = {}
         self.mute, self.late = set[str](), Counter[str]()
-        self.began, self.reached, self.sent, self.stuck = time.monotonic(), -1, (-1, 0.0), math.inf
+        self.began, self.reached, self.sent, self.stuck = monotonic(), -1, (-1, 0.0), math.inf
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
         self.alone = False
 
@@ -125,26 +126,32 @@ class Agreement:
         """The decision by which all steps after this worker's are void, if there is one."""
         return next((each for each in self.decisions.values() if not each.shares and each.back == self.at), None)
 
+    def anew(self) -> "Agreement":
+        """Return what a worker knows that has no state, among the same workers."""
+        found = Agreement(self.own, self.following, self._quorum, self.grace)
+        found.status, found.lost, found.alone = self.status, self.lost, self.alone
+        return found
+
     def wait(self) -> None:
         """Note whether nobody here has what this worker waits for."""
         found = self.decisions.get(self.following(self.at), Decision(-1, (), {}))
         missing = set(found.shares) - self.shares.get(found.tick, {}).keys()
         gone = missing.isdisjoint(self.status) and (missing or not found.shares)
         stuck = gone and self.last > self.at and not self.ahead and not self.void
-        self.stuck = min(self.stuck, time.monotonic()) if stuck else math.inf
+        self.stuck = min(self.stuck, monotonic()) if stuck else math.inf
 
     def begin(self, tick: int, view: View) -> None:
         """Go on from a state: that of this tick, and the view of the next outer step."""
         if tick > self.last:
             self.last, self.view, self.next = tick, view, self.following(tick)
-        self.began = time.monotonic()
+        self.began = monotonic()
         self._advance()
 
     def arrive(self, tick: int, peer: str, share: Share) -> None:
         """Take another worker's share, and note whether it is in time: `grace` after this worker's at most."""
         if tick > self.last or tick in self.decisions:
             self.shares[tick].setdefault(peer, share)
-        if tick > self.last or time.monotonic() - self.times.get(tick, -math.inf) <= self.grace:
+        if tick > self.last or monotonic() - self.times.get(tick, -math.inf) <= self.grace:
             self.late.pop(peer, None)
 
     def votes(self) -> bool:
@@ -155,7 +162,7 @@ class Agreement:
             return False
         if self.own in self.awaited and not self.alone and self._is_to_change():
             return False
-        self._voted = tick, time.monotonic()
+        self._voted = tick, monotonic()
         self.have[tick].add(self.own)
         return True
 
@@ -196,7 +203,7 @@ class Agreement:
 
     def proposal(self) -> Decision | None:
         """Return what to propose to the store, if it is time."""
-        tick, view, now = self.next, self.view, time.monotonic()
+        tick, view, now = self.next, self.view, monotonic()
         here, stuck = self.shares.get(tick, {}), self.stuck < math.inf
         if self.own not in view or (self.own not in here and not stuck) or tick in self.decisions:
             return None
@@ -247,7 +254,7 @@ class Agreement:
 
         Who has not been met yet may still be heard of.
         """
-        now = time.monotonic()
+        now = monotonic()
         if peer in self.status:
             (at, seconds), (tick, when) = self.status[peer], self.sent
             overdue = now - when - max(self.seconds, seconds)
@@ -259,7 +266,7 @@ class Agreement:
 
     def is_majority(self) -> bool:
         """Whether more than half of the electors are here, not counting those that are gone for long."""
-        now = time.monotonic()
+        now = monotonic()
         gone = {peer for peer, (when, silent) in self.lost.items() if now - when > (GIVEN_UP if silent else LOST)}
         present = self.view.keys() & self.present
         return 2 * len(present) > len(present | self.view.keys() - gone)

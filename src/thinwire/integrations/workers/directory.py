@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any, TypeVar, final
 
 from thinwire.errors import StateError
+from thinwire.integrations.workers.awake import monotonic
 
 T = TypeVar("T")
 _log = logging.getLogger("thinwire")
@@ -87,7 +88,7 @@ class Directory:
     @property
     def away(self) -> float:
         """For how many seconds it has not answered: 0 if it does."""
-        return time.monotonic() - self._away if self._away else 0.0
+        return monotonic() - self._away if self._away else 0.0
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -113,12 +114,12 @@ class Directory:
             self._known, self._trusted = life, self._trusted or life
             return [each for each in there if each["id"] != card["id"]]
 
-        ends = time.monotonic() + patience
+        ends = monotonic() + patience
         while True:
             try:
                 return self._ask(work)
             except StoreError:
-                if time.monotonic() > ends:
+                if monotonic() > ends:
                     raise
                 time.sleep(0.5)
 
@@ -160,9 +161,9 @@ class Directory:
 
         return self._ask(work)
 
-    def has(self, key: str) -> bool:
-        """Whether a key is set. Raises StoreError."""
-        return self._ask(lambda swap: swap(key, _NOTHING, _NOTHING)) != _NOTHING
+    def get(self, key: str) -> str:
+        """Return what a key has, "" if it is not set. Raises StoreError."""
+        return self._ask(lambda swap: swap(key, _NOTHING, _NOTHING)).removeprefix(_NOTHING)
 
     def replace(self, key: str, old: str, new: str) -> str:
         """Return what a key has after it was set to `new` if it had `old`. Raises StoreError."""
@@ -170,15 +171,14 @@ class Directory:
 
     def lack(self, what: str) -> StateError | None:
         """Say once for what a store that is away is needed, if for anything; return an error if it is for too long."""
-        now = time.monotonic()
-        self._lacking = (self._lacking or now) if what and self._away else 0.0
+        self._lacking = (self._lacking or monotonic()) if what and self._away else 0.0
         if not self._lacking:
             return None
         if what != self._said:
             self._said = what
             text = "%s, and only the store at %s can decide how to go on: waiting for it, %g s at most"
             _log.warning(text, what, self.address, self.patience)
-        if now - self._lacking <= self.patience:
+        if monotonic() - self._lacking <= self.patience:
             return None
         return StateError(
             f"{what}, and only the store at {self.address} can decide how to go on: it has not answered for "
@@ -223,7 +223,7 @@ class Directory:
                 self.address,
                 error,
             )
-        self._away = self._away or time.monotonic()
+        self._away = self._away or monotonic()
 
     def _hear(self) -> None:
         if self._away:

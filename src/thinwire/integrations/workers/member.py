@@ -1,7 +1,6 @@
 """A worker of a training that others join and leave: it finds them by a store."""
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, final
@@ -13,6 +12,7 @@ from thinwire.collectives import packed, unpacked
 from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.integrations.membership.state import Standing
 from thinwire.integrations.workers import outer_state
+from thinwire.integrations.workers.awake import monotonic
 from thinwire.integrations.workers.meeting import Meeting
 from thinwire.integrations.workers.outer_handle import Outer, digests
 from thinwire.integrations.workers.swarm import Swarm
@@ -28,7 +28,7 @@ class Member(Outer):
 
     def __init__(self, swarm: Swarm, *parts: Any) -> None:
         super().__init__(*parts)
-        self._swarm, self._began = swarm, time.monotonic()
+        self._swarm, self._began = swarm, monotonic()
         with ExitStack() as failing:
             failing.callback(self.remove)
             if swarm.found():
@@ -92,7 +92,7 @@ class Member(Outer):
     def _send(self, found: Meeting) -> None:
         found.taken, message = None, found.message.numpy().tobytes()
         trace.count("sent_bytes", len(message) * (len(self.workers) - 1), self._meter)
-        self._swarm.send(found.tick, message, time.monotonic() - self._began)
+        self._swarm.send(found.tick, message, monotonic() - self._began)
 
     @override
     def _finish(self, parts: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ class Member(Outer):
             return
         super()._finish(parts)
         self._swarm.stand(self.ticks - self.steps.delay, self._digests())
-        self._began = time.monotonic()
+        self._began = monotonic()
 
     def _decided(self, found: Meeting) -> bool:
         """Wait until it is decided whose shares count, and take them; or else a later state, and return False."""
@@ -118,6 +118,8 @@ class Member(Outer):
 
     def _catch_up(self) -> None:
         """Take the outer steps that others have taken without this worker. Then comes the one that is still open."""
+        while not self._swarm.begins():
+            self._take_over()
         while (tick := self._swarm.missed()) is not None:
             self.ticks = tick
             self._encode(self.steps.parts_due(tick), 0.0).taken = None

@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -18,12 +17,12 @@ from thinwire.collectives.links import Link, Words, dial, serve
 from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations.workers import agreement
 from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing, View, view_of
+from thinwire.integrations.workers.awake import monotonic
 from thinwire.integrations.workers.comparison import Comparison, Digests, differently
 from thinwire.integrations.workers.directory import Directory, StoreError
+from thinwire.integrations.workers.seat import Seat
 
 _log = logging.getLogger("thinwire")
-
-_BEGUN = "begun"  # a key of the store: there is a state that others must take over
 
 
 @final
@@ -51,6 +50,7 @@ class Swarm:
         self.known = Agreement(self.id, following, quorum, grace)
         self.waited, self.waited_for = 0.0, defaultdict[str, float](float)
         self._directory = Directory(store, certificate.digest if certificate else "", patience)
+        self._seat = Seat(self._directory)
         self._certificate, self._terms, self._first = certificate, terms, workers
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
@@ -58,7 +58,7 @@ class Swarm:
         self._compared = Comparison()
         self.wanting = set[str]()
         self._state: tuple[Words, bytes] | None = None
-        self._far = self._closed = self._fetches = False
+        self._far = self._closed = self._fetches = self._begins = False
         self._error: Exception | None = None  # for who waits
         self._dialled = dict[str, float]()  # whom, and since when
         self._opened = ExitStack()
@@ -98,9 +98,9 @@ class Swarm:
         """Wait until this worker may begin the training (True), or another one is there to take its state from.
 
         Raises:
-            StateError: If the training has begun, and nobody who takes part can be reached.
+            StateError: If another one has begun it, and nobody who takes part can be reached.
         """
-        began, said = time.monotonic(), False
+        began, said = monotonic(), False
         while True:
             with self._changed:
                 self._changed.wait_for(self._somebody, timeout=0.5)
@@ -108,26 +108,37 @@ class Swarm:
                 if self._somebody():
                     return False
                 there = len(self.known.present)
-            waited = time.monotonic() - began
+            waited = monotonic() - began
             if waited > agreement.LOST and there < self._first and not said:
                 said = True
                 text = "%d of %d workers are present; the others must reach this one at %s:%d, and have the same store"
                 _log.warning(text, there, self._first, *self._card["address"])
+            enough = there >= self._first and (self._first > 1 or waited > agreement.FOUNDING)
             with suppress(StoreError):
-                enough = there >= self._first and (self._first > 1 or waited > agreement.FOUNDING)
-                if self._directory.has(_BEGUN):
-                    if waited > agreement.LOST:
-                        raise StateError(
-                            "this run has begun, and none of its workers can be reached from here: let workers reach "
-                            "each other's ports or, if all are gone, restart the store"
-                        )
-                elif enough and self._may_found(late=waited > agreement.LOST):
+                if self._seat.take("{} {}:{}".format(self.id, *self._card["address"]), enough=enough):
                     return True
 
-    def _may_found(self, *, late: bool) -> bool:
-        first = self._directory.replace("founder", "", self.id)
-        gone = late and first not in self._links
-        return first == self.id or (gone and self._directory.replace("founder", first, self.id) == self.id)
+    def begins(self) -> bool:
+        """Wait, before the first outer step, until the store has the training. False if it has another one to `fetch`.
+
+        Raises:
+            StateError: If the store does not answer for long.
+        """
+        self._begins = True
+        while not self._seat.begun:
+            with self._changed:
+                self._check()
+                if self._seat.lost:
+                    _log.warning("another worker has begun the training meanwhile: this one takes over its state")
+                    self.known, self._begins = self.known.anew(), False
+                    return False
+            try:
+                self._seat.hold(begins=True)
+            except StoreError:
+                with self._changed:
+                    self._changed.wait(0.5)
+        self._begins = False
+        return True
 
     def _somebody(self) -> bool:
         return any(at >= 0 for at in self._others())
@@ -150,7 +161,7 @@ class Swarm:
         """Wait a moment for those who are there and have no state. Return whether there are any, for half a minute."""
         with self._changed:
             self._changed.wait_for(lambda: self.wanting or self._all_have_a_state(), timeout=0.2)
-            return time.monotonic() - self.known.began < agreement.LOST and not self._all_have_a_state()
+            return monotonic() - self.known.began < agreement.LOST and not self._all_have_a_state()
 
     def _all_have_a_state(self) -> bool:
         return all(at >= 0 for at in self._others())
@@ -167,10 +178,10 @@ class Swarm:
         Who says nothing for long, or was there and is gone, is not compared, and named.
         """
         with self._changed:
-            question, began = self._compared.ask(self.at), time.monotonic()
+            question, began = self._compared.ask(self.at), monotonic()
             while late := self._not_compared():
                 here = late & self._links.keys()
-                if time.monotonic() - began > (agreement.LOST if here else agreement.FOUNDING):
+                if monotonic() - began > (agreement.LOST if here else agreement.FOUNDING):
                     _log.warning("not compared with %s, as they do not answer", ", ".join(sorted(late)))
                     break
                 for peer in here:
@@ -184,7 +195,7 @@ class Swarm:
     def send(self, tick: int, message: bytes, seconds: float) -> None:
         """Send this worker's share to all."""
         with self._changed:
-            self.known.seconds, self.known.times[tick] = seconds, time.monotonic()
+            self.known.seconds, self.known.times[tick] = seconds, monotonic()
             self.known.sent = tick, self.known.times[tick]
             share = self.known.shares[tick][self.id] = Share(message, seconds, self.digest)
             self._broadcast(_words(tick, self.id, share), message)
@@ -198,7 +209,7 @@ class Swarm:
         """
         asked = began = 0.0
         with self._changed:
-            heard = time.monotonic()
+            heard = monotonic()
             while True:
                 self._check()
                 heard = self._heard(heard, bool(self.known.view.keys() & self.known.present))
@@ -210,7 +221,7 @@ class Swarm:
                     if any(each.digest != self.digest for each in shares):
                         raise StateError(f"workers had different global parameters before tick {tick}")
                     return found, shares
-                now = time.monotonic()
+                now = monotonic()
                 began = began or (now if missing else 0.0)
                 late = self.known.last >= tick and not (found and found.shares)
                 lost = self._far or late or (began and now - began > agreement.LOST)
@@ -223,9 +234,9 @@ class Swarm:
 
     def _wait_for_others(self, tick: int) -> None:
         """Wait a moment, and note whose shares were not here."""
-        missing, before = self.known.awaited - self.known.shares[tick].keys(), time.monotonic()
+        missing, before = self.known.awaited - self.known.shares[tick].keys(), monotonic()
         self._changed.wait(0.2)
-        self.waited += (took := time.monotonic() - before)
+        self.waited += (took := monotonic() - before)
         for peer in missing if tick == self.known.next else ():
             self.waited_for[peer] += took
 
@@ -239,7 +250,7 @@ class Swarm:
         """
         asked, whom = 0.0, ""
         with self._changed:
-            self._state, self._fetches, heard = None, True, time.monotonic()
+            self._state, self._fetches, heard = None, True, monotonic()
             self._broadcast(self.status())  # nobody who could give it waits for this worker
             while self._state is None:
                 self._check()
@@ -250,17 +261,18 @@ class Swarm:
                 ahead = self.known.ahead
                 heard = self._heard(heard, bool(ahead))
                 arriving = whom in ahead and self._links[whom].arriving
-                if ahead and not arriving and (whom not in ahead or time.monotonic() - asked > self.known.grace):
+                if ahead and not arriving and (whom not in ahead or monotonic() - asked > self.known.grace):
                     others = {peer: at for peer, at in ahead.items() if peer != whom} or ahead  # it may be stuck
-                    whom, asked = max(others, key=lambda peer: (others[peer], peer)), time.monotonic()
+                    whom, asked = max(others, key=lambda peer: (others[peer], peer)), monotonic()
                     self._links[whom].send({"kind": "want state"})
                 self._changed.wait(0.2)
             (words, body), self._state, self._fetches = self._state, None, False
+            self._seat.join(str(words["training"]))
             return int(words["tick"]), view_of(words), body
 
     def _heard(self, before: float, anybody: bool) -> float:
         """Return when somebody was last there. Raises StateError if that is too long ago."""
-        now = time.monotonic()
+        now = monotonic()
         if not anybody and now - before > (agreement.GIVEN_UP if self.at >= 0 else agreement.LOST):
             raise StateError(
                 f"worker {self.id} has reached none of those that it needs to go on for {now - before:.0f} s: let "
@@ -271,9 +283,10 @@ class Swarm:
     def give(self, state: bytes) -> None:
         """Send the state of the latest outer step to those who want it."""
         with self._changed:
-            for peer in self.wanting & self._links.keys():
+            words = {"kind": "state", "tick": self.at, "view": self._view, "training": self._seat.training}
+            for peer in self.wanting & self._links.keys() if not self._seat.lost else ():
                 if self.known.status[peer].at < self.at:
-                    self._links[peer].send({"kind": "state", "tick": self.at, "view": self._view}, state)
+                    self._links[peer].send(words, state)
             self.wanting.clear()
 
     def close(self, *, goodbye: bool) -> None:
@@ -284,13 +297,16 @@ class Swarm:
                 self._broadcast({"kind": "bye"})
             for link in list(self._links.values()):
                 link.close()
+        if goodbye:
+            self._seat.leave()
         self._opened.close()
 
     # --- what links tell ---
 
     def status(self) -> Words:
         """Return where this worker is: nowhere, as long as it has no state to go on from."""
-        return {"kind": "status", "at": -1 if self._fetches else self.at, "seconds": self.known.seconds}
+        nowhere = self._fetches or self._seat.lost
+        return {"kind": "status", "at": -1 if nowhere else self.at, "seconds": self.known.seconds}
 
     def take(self, link: Link, words: Words, body: bytes) -> None:
         """Take a frame."""
@@ -310,7 +326,7 @@ class Swarm:
             if self._links.get(link.peer) is link:
                 del self._links[link.peer], self.known.status[link.peer]
                 self.known.mute.discard(link.peer)
-                self.known.lost[link.peer] = time.monotonic(), silent
+                self.known.lost[link.peer] = monotonic(), silent
                 self.wanting.discard(link.peer)
                 said = "silent" if silent else "gone"
                 _log.info("worker %s is %s; %d are present", link.peer, said, len(self.known.present))
@@ -424,8 +440,8 @@ class Swarm:
                 proposal, most = self.known.proposal(), self.known.is_majority()
                 self._notice(proposal)
             with suppress(StoreError):
-                if time.monotonic() - looked > 1.0:
-                    looked = time.monotonic()
+                if monotonic() - looked > 1.0:
+                    looked = monotonic()
                     self._ask()
                     self._look(most=most)
                 if proposal is not None and not self._directory.away:
@@ -437,13 +453,13 @@ class Swarm:
             self._register()
         if most:
             self._directory.trust()
-        if self.known.decisions:
-            self._directory.replace(_BEGUN, "", self.id)
+        self._seat.hold()
 
     def _notice(self, proposal: Decision | None) -> None:
         """Raise where this worker waits if it needs the store for too long in vain."""
         reached = self.known.view.keys() & self.known.present if self.at >= 0 else self._somebody()
-        if error := self._directory.lack("" if proposal is None and reached else self.known.lack):
+        lack = self.known.lack if proposal is not None or not reached else ""
+        if error := self._directory.lack("nobody has begun" if self._begins else lack):
             self._error = error
             self._changed.notify_all()
 
@@ -474,14 +490,14 @@ class Swarm:
         for card in self._directory.register(self._card, patience):
             peer, (host, port) = str(card["id"]), card["address"]
             if peer not in self._dialled and peer not in self._links:
-                self._dialled[peer] = time.monotonic()
+                self._dialled[peer] = monotonic()
                 dial(self, (host, port), self._hello, partial(self._wants, peer), self._certificate)
 
     def _wants(self, peer: str) -> bool | None:
         if self._closed or (began := self._dialled.get(peer)) is None:
             return None
         since = max(began, self.known.lost[peer][0] if peer in self.known.lost else began)
-        return None if time.monotonic() - since > agreement.GIVEN_UP else peer not in self._links
+        return None if monotonic() - since > agreement.GIVEN_UP else peer not in self._links
 
     def _hello(self) -> dict[str, Any]:
         return {**self.status(), "kind": "hello", "id": self.id, "terms": self._terms}
