@@ -18,8 +18,8 @@ from torch import nn
 from thinwire.exchanges import AllGather, AllReduce, Exchange, Link
 from thinwire.planner import Budget, decide, step_seconds
 from thinwire.planner.candidates import candidate
-from thinwire.planner.probe import backward
 from thinwire.planner.probe import candidates as probe
+from thinwire.planner.probe import measure
 from thinwire.planner.probe.links import LARGEST, SMALLEST, Sent, fit, ladder, told
 from thinwire.planner.profile import TRANSPORTS, Cost
 
@@ -195,8 +195,8 @@ def _disturbed() -> tuple[float, float]:
         run()
         return now[0] - before
 
-    with patch.object(backward, "stamp", stamped), patch.object(backward, "timed", timed):
+    with patch.object(measure, "stamp", stamped), patch.object(measure, "timed", timed):
         parameters = dict(model.named_parameters())
-        found = backward.probe_backward(step, parameters, [], group, update=taking(2.0))
+        found = measure.probe_backward(step, parameters, [], group, update=taking(2.0))
     assert set(found.ready.values()) == {found.computed}
     return found.computed, found.rest

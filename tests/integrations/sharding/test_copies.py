@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import thinwire as tw
 from thinwire import trace
 from thinwire.integrations.sharding import copies, gathering
-from thinwire.integrations.sharding.arrivals import Arrivals
+from thinwire.integrations.sharding.backward import Arrivals
 from thinwire.integrations.sharding.copies import Copies, _Copy
 from thinwire.integrations.sharding.lane import Coded, Lane, Started
 from thinwire.integrations.training.gradients import local

@@ -12,8 +12,7 @@ from thinwire.collectives import Group
 from thinwire.gathers import Gathers, Lossless
 from thinwire.integrations.attachments.served import Served
 from thinwire.integrations.membership.together import agreed
-from thinwire.integrations.sharding.arrivals import Arrivals
-from thinwire.integrations.sharding.backward import Backwards
+from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import sharded_modules
 from thinwire.integrations.sharding.lane import Coded

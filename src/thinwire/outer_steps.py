@@ -1,4 +1,7 @@
-"""What outer steps are made of: when workers meet, what travels, and what the mean is used for."""
+"""Outer steps: workers train on their own, and exchange now and then how far they have moved.
+
+`OuterSteps` says when they meet, what travels and what the mean is used for; a function for each paper makes one.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -8,11 +11,18 @@ from typing import Annotated, Any, final
 
 import torch
 
-from thinwire.checked import BODY, Count, Fraction, Size, checked
+from thinwire.checked import BODY, Amount, Count, Fraction, Part, Size, checked
+from thinwire.codecs import Cast, ChunkTopK
+from thinwire.exchanges import AllGather
+from thinwire.formats import Format, Magnitudes, OffsetFloat
+from thinwire.memories import ErrorFeedback, Memory, NoMemory
+from thinwire.payloads import Narrow
 from thinwire.recipes.dense import dense
-from thinwire.reducer import Reducer
+from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.reducer.base import words
-from thinwire.schedules import Schedule
+from thinwire.schedules import Density, Schedule, resolve
+
+__all__ = ["MakeOptimizer", "OuterSteps", "diloco", "muloco", "sparseloco", "streaming_diloco"]
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer of a list of parameters, as torch.optim's classes do."""
@@ -122,3 +132,125 @@ class OuterSteps:
         every = words(self.every) if isinstance(self.every, Schedule) else self.every
         plain = {name: getattr(self, name) for name in ("fragments", "delay", "mixing", "leave_out")}
         return {"every": every} | plain | {"rate": words(self.rate)}
+
+
+@checked
+def diloco(*, every: Count = 500) -> OuterSteps:
+    """Exchange every parameter's Δ, uncompressed; outer Nesterov SGD of rate 0.7 and momentum 0.9 (DiLoCo).
+
+    Douillard et al. 2023, arXiv 2311.08105. H = 500 is read off the abstract's 500 times less communication, and was
+    not checked against the paper's tables.
+
+    Args:
+        every: Inner steps from one outer step to the next.
+    """
+    return OuterSteps(every=every)
+
+
+_E3M0 = OffsetFloat.balanced(bits=4, mantissa=0, rounding="nearest", group_size=256)
+
+
+@checked
+def streaming_diloco(
+    *,
+    every: Count = 100,
+    fragments: Count | tuple[tuple[str, ...], ...] = 4,
+    delay: Size = 5,
+    mixing: Fraction = 0.5,
+    memory: Memory | None = None,
+) -> OuterSteps:
+    """Exchange a fragment's Δ in floats of 4 bits, and merge what arrives some steps later (Streaming DiLoCo).
+
+    Douillard et al. 2025, arXiv 2501.18512. The outer optimizer is SGD with Nesterov's momentum of 0.9 and a learning
+    rate of 0.4. 256 values share a scale. H = 100, the rate of 0.4, the delay of 5 and α = 0.5 are from memory: nothing
+    here confirms them, so look them up before you compare with the paper.
+
+    Args:
+        every: See `OuterSteps`.
+        fragments: See `OuterSteps`. The paper's fragments have 3 layers each, spaced evenly through the model; to get
+            those, name them.
+        delay: See `OuterSteps`.
+        mixing: See `OuterSteps`.
+        memory: Keeps what 4 bits lose, such as `memories.ErrorFeedback()`. The paper keeps nothing.
+    """
+    return OuterSteps(
+        every=every,
+        recipe=Compressed(memory=memory or NoMemory(), codec=Cast(values=_E3M0), exchange=AllGather()),
+        make_optimizer=partial(torch.optim.SGD, lr=0.4, momentum=0.9, nesterov=True),
+        fragments=fragments,
+        delay=delay,
+        mixing=mixing,
+    )
+
+
+_ALL, _LARGEST = Magnitudes(levels=(0.57, 1.89), group_size=512), Magnitudes()
+
+
+@checked
+def muloco(
+    *,
+    every: Count | Schedule = 30,
+    rate: Amount | Schedule = 0.7,
+    momentum: Fraction = 0.6,
+    values: Format = _ALL,
+    minimum_size: Size = 1024,
+    residual_dtype: torch.dtype | None = None,
+) -> OuterSteps:
+    """Send every element in 2 bits: e ← e + Δ; q = Q(e); e ← e − q (MuLoCo). Let Muon take the inner steps.
+
+    Thérien et al. 2025, arXiv 2505.23725. The outer optimizer is SGD with Nesterov's momentum. H, its rate and its
+    momentum are the defaults of the authors' code. The paper quantises otherwise; these levels are those of least error
+    for a normal distribution.
+
+    Args:
+        every: Inner steps from one outer step to the next, or a schedule of them by outer step.
+        rate: The outer learning rate, or a schedule of it by outer step.
+        momentum: The outer momentum.
+        values: How values travel.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
+        residual_dtype: torch.bfloat16 takes 4 bytes a parameter less; see `memories.ErrorFeedback`.
+    """
+    large = Compressed(memory=ErrorFeedback(dtype=residual_dtype), codec=Cast(values=values), exchange=AllGather())
+    return OuterSteps(
+        every=every,
+        recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),
+        make_optimizer=partial(torch.optim.SGD, lr=resolve(rate, 0), momentum=momentum, nesterov=momentum > 0),
+        rate=rate if isinstance(rate, Schedule) else None,
+    )
+
+
+@checked
+def sparseloco(
+    *,
+    every: Count | Schedule = 30,
+    density: Density = 64 / 4096,
+    decay: Part = 0.95,
+    rate: Amount | Schedule = 1.0,
+    values: Narrow = _LARGEST,
+    minimum_size: Size = 1024,
+    residual_dtype: torch.dtype | None = None,
+) -> OuterSteps:
+    """Send 64 of each 64 × 64 elements, in 2 bits: e ← decay · e + Δ; q = Q(Top-k(e)); e ← e − q (SparseLoCo).
+
+    Sarfi et al. 2025, arXiv 2508.15706. These are the settings of one production run. The outer optimizer is SGD
+    without momentum: global ← global − rate · mean of q.
+
+    Args:
+        every: Inner steps from one outer step to the next, or a schedule of them by outer step; the abstract has 15 to
+            250.
+        density: The share of elements to send, or a schedule of it by outer step; the abstract gives 1 to 3 %.
+        decay: Decay of the residual.
+        rate: The outer learning rate, or a schedule of it by outer step. In that run it fell from 1.0 to 0.4 in steps,
+            as `schedules.Stages(values=(1.0, 0.8, 0.6), steps_each=2000, final=0.4)` does.
+        values: How values travel.
+        minimum_size: Tensors with fewer elements are sent uncompressed.
+        residual_dtype: torch.bfloat16 takes 4 bytes a parameter less; see `memories.ErrorFeedback`.
+    """
+    codec = ChunkTopK(density=density, chunk=64, transform=None, values=values)
+    large = Compressed(memory=ErrorFeedback(decay=decay, dtype=residual_dtype), codec=codec, exchange=AllGather())
+    return OuterSteps(
+        every=every,
+        recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),
+        make_optimizer=partial(torch.optim.SGD, lr=resolve(rate, 0)),
+        rate=rate if isinstance(rate, Schedule) else None,
+    )

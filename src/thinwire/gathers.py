@@ -1,4 +1,4 @@
-"""How gathers can take fewer bytes: what has changed in a few bits, or all of it without loss."""
+"""Gathers: how the parameters of a sharded model travel, where FSDP2 gathers them before it computes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from thinwire.checked import Width, checked
 from thinwire.formats import Levels
 from thinwire.payloads import Dense
 from thinwire.payloads.numbers import narrowed_each
+
+__all__ = ["Differences", "Gathers", "Lossless"]
 
 
 @final
@@ -66,3 +68,7 @@ class Lossless:
     float32 to 0.85. Other dtypes travel as they are. It keeps no copy, so every gather sends. On a GPU the host waits
     for the length of what is sent.
     """
+
+
+Gathers = Differences | Lossless
+"""What `thinwire.scatter` takes as `gathers`."""
