@@ -1,6 +1,6 @@
 """Judge the claims that gradients decide, and measure every method's error on real gradients.
 
-python -m thinwire_lab.papers.gradients --data DATA --json out.json [--paper fft] [--png papers]
+python -m thinwire_lab.papers.gradients --data DATA --json out.json [--paper fft]
 """
 
 import json as js
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
@@ -19,33 +18,29 @@ from thinwire_lab.machine import environment
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import Paper, Verdict, judge, number
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
-from thinwire_lab.papers.shared.figures import error_over_bytes
 from thinwire_lab.papers.shared.material import Material, Run
 from thinwire_lab.papers.shared.recording import available, record
 from thinwire_lab.problems import Problem
 from thinwire_lab.show.terminal import say
 
 SCHEMA = "thinwire.fidelity/1"
-ERROR_KEYS = ("model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Errors, verdicts, and figures by file name."""
+    """Errors and verdicts."""
 
     environment: Mapping[str, Any]
     errors: Sequence[Measured]
     claims: Sequence[Verdict]
-    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        rows = [{key: value for key, value in asdict(row).items() if key in ERROR_KEYS} for row in self.errors]
-        claims = [asdict(claim) for claim in self.claims]
+        rows, claims = ([asdict(each) for each in some] for some in (self.errors, self.claims))
         return {"schema": SCHEMA, "environment": dict(self.environment), "errors": rows, "claims": claims}
 
     def show(self, console: Console) -> None:
-        """Print the verdicts; all else is in the document and the figures."""
+        """Print the verdicts; all else is in the document."""
         for claim in self.claims:
             say(console, f"{claim.id}: {claim.verdict}: {claim.figure} ({claim.how})", indent="  ")
 
@@ -68,7 +63,6 @@ def main(
     paper: Annotated[list[str] | None, typer.Option(help="Only this paper's claims; may be repeated.")] = None,
     data: Annotated[Path | None, typer.Option(help="A folder with wikitext2, cifar10 and mnist in it.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the document here.")] = None,
-    png: Annotated[Path | None, typer.Option(help="A folder for the figures; papers renews ours.")] = None,
     steps: Annotated[int | None, typer.Option(min=3, help="Steps of each model, 200 or with --quick 8.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps, densities and repetitions.")] = False,
@@ -82,7 +76,8 @@ def main(
     with Progress(console=console) as progress:
         report = analyse(train(options, console, progress), options, progress, asked)
     report.show(console)
-    write(report, json, png)
+    if json is not None:
+        write_atomically(json, js.dumps(report.document(), indent=1, allow_nan=False) + "\n")
 
 
 def train(options: Options, console: Console, progress: Progress) -> list[Run]:
@@ -98,7 +93,7 @@ def train(options: Options, console: Console, progress: Progress) -> list[Run]:
 
 
 def analyse(runs: list[Run], options: Options, progress: Progress, papers: Sequence[Paper]) -> Report:
-    """Measure every method, unless only some papers were asked for; judge their claims and draw their figures."""
+    """Measure every method, unless only some papers were asked for; judge their claims."""
     rows = [] if options.paper else list(_errors(runs, options, progress))
     material = Material(runs=runs, data=options.data, seed=options.seed, quick=options.quick)
     models = ", ".join(run.model for run in runs) or "none: no data"
@@ -106,7 +101,6 @@ def analyse(runs: list[Run], options: Options, progress: Progress, papers: Seque
         environment=environment(models=models, steps=options.steps, seed=options.seed),
         errors=rows,
         claims=list(_verdicts(material, progress, papers)),
-        figures=dict(_drawn(runs, rows, papers)),
     )
 
 
@@ -121,25 +115,6 @@ def _verdicts(material: Material, progress: Progress, papers: Sequence[Paper]) -
     tick = _ticks(progress, "claims", sum(len(paper.checks) for paper in papers))
     for paper in papers:
         yield from sorted(judge(paper.checks, material, tick), key=number)
-
-
-def _drawn(runs: list[Run], rows: list[Measured], papers: Sequence[Paper]) -> Iterator[tuple[str, Figure]]:
-    """Yield figures by file name. There are none without gradients."""
-    if rows:
-        yield "errors", error_over_bytes(rows)
-    for paper in papers if runs else ():
-        yield from ((f"{paper.name}/{name}", draw(runs)) for name, draw in paper.figures.items())
-
-
-def write(report: Report, json: Path | None, png: Path | None) -> None:
-    """Write what was asked for."""
-    if json is not None:
-        write_atomically(json, js.dumps(report.document(), indent=1, allow_nan=False) + "\n")
-    if png is not None:
-        for name, figure in report.figures.items():
-            path = png / f"{name}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path)
 
 
 def _ticks(progress: Progress, text: str, total: int) -> Callable[[], None]:

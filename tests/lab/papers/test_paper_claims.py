@@ -12,16 +12,15 @@ from rich.progress import Progress
 
 from thinwire_lab.papers.dragonn.claims import by_prefix_sum
 from thinwire_lab.papers.fft.offset_float import ieee_error, uniform_error
-from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train, write
+from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train
 from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
 from thinwire_lab.papers.registry import PAPERS
-from thinwire_lab.papers.shared.claims import DCT, FFT_PAPER, UNTESTABLE, Verdict, judge
+from thinwire_lab.papers.shared.claims import FFT_PAPER, UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS
 from thinwire_lab.papers.shared.material import Gradients, Material, Run, Snapshot, error
 from thinwire_lab.papers.shared.recording import alphas
 
-DCT_FIGURES = replace(DCT, checks={})
 SLOW = {"D13", "D14", "D21", "T27"}
 CHECKS = {name: check for paper in PAPERS for name, check in paper.checks.items()}
 
@@ -66,7 +65,9 @@ def test_every_method_gives_a_row_for_each_snapshot_with_real_bytes(rows: list[M
 
 def test_more_bytes_mean_less_error_for_the_same_method(rows: list[Measured]) -> None:
     for family in ("topk", "fft", "qsgd", "powersgd"):
-        curve = sorted((row.bits_per_element, row.error) for row in rows if row.family == family and row.step == 9)
+        curve = sorted(
+            (row.bits_per_element, row.error) for row in rows if row.method.split()[0] == family and row.step == 9
+        )
         assert [e for _, e in curve] == sorted((e for _, e in curve), reverse=True), family
 
 
@@ -132,19 +133,17 @@ def test_error_is_relative_and_squared() -> None:
 
 
 @pytest.mark.slow
-def test_a_report_is_written_as_document_and_figures(run: Run, tmp_path: Path) -> None:
+def test_a_report_is_a_document(run: Run) -> None:
     options = Options(steps=QUICK_STEPS, quick=True)
     chosen = {name: FFT_PAPER.checks[name] for name in ("F8", "F14")}
     with Progress(disable=True) as progress:
-        report = analyse([run], options, progress, [replace(FFT_PAPER, checks=chosen), DCT_FIGURES])
-    write(report, tmp_path / "json", tmp_path / "png")
-    document = json.loads((tmp_path / "json").read_text())
+        report = analyse([run], options, progress, [replace(FFT_PAPER, checks=chosen)])
+    document = json.loads(json.dumps(report.document(), allow_nan=False))
     assert document["schema"] == "thinwire.fidelity/1"
     assert set(document["errors"][0]) == {
         "model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine",
     }  # fmt: skip
     assert set(document["claims"][0]) == {"id", "claim", "verdict", "figure", "how"}
-    assert len(list((tmp_path / "png").rglob("*.png"))) == 4
 
 
 def test_missing_data_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

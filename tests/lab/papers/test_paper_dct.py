@@ -228,24 +228,14 @@ def test_a_histogram_is_a_density() -> None:
     assert sum(found.density) * width == pytest.approx(1, abs=0.01)
 
 
-def test_figures_are_drawn(tmp_path: Path) -> None:
-    arguments = ["figures", "--json", str(tmp_path / "f.json"), "--folder", str(tmp_path), "--problem", "tiny"]
-    first = CliRunner().invoke(app, [*arguments, "--steps", "12"])
-    assert first.exit_code == 0, first.output
-    assert {path.name for path in tmp_path.glob("*.png")} == {
-        f"{name}.png" for name in ("thresholds", "activations", "fitted_thresholds")
-    }
+def test_figures_are_noted(tmp_path: Path) -> None:
+    arguments = ["figures", "--json", str(tmp_path / "f.json"), "--problem", "tiny", "--steps", "12", "--seed", "1"]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, ran.output
     document = json.loads((tmp_path / "f.json").read_text())
     assert len(document["runs"]) == 10
     assert [look["step"] for look in document["runs"]["dense"]] == list(range(12))
     assert set(document["shapes"]) == {"before the ReLU", "at the cut"}
-
-
-def test_figures_are_not_drawn_without_a_folder(tmp_path: Path) -> None:
-    arguments = ["figures", "--json", str(tmp_path / "f.json"), "--problem", "tiny", "--steps", "12", "--seed", "1"]
-    ran = CliRunner().invoke(app, arguments)
-    assert ran.exit_code == 0, ran.output
-    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
 
 
 def test_the_page_has_every_row_of_both_problems() -> None:

@@ -13,22 +13,17 @@ from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.shelf import Document
 
 _FIGURES = "python -m thinwire_lab.papers.dct.model_parallel figures"
-_DRAWN = Document(
+_FIRST = Document(
     name="activations",
-    words=f"{_FIGURES} --folder papers/dct",
-    quick="--steps 20 --folder papers/runs/figures",
+    words=_FIGURES,
+    quick="--steps 20",
     complete=lambda found: found["runs"].keys() >= trainings().keys(),
 )
 ACTIVATIONS = (
-    _DRAWN,
-    *(
-        replace(
-            _DRAWN, name=f"activations-{seed}", words=f"{_FIGURES} --seed {seed}", quick="--steps 20", seeds=(seed,)
-        )
-        for seed in (1, 2)
-    ),
+    _FIRST,
+    *(replace(_FIRST, name=f"activations-{n}", words=f"{_FIGURES} --seed {n}", seeds=(n,)) for n in (1, 2)),
 )
-"""One document a seed; the first is drawn, too."""
+"""One document a seed."""
 _NOTHING = 0.01
 """A threshold below this share of the root mean square: what is left out is zeros already."""
 Found = Mapping[str, Any]

@@ -1,24 +1,19 @@
 """Thresholds, activations and Theorem 1."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from thinwire.codecs import BlockTopK, LaplaceThreshold, SampledThreshold, TopK
 from thinwire.codecs.thresholding import kth_largest
 from thinwire_lab.papers.dct.looking import criteria
 from thinwire_lab.papers.shared.claims import DCT, Finding
-from thinwire_lab.papers.shared.figures import label, side_by_side
-from thinwire_lab.papers.shared.material import Absent, Material, Run, ratio, seconds
+from thinwire_lab.papers.shared.material import Absent, Material, ratio, seconds
 from thinwire_lab.problems import build
-from thinwire_lab.show.canvas import COLOURS
 
 
 def deviations(thresholds: list[float]) -> list[float]:
@@ -47,22 +42,6 @@ def stray(material: Material) -> Finding:
     )
     steps = max(len(found) for run in material.recorded() for found in run.thresholds.values())
     return Finding(holds=fine == len(largest), figure=figure, said={"steps": steps})
-
-
-@DCT.figure("exact_thresholds")
-def threshold_drift(runs: Sequence[Run]) -> Figure:
-    """Each layer's exact threshold over its running mean."""
-
-    def draw(axes: Axes, run: Run) -> None:
-        for thresholds in run.thresholds.values():
-            ratios = [1 + deviation for deviation in deviations(thresholds)]
-            start = len(thresholds) - len(ratios)
-            axes.plot(range(start, len(thresholds)), ratios, color=COLOURS[0], linewidth=0.8, alpha=0.55)
-        axes.axhspan(0.74, 1.26, color=COLOURS[4], alpha=0.25, zorder=0, label="±26 %, the paper's figure", linewidth=0)
-        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.17))
-        label(axes, f"{run.model}: a line for each of {len(run.thresholds)} layers", "step", "threshold / running mean")
-
-    return side_by_side([run for run in runs if run.thresholds], draw)
 
 
 @DCT.claim("T2")

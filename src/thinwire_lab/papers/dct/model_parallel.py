@@ -1,7 +1,7 @@
 """DCT-MP: what sparsified boundaries between pipeline stages do to training.
 
     python -m thinwire_lab.papers.dct.model_parallel accuracy --json out.json
-    python -m thinwire_lab.papers.dct.model_parallel figures --json figures.json --folder papers/dct
+    python -m thinwire_lab.papers.dct.model_parallel figures --json figures.json
 
 `accuracy`: losses and accuracies of every method of the paper, on every seed, as in its Tables 1, 4, 6, 7, 8.
 `figures`: thresholds over training, the distribution of activations, and how far a fitted threshold strays.
@@ -22,7 +22,7 @@ from rich.progress import Progress
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire_lab.inputs import BadInput, write_document
 from thinwire_lab.machine import environment
-from thinwire_lab.papers.dct.looking import DENSITIES, activations, draw, follow, shape
+from thinwire_lab.papers.dct.looking import DENSITIES, activations, follow, shape
 from thinwire_lab.papers.dct.results import Document
 from thinwire_lab.papers.dct.rows import Row, rows
 from thinwire_lab.papers.dct.training import Material, run
@@ -45,14 +45,13 @@ def trainings() -> dict[str, Make]:
 
 
 def figures(
-    json: Annotated[Path, typer.Option(help="Write what is drawn here, after each training.")],
-    folder: Annotated[Path | None, typer.Option(help="Write the figures here, as PNG.")] = None,
+    json: Annotated[Path, typer.Option(help="Write them here, after each training.")],
     problem: Annotated[str, typer.Option(help="One that can be split into stages.")] = "dlrm",
     data: Annotated[Path | None, typer.Option(help="The problem's data, where it is not generated.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
 ) -> None:
-    """Train with and without a boundary at the first cut, and note what the activations did, or draw it, too."""
+    """Train with and without a boundary at the first cut, and note what the activations did."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     try:
         built = build(problem, seed=seed, data=data)
@@ -73,9 +72,6 @@ def figures(
                 document["shapes"] = {place: asdict(shape(x)) for place, x in activations(network, material).items()}
             document["runs"][name] = [asdict(each) for each in looks]
         write_document(json, SCHEMA, **document)
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        draw(document, folder)
 
 
 STEPS = {"dlrm": 1500}

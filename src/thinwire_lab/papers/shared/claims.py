@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from matplotlib.figure import Figure
-
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, NAMES, UNDECIDED, Outcome, catalogue
-from thinwire_lab.papers.shared.material import Absent, Material, Run
+from thinwire_lab.papers.shared.material import Absent, Material
 from thinwire_lab.papers.shared.shelf import Combined, Document, Evidence
 
 UNTESTABLE = "not testable here"
@@ -40,7 +38,6 @@ V = TypeVar("V")
 F = TypeVar("F")
 Check = Callable[[Material], Finding]
 Decide = Callable[..., Outcome]
-Draw = Callable[[Sequence[Run]], Figure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,6 @@ class Paper:
     name: str
     judges: dict[str, Judge] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
-    figures: dict[str, Draw] = field(default_factory=dict)
 
     def claim(self, name: str) -> Callable[[Check], Check]:
         """Register a function as the check of claim `name`: the claim holds where the function says so."""
@@ -70,10 +66,6 @@ class Paper:
     def judge(self, name: str, *evidence: Evidence) -> Callable[[Decide], Decide]:
         """Register a function that decides claim `name` from what the evidence found."""
         return _registering(self.judges, name, lambda decide: Judge(evidence=evidence, decide=decide))
-
-    def figure(self, name: str) -> Callable[[Draw], Draw]:
-        """Register a function that draws what was recorded; the figure is `name`.png in the paper's folder."""
-        return _registering(self.figures, name, lambda draw: draw)
 
 
 DRAGONN, FFT_PAPER, S2, DCT, GTOPK = PAPERS = tuple(Paper(name=name) for name in NAMES)

@@ -25,10 +25,8 @@ Restore = Callable[[Tensor, int], tuple[Tensor, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Compressor:
-    """One way to send a gradient. Compressors of one family differ in density, bits or rank; they form one curve."""
+    """One way to send a gradient."""
 
-    group: str
-    family: str
     name: str
     density: float
     restore: Restore
@@ -50,31 +48,27 @@ def _of_bits(name: str, bits: int) -> Codec:
     return replace(method, recipe=partial(method.recipe, bits=bits)).large().codec
 
 
-SPARSE: tuple[tuple[str, str, Callable[[float], Codec]], ...] = (
-    ("elements", "topk", _of("topk")),
-    ("elements", "sampled_topk", lambda density: SampledThreshold(density=density)),
-    *(("elements", name, _of(name)) for name in ("dragonn", "randomk", "mstopk", "dct_dp")),
-    ("elements", "laplace threshold", lambda density: LaplaceThreshold(density=density)),
-    ("blocks and spectra", "s2_union", _of("s2_union")),
-    ("blocks and spectra", "fft", _of("fft")),
-    ("blocks and spectra", "fft, float32", lambda density: FFT(density=density)),
-    ("blocks and spectra", "fft, 8 bits", lambda density: FFT(density=density, values=offset(8, 3))),
-    ("blocks and spectra", "topk, 8 bits", lambda density: TopK(density=density, values=offset(8, 3))),
+SPARSE: tuple[tuple[str, Callable[[float], Codec]], ...] = (
+    ("topk", _of("topk")),
+    ("sampled_topk", lambda density: SampledThreshold(density=density)),
+    *((name, _of(name)) for name in ("dragonn", "randomk", "mstopk", "dct_dp")),
+    ("laplace threshold", lambda density: LaplaceThreshold(density=density)),
+    ("s2_union", _of("s2_union")),
+    ("fft", _of("fft")),
+    ("fft, float32", lambda density: FFT(density=density)),
+    ("fft, 8 bits", lambda density: FFT(density=density, values=offset(8, 3))),
+    ("topk, 8 bits", lambda density: TopK(density=density, values=offset(8, 3))),
 )
-"""Groups, families and codecs. A family named like a catalogue method sends what that method sends."""
-NARROW: tuple[tuple[str, str, Codec], ...] = (
-    ("bf16 and fp16", "bf16", Cast(values=torch.bfloat16)),
-    ("bf16 and fp16", "fp16", Cast(values=torch.float16)),
-    ("offset float", "offset float 8 bits", Cast(values=offset(8, 3))),
-    ("offset float", "offset float 10 bits", Cast(values=offset(10, 5))),
-    *(
-        (family, f"{family} {bits} bits", _of_bits(family, bits))
-        for family in ("qsgd_l2", "qsgd")
-        for bits in (2, 4, 8)
-    ),
-    ("terngrad, not clipped", "terngrad, not clipped", Cast(values=Ternary())),
-    ("terngrad, not clipped", "terngrad, not clipped, by 512", Cast(values=Ternary(group_size=512))),
-    ("signsgd, a scale a tensor", "signsgd, a scale a tensor", Cast(values=Sign())),
+"""Names and codecs. One named like a catalogue method sends what that method sends."""
+NARROW: tuple[tuple[str, Codec], ...] = (
+    ("bf16", Cast(values=torch.bfloat16)),
+    ("fp16", Cast(values=torch.float16)),
+    ("offset float 8 bits", Cast(values=offset(8, 3))),
+    ("offset float 10 bits", Cast(values=offset(10, 5))),
+    *((f"{family} {bits} bits", _of_bits(family, bits)) for family in ("qsgd_l2", "qsgd") for bits in (2, 4, 8)),
+    ("terngrad, not clipped", Cast(values=Ternary())),
+    ("terngrad, not clipped, by 512", Cast(values=Ternary(group_size=512))),
+    ("signsgd, a scale a tensor", Cast(values=Sign())),
 )
 RANKS = (1, 2, 4)
 
@@ -82,18 +76,14 @@ RANKS = (1, 2, 4)
 def compressors(quick: bool = False) -> Iterator[Compressor]:
     """Yield the table."""
     for density in QUICK_DENSITIES if quick else DENSITIES:
-        for group, family, make in SPARSE:
-            yield Compressor(group=group, family=family, name=family, density=density, restore=_plain(make(density)))
-        for family, packed in (("s2_reducer", CountSketch(ratio=0.5)), ("s2_union, bf16", Cast(values=torch.bfloat16))):
-            restore = _packed(BlockTopK(density=density), packed)
-            yield Compressor(group="blocks and spectra", family=family, name=family, density=density, restore=restore)
-    for family, name, codec in NARROW:
-        yield Compressor(group="few bits and low rank", family=family, name=name, density=1.0, restore=_plain(codec))
+        for name, make in SPARSE:
+            yield Compressor(name=name, density=density, restore=_plain(make(density)))
+        for name, packed in (("s2_reducer", CountSketch(ratio=0.5)), ("s2_union, bf16", Cast(values=torch.bfloat16))):
+            yield Compressor(name=name, density=density, restore=_packed(BlockTopK(density=density), packed))
+    for name, codec in NARROW:
+        yield Compressor(name=name, density=1.0, restore=_plain(codec))
     for rank in RANKS:
-        name = f"powersgd rank {rank}"
-        yield Compressor(
-            group="few bits and low rank", family="powersgd", name=name, density=1.0, restore=_low_rank(rank)
-        )
+        yield Compressor(name=f"powersgd rank {rank}", density=1.0, restore=_low_rank(rank))
 
 
 def packed_rows(x: Tensor, select: BlockTopK, packed: Codec, seed: int) -> tuple[Tensor, Payload]:
@@ -148,8 +138,6 @@ class Measured:
     model: str
     step: int
     method: str
-    family: str
-    group: str
     density: float
     bytes: float
     bits_per_element: float
@@ -178,8 +166,6 @@ def _one(model: str, step: int, gradients: Gradients, compressor: Compressor, se
         model=model,
         step=step,
         method=compressor.name,
-        family=compressor.family,
-        group=compressor.group,
         density=compressor.density,
         bytes=nbytes,
         bits_per_element=8 * nbytes / numel,
