@@ -4,8 +4,7 @@ from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segment
 from thinwire.reducer.compressed import Compressed
 from thinwire.reducer.owners import ToOwners
 from thinwire.reducer.power_sgd import PowerSGD
-from thinwire.reducer.rows import WithRows
-from thinwire.reducer.wrappers import MinimumSize, PerTensor, Released, WarmUp
+from thinwire.reducer.wrappers import MinimumSize, PerTensor, Released, WarmUp, WithRows
 
 __all__ = [
     "Bucket",

@@ -1,23 +1,30 @@
 """Recipes made of recipes. They say which one takes a gradient; that one does the work."""
 
 import math
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, cast, final
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
+from thinwire import trace
 from thinwire.checked import Size, checked
 from thinwire.codecs import Identity
 from thinwire.collectives import Group
-from thinwire.exchanges import AllReduce
+from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, NoMemory
-from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, joined
+from thinwire.payloads import Blocks, Keyed
+from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, joined, note_rows
 from thinwire.reducer.compressed import Compressed
+
+_TABLE = Segment(name="", offset=0, length=sys.maxsize)
+"""Stands for the table of a sparse embedding: large, and with no name of its own in a plan."""
 
 
 class Routing(Reducer):
@@ -31,10 +38,10 @@ class Routing(Reducer):
     def child_of(self, segment: Segment, step: float) -> Reducer:
         """Return the child that takes a segment at a step."""
 
-    @abstractmethod
     @override
     def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        pass
+        recipes = {name: each.rebuilt(change) for name, each in vars(self).items() if isinstance(each, Reducer)}
+        return replace(cast(Any, self), **recipes)
 
     def turn(self, step: int) -> Hashable:
         """Return what is the same for as long as `child_of` is."""
@@ -69,6 +76,10 @@ class Routing(Reducer):
         key = id(self), self.turn(at.step)
         _, parts = bucket.segments.known.get(key) or self._divided(bucket.segments, at.step, key)
         return joined([child.reduce(Bucket(flat=bucket.flat, segments=mine), at) for child, mine in parts], bucket.flat)
+
+    @override
+    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
+        return self.child_of(_TABLE, at.step).reduce_rows(gradient, name, at)
 
     def memories(self) -> Sequence[Memory]:
         """Return the memories of all, each once."""
@@ -121,14 +132,6 @@ class WarmUp(Routing):
     def turn(self, step: int) -> Hashable:
         return step < self.steps
 
-    @override
-    def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        return replace(self, first=self.first.rebuilt(change), then=self.then.rebuilt(change))
-
-    @override
-    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        return (self.first if at.step < self.steps else self.then).reduce_rows(gradient, name, at)
-
 
 @final
 @checked
@@ -151,14 +154,6 @@ class MinimumSize(Routing):
     @override
     def child_of(self, segment: Segment, step: float) -> Reducer:
         return self.large if segment.length >= self.minimum_size else self.small
-
-    @override
-    def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:
-        return replace(self, small=self.small.rebuilt(change), large=self.large.rebuilt(change))
-
-    @override
-    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        return self.large.reduce_rows(gradient, name, at)
 
 
 @final
@@ -197,10 +192,6 @@ class PerTensor(Routing):
         reducers = {name: each.rebuilt(change) for name, each in self.reducers.items()}
         return replace(self, reducers=reducers, otherwise=self.otherwise.rebuilt(change))
 
-    @override
-    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
-        return self.otherwise.reduce_rows(gradient, name, at)
-
 
 @final
 @checked
@@ -238,3 +229,64 @@ def release(waiting: Sequence[Memory], bucket: Bucket, scale: float) -> None:
         for memory in releasing:
             if memory.waits(segment.name):
                 memory.release(segment.name, gradient, scale)
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
+class WithRows(Routing):
+    """Send the rows of sparse embeddings' gradients through `rows`, an exchange of tables; `dense` does the rest."""
+
+    rows: Exchange
+    dense: Reducer
+
+    def __post_init__(self) -> None:
+        if not self.rows.uneven:
+            raise TypeError(
+                f"{self.rows} needs the same number of rows from all ranks, and sparse embeddings have different "
+                "ones; use UnionAllReduce, OwnerSharded or RecursiveDoubling"
+            )
+
+    @override
+    def children(self) -> Sequence[Reducer]:
+        return (self.dense,)
+
+    @override
+    def child_of(self, segment: Segment, step: float) -> Reducer:
+        return self.dense
+
+    @override
+    def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
+        self.rows.prepare(group)
+        super().prepare(group, samples)
+
+    def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
+        """Start the exchange. Ranks may hold different rows, and different numbers of them."""
+        listeners = at.listeners
+        with trace.span("encode", *listeners):
+            gradient = gradient.coalesce()
+            note_rows(gradient, at)
+            values = gradient.values() * at.scale
+            width = values[0].numel() if len(values) else gradient.shape[1:].numel()
+            keys = gradient.indices()[0].to(torch.int32)
+            table = Blocks(keys=keys, values=values.reshape(-1), numel=gradient.shape[0] * width, width=width)
+        shape = gradient.shape
+        start = trace.now()
+        future = self.rows.start(table, at.group, seeds=[at.seed(name)])
+
+        def finish(done: "Future[Exchanged]") -> Tensor:
+            exchanged = done.value()  # raises what the exchange raised
+            trace.took("exchange", start, listeners)
+            trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
+            with trace.span("decode", *listeners):
+                return _sparse(exchanged, shape)
+
+        return future.then(finish)
+
+
+def _sparse(exchanged: Exchanged, shape: torch.Size) -> Tensor:
+    total = exchanged.total
+    assert isinstance(total, Keyed)
+    rows = total.rows.reshape(-1, *shape[1:])
+    keys = total.keys[None].long()
+    return torch.sparse_coo_tensor(keys, rows, shape, is_coalesced=True, check_invariants=False)

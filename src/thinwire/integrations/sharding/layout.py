@@ -63,6 +63,14 @@ class Cuts:
             found[name] = next((each.dim for each in placements if each.is_shard()), 0)
         return cls({name: tuple(p.shape) for name, p in parameters.items()}, {n: d for n, d in found.items() if d})
 
+    def check(self, saved: Mapping[str, Any], kind: type[Exception]) -> None:
+        """Raise this kind of error if a state was cut along other dimensions."""
+        if saved.get("dims", {}) != self.dims:
+            raise kind(
+                f"the saved state used the shard dimensions {saved.get('dims', {})}, this model {dict(self.dims)} (0 "
+                "where not listed): shard as when it was saved"
+            )
+
     def rows(self, name: str, piece: Piece) -> range:
         """Return which indices of the dimension that is cut lie in a piece: FSDP cuts as torch.chunk does."""
         return rows_of(self._whole(name)[self.dims.get(name, 0)], *piece)
@@ -118,11 +126,7 @@ def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piec
     first, *others = pieces.values()
     for each in others:
         check_alike(first, each)
-    if first.get("dims", {}) != cuts.dims:
-        raise StateError(
-            f"the saved state used the shard dimensions {first.get('dims', {})}, this model {dict(cuts.dims)} (0 where "
-            "not listed): shard as when it was saved"
-        )
+    cuts.check(first, StateError)
     memories = [
         _memory({shard: each["memories"][i] for shard, each in pieces.items()}, shards, cuts, piece)
         for i in range(len(first["memories"]))

@@ -86,11 +86,7 @@ class Shards(Gathering):
                 f"the state belongs to shard {saved.get('shard')} (rank and size in each mesh dimension), but this is "
                 f"{self.layout.shard}: load on each rank the state that it saved"
             )
-        if saved.get("dims", {}) != self.layout.cuts.dims:
-            raise ValueError(
-                f"the saved state used the shard dimensions {saved.get('dims', {})}, this model "
-                f"{dict(self.layout.cuts.dims)} (0 where not listed): shard as when it was saved"
-            )
+        self.layout.cuts.check(saved, ValueError)
         return standing
 
     @override
