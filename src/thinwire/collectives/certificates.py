@@ -18,6 +18,11 @@ class Certificate:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         file = Path(path)
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"certificate is {str(path)!r}, and no file is there; expected a PEM file with a certificate and its "
+                "key: copy the same one to every worker"
+            )
         if file.stat().st_mode & 0o077:
             raise ValueError(f"{file} can be read by other users: chmod 600, and keep the key that it holds secret")
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()

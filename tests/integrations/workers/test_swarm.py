@@ -385,6 +385,36 @@ def test_workers_resume_from_what_they_have_saved(
         assert len({log[6 * H] for log in (*before, *after)}) == 1
 
 
+def _load_apart(*, begun: bool) -> Log:
+    """Rank 1 loads a newer state than rank 0 has loaded: before that one's first outer step, or after it."""
+    with _store() as store:
+        worker = Worker(store, _sparse(), workers=2, grace=60.0).train(2 * H + 1)
+        old = worker.saved()
+        new = worker.train(3 * H).saved()
+        dist.barrier()
+        worker.handle.remove()
+    with _store() as store:
+        worker = Worker(store, _sparse(), workers=2, grace=1.0, quorum=0.5)
+        if dist.get_rank() == 0:
+            worker.resume(old)
+            worker.train(H * begun)
+        dist.barrier()
+        if dist.get_rank() == 1:
+            worker.resume(new)
+        dist.barrier()
+        while len(worker.handle.workers) > 1 if dist.get_rank() == 0 else len(worker.log) < 3:
+            worker.train()
+        worker.handle.remove()
+        return worker.log
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_newest_state_that_is_loaded_before_the_first_outer_step_wins(ranks: Ranks, begun: bool) -> None:
+    logs = ranks.run(2, partial(_load_apart, begun=begun))
+    assert _agree(logs)
+    assert [min(log) > 5 * H for log in logs] == [not begun] * 2
+
+
 def _of_a_group(path: str) -> str:
     """Workers of a group save, and one with a store would load."""
     model = nn.Linear(9, 8)
@@ -1035,6 +1065,7 @@ def _is_replaced() -> Log:
             dist.barrier()
         while len(worker.log) < 4 or len(worker.handle.workers) < 2:
             worker.train()
+        assert not worker.handle.left_out  # nothing learnt is not the same as not finite
         dist.barrier()
         worker.handle.remove()
         return worker.log
@@ -1086,13 +1117,16 @@ def _refused() -> list[str]:
     asked: list[tuple[tw.OuterSteps, dict[str, Any]]]
     asked = [(_sparse(), {"group": group}), (rounds, {}), (crowded, {})]
     found = [told(partial(tw.outer, model, optimizer, steps, store=nobody, **options)) for steps, options in asked]
-    return [*found, told(partial(tw.outer, model, optimizer, _sparse(), certificate="run.pem"))]
+    alone: list[dict[str, Any]] = [{"certificate": "run.pem"}, {"workers": 4, "quorum": 0.5}]
+    found += [told(partial(tw.outer, model, optimizer, _sparse(), **options)) for options in alone]
+    return [*found, told(partial(tw.outer, model, optimizer, _sparse(), store=nobody, certificate="/nowhere/run.pem"))]
 
 
 def test_what_does_not_go_with_a_store_is_refused(ranks: Ranks) -> None:
     words = ["leave one of them out", "takes several rounds", "fewer fragments", "use a VPN"]
+    words += ["workers=4, quorum=0.5 given without store=", "'/nowhere/run.pem', and no file is there"]
     for said, word in zip(*ranks.run(1, _refused), words, strict=True):
-        assert said.startswith("ValueError")
+        assert said.startswith("FileNotFoundError" if "no file" in word else "ValueError")
         assert word in said
 
 
@@ -1138,10 +1172,50 @@ def test_opening_that_fails_leaves_nothing(owner: Any, name: str) -> None:
     _wait(lambda: _open_now() == before)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:29400", "tcp://10.0.0.1", "tcp://:1", "env://", MADE.HashStore()])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("10.0.0.1:29400", "tcp://10.0.0.1", "tcp://:1", "env://", MADE.HashStore()),
+        *("tcp://10.0.0.1:99999", "tcp://[::1]:29400", "tcp://::1:29400"),
+    ],
+)
 def test_what_is_no_address(address: object) -> None:
-    with pytest.raises(ValueError, match=r"tcp://10\.0\.0\.1:29400"):
-        Directory(address)
+    with patch.dict("os.environ", {"MASTER_ADDR": "one", "MASTER_PORT": ""}):
+        said = told(Directory, address)
+    assert said.startswith(f"ValueError: store is {address!r}{', MASTER_ADDR' if address == 'env://' else ';'}")
+    assert "tcp://10.0.0.1:29400, by a name or IPv4 address and a port below 65536" in said
+
+
+def test_the_worker_with_the_store_is_reached_where_the_store_is() -> None:
+    """If it has the store as all of its own addresses, it listens at all; others have the one that they know."""
+    store = MADE.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+    options: dict[str, Any] = {"workers": 1, "quorum": 1.0, "grace": 0.1}
+    with patch.object(swarm, "dial", wraps=links.dial) as dialled:
+        first = Swarm(store, "", lambda tick: tick + 1, **options)
+        other = Swarm(f"tcp://127.0.0.2:{store.port}", "", lambda tick: tick + 1, **options)
+        _wait(lambda: len(first.workers) == len(other.workers) == 2)
+        assert [call.args[1] for call in dialled.call_args_list] == [("127.0.0.2", first._card["address"][1])]
+    for each in (first, other):
+        each.close(goodbye=True)
+
+
+def test_whose_shares_never_count_is_told_once_why(caplog: pytest.LogCaptureFixture) -> None:
+    with _swarms(2, grace=2.0) as swarms:
+        one, far = _began(swarms, [True, True])
+        (link,) = far._links.values()
+        for tick, took, counts in [
+            (1, 3.0, False),
+            (2, 1.0, False),
+            (3, 3.0, True),
+            *((x, 3.0, False) for x in (4, 5, 6)),
+        ]:
+            with far._changed:
+                far.known.decisions[tick] = Decision(tick, (one.id, far.id) if counts else (one.id,), {})
+                far.known.times[tick] = awake.monotonic() - took
+                for _ in range(2):  # more workers have it
+                    far._take_got(link, {"tick": tick}, b"")
+            assert caplog.text.count("this worker's shares arrive too late") == (tick > 4)
+    assert "in 2 outer steps: the last took 3.0 s, and the others wait for grace=2." in caplog.text
 
 
 def test_a_store_is_given_by_its_address_by_itself_or_by_the_launcher() -> None:

@@ -97,7 +97,7 @@ class Agreement:
         self.mute, self.late = set[str](), Counter[str]()
         self.began, self.reached, self.sent, self.stuck = monotonic(), -1, (-1, 0.0), math.inf
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
-        self.alone = False
+        self.alone, self._vain = False, set[int]()
 
     @property
     def awaited(self) -> set[str]:
@@ -153,6 +153,15 @@ class Agreement:
             self.shares[tick].setdefault(peer, share)
         if tick > self.last or monotonic() - self.times.get(tick, -math.inf) <= self.grace:
             self.late.pop(peer, None)
+
+    def got(self, tick: int) -> float:
+        """Note that another one has this worker's share. Return after how long, once it was `LATE` times too long."""
+        self.reached, decision = max(self.reached, tick), self.decisions.get(tick)
+        took = monotonic() - self.times.get(tick, math.inf)
+        if decision is None or tick in self._vain or len(self._vain) == LATE:
+            return 0.0
+        self._vain = {*self._vain, tick} if self.own not in decision.shares and took > self.grace else set()
+        return took if len(self._vain) == LATE else 0.0
 
     def votes(self) -> bool:
         """Return whether this worker is to say that all shares are here, which it does once."""

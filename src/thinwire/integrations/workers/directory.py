@@ -25,7 +25,7 @@ from thinwire.integrations.workers.awake import monotonic
 T = TypeVar("T")
 _log = logging.getLogger("thinwire")
 _PATIENCE = 3.0  # seconds for an answer
-_NOTHING = "?"
+_NOTHING, _EVERYWHERE = "?", "0.0.0.0"  # which the store's host may pass for its own, and listens at
 _VALIDATE, _COMPARE_SET, _MAGIC = 0, 2, 0x3C85F7CE  # of TCPStoreBackend.hpp
 _LIMIT = 1 << 26  # bytes of an answer
 
@@ -39,20 +39,27 @@ def found_address(store: object) -> tuple[str, int, str]:
 
     It is `tcp://host:port`, a TCPStore of torch, also within a PrefixStore, or `env://`, the one that torchrun serves.
     """
-    if store == "env://" and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
-        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ".".join(run)
     while within := getattr(store, "underlying_store", None):
         store = within
-    text = store if isinstance(store, str) else f"tcp://{getattr(store, 'host', '')}:{getattr(store, 'port', '')}"
+    text, prefix, said = str(store), "", f"store is {store!r}"
+    if text == "env://":
+        master, port = (os.environ.get(f"MASTER_{name}", "") for name in ("ADDR", "PORT"))
+        run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
+        text, prefix, said = (
+            f"tcp://{master}:{port}",
+            ".".join(run),
+            f"{said}, MASTER_ADDR {master!r} and MASTER_PORT {port!r}",
+        )
+    elif not isinstance(store, str):
+        text = f"tcp://{getattr(store, 'host', '')}:{getattr(store, 'port', '')}"
     scheme, _, rest = text.partition("://")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit():
+    if scheme != "tcp" or not host or ":" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ValueError(
-            f"store is {store!r}; expected the address of a TCPStore, such as tcp://10.0.0.1:29400, a TCPStore, or "
-            "env:// under torchrun, which sets MASTER_ADDR and MASTER_PORT"
+            f"{said}; expected the address of a TCPStore, such as tcp://10.0.0.1:29400, by a name or IPv4 address and "
+            "a port below 65536, or a TCPStore, or env:// under torchrun, which sets MASTER_ADDR and MASTER_PORT"
         )
-    return host, int(port), ""
+    return host, int(port), prefix
 
 
 @final
@@ -76,7 +83,9 @@ class Directory:
 
     @property
     def own_host(self) -> str:
-        """The address of this machine, as the store's host sees it. Raises StoreError."""
+        """The address of this machine, as the store's host sees it; on that host, all its own. Raises StoreError."""
+        if self._host == _EVERYWHERE:
+            return self._host
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect((self._host, self._port))
@@ -84,6 +93,10 @@ class Directory:
                 raise StoreError(f"the store's host {self._host!r} cannot be reached from here: {error}") from error
             found: str = probe.getsockname()[0]
             return found
+
+    def reached(self, host: str) -> str:
+        """Return where this machine reaches another worker that listens at `host`."""
+        return self._host if host == _EVERYWHERE else host
 
     @property
     def away(self) -> float:

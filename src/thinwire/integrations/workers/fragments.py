@@ -103,8 +103,8 @@ class Fragment:
 
     @property
     def left_out(self) -> list[int]:
-        """The ranks whose share did not count in the latest exchange."""
-        return [] if self.meeting is None else [rank for rank, w in enumerate(self.meeting.weights) if not w]
+        """The ranks whose Δ was not finite in the latest exchange."""
+        return [] if self.meeting is None else self.meeting.sick
 
     def _weigh(self) -> bool:
         """Make a mean of the sum that has arrived. Return whether anybody's share counts."""

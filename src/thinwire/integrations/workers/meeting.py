@@ -17,11 +17,13 @@ from thinwire.collectives import Group, Pool, all_gather, plain_device, pooling
 class Meeting:
     """An exchange under way: what has been put into its pool travels with this worker's tick and weight.
 
+    The weight is 0 if this worker has learnt nothing, and NaN if its Δ is not finite.
+
     `taken`: whether this worker's share is in the sum. Where workers come and go, that is None until it is decided.
     """
 
     def __init__(self, pool: Pool, group: Group, tick: int, weight: float) -> None:
-        self._pool, self._device, self.tick, self.own = pool, plain_device(group), tick, weight
+        self._pool, self._device, self.tick = pool, plain_device(group), tick
         self.taken: bool | None = True
         words = torch.tensor([tick, weight], dtype=torch.float64, device=self._device)
         self._words: Future[Tensor] = pool.gather(words)
@@ -57,14 +59,24 @@ class Meeting:
         self._pool.fail(RuntimeError("the others have gone on"))
 
     @cached_property
-    def weights(self) -> Sequence[float]:
-        """How much each worker's share counts, once all have arrived. Raises RuntimeError if workers differ in step."""
+    def _said(self) -> Sequence[float]:
+        """Each worker's weight, once all have arrived. Raises RuntimeError if workers differ in step."""
         ticks, weights = self._words.wait().T.tolist()
         if len(set(ticks)) > 1:
             each = [int(tick) for tick in ticks]
             raise RuntimeError(f"workers are at different ticks ({each}): load the state of the same step on all")
         found: Sequence[float] = weights
         return found
+
+    @property
+    def weights(self) -> Sequence[float]:
+        """How much each worker's share counts."""
+        return [0.0 if math.isnan(each) else each for each in self._said]
+
+    @property
+    def sick(self) -> list[int]:
+        """The ranks whose Δ is not finite."""
+        return [rank for rank, each in enumerate(self._said) if math.isnan(each)]
 
 
 @contextmanager

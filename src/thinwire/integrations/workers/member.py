@@ -70,7 +70,8 @@ class Member(Outer):
         if self._swarm.at == tick:
             same = self._digests() == digests(outer_state.global_parameters(saved, list(self.parameters)))
         else:
-            same = self._swarm.at == 0 and others in (0, tick)
+            newest = tick > others and not (others and self._swarm.has_begun())
+            same = self._swarm.at == 0 and (others == tick or newest)
         if not same:
             _log.info("the others are at tick %d: not resumed from tick %d, but from theirs", others, tick)
             self.go_back()

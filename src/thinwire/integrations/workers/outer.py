@@ -8,6 +8,7 @@ import copy
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -34,6 +35,7 @@ from thinwire.integrations.attachments.assembly import (
 from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import is_dtensor, local
+from thinwire.integrations.workers.directory import found_address
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.member import Member
 from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
@@ -109,11 +111,11 @@ def outer(
         >>> adamw = torch.optim.AdamW(model.parameters())
         >>> handle = tw.outer(model, adamw, tw.outer_steps.diloco(every=500))
     """
-    if certificate is not None and store is None:
-        raise ValueError(
-            "certificate is given without store=, and torch encrypts nothing in a process group: pass store=, or leave "
-            "it out and use a VPN"
-        )
+    if store is None:
+        _check_unused(workers=workers, quorum=quorum, grace=grace, patience=patience, certificate=certificate)
+    else:
+        found_address(store)
+    secret = None if certificate is None else Certificate(certificate)
     with ExitStack() as failing:
         if store is not None:
             group = _alone(group, failing)
@@ -150,7 +152,7 @@ def outer(
                 quorum=quorum,
                 grace=grace,
                 patience=patience,
-                certificate=None if certificate is None else Certificate(certificate),
+                certificate=secret,
             )
             failing.callback(swarm.close, goodbye=True)
             handle = Member(swarm, *parts)
@@ -158,6 +160,17 @@ def outer(
         handle.watch(whole)
         failing.pop_all()
     return handle
+
+
+def _check_unused(**options: object) -> None:
+    """Raise ValueError if any of what only goes with a store is not as by default."""
+    defaults = signature(outer).parameters
+    if given := [f"{name}={value!r}" for name, value in options.items() if value != defaults[name].default]:
+        raise ValueError(
+            f"{', '.join(given)} given without store=: pass the address of one, as in store='tcp://10.0.0.1:29400', or "
+            "leave that out: a process group has all its workers from the start, waits for all, and to encrypt what it "
+            "sends use a VPN"
+        )
 
 
 def _alone(group: Group | None, failing: ExitStack) -> Group:

@@ -1,5 +1,6 @@
 """What `outer` returns: a worker that trains on its own between outer steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -244,8 +245,9 @@ class Outer(Handle):
         fragments = [self.fragments[part] for part in parts]
         for fragment in fragments:
             fragment.measure()
-        counts = self._learnt and (not self.steps.leave_out or all(fragment.finite() for fragment in fragments))
-        self._send(self._encode(parts, self._weights.take(counts)))
+        finite = not self.steps.leave_out or all(fragment.finite() for fragment in fragments)
+        weight = self._weights.take(self._learnt and finite)
+        self._send(self._encode(parts, weight if finite else math.nan))
 
     def _send(self, found: Meeting) -> None:
         found.begin(self.group)
@@ -258,7 +260,7 @@ class Outer(Handle):
             if 0 in parts:
                 self._running.share(pool)
             for part in parts:
-                self.fragments[part].start(found, nothing=not weight)
+                self.fragments[part].start(found, nothing=not weight > 0)
         return found
 
     def _finish(self, parts: Sequence[int]) -> None:
@@ -273,8 +275,9 @@ class Outer(Handle):
         if fragment.arrived:
             self._sick.leave_out(sick, self.group)
         else:
-            sound = [] if sick else all_gather_plain(fragment.sound(), self.group)
-            self._sick.skip(sick + [rank for rank, well in enumerate(sound) if not well], self.group)
+            if sick or fragment.meeting is None or any(fragment.meeting.weights):
+                sound = [] if sick else all_gather_plain(fragment.sound(), self.group)
+                self._sick.skip(sick + [rank for rank, well in enumerate(sound) if not well], self.group)
             self._meter.skip()
         if self._apply(part) and part == 0:
             self._running.average()

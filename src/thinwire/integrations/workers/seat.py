@@ -73,9 +73,11 @@ class Seat:
     def _complain(self, owner: str, *, begun: bool) -> None:
         if self._waited <= agreement.LOST:
             return
+        name, _, address = owner.partition(" ")
+        host, _, port = address.rpartition(":")
         text = (
-            f"worker {owner.replace(' ', ' at ')} has begun this run, and none of its workers can be reached from "
-            "here: let workers reach each other's ports or, if all are gone, restart the store"
+            f"worker {name} at {self._directory.reached(host)}:{port} has begun this run, and none of its workers can "
+            "be reached from here: let workers reach each other's ports or, if all are gone, restart the store"
         )
         if begun or self._waited > 2 * agreement.LOST:
             raise StateError(text)

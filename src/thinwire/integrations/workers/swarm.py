@@ -140,6 +140,12 @@ class Swarm:
         self._begins = False
         return True
 
+    def has_begun(self) -> bool:
+        """Whether anybody has sent a share for the first outer step, as far as the store tells."""
+        with suppress(StoreError):
+            self._seat.hold()
+        return self._seat.begun
+
     def _somebody(self) -> bool:
         return any(at >= 0 for at in self._others())
 
@@ -365,7 +371,12 @@ class Swarm:
         link.send({"kind": "got", "tick": tick})
 
     def _take_got(self, link: Link, words: Words, body: bytes) -> None:
-        self.known.reached = max(self.known.reached, int(words["tick"]))
+        if took := self.known.got(int(words["tick"])):
+            text = (
+                "this worker's shares arrive too late, and did not count in %d outer steps: the last took %.1f s, and "
+                "the others wait for grace=%g. Raise grace on all workers, or lower density or raise every to send less"
+            )
+            _log.warning(text, agreement.LATE, took, self.known.grace)
 
     def _take_have(self, link: Link, words: Words, body: bytes) -> None:
         tick = int(words["tick"])
@@ -490,8 +501,8 @@ class Swarm:
         for card in self._directory.register(self._card, patience):
             peer, (host, port) = str(card["id"]), card["address"]
             if peer not in self._dialled and peer not in self._links:
-                self._dialled[peer] = monotonic()
-                dial(self, (host, port), self._hello, partial(self._wants, peer), self._certificate)
+                self._dialled[peer], address = monotonic(), (self._directory.reached(host), port)
+                dial(self, address, self._hello, partial(self._wants, peer), self._certificate)
 
     def _wants(self, peer: str) -> bool | None:
         if self._closed or (began := self._dialled.get(peer)) is None:
