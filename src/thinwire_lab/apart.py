@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple, final
 
 from thinwire.exchanges import AllGather, AllReduce, Exchange
-from thinwire.planner.losses import measured
+from thinwire.planner.candidates import measured
 from thinwire.planner.plan import Plan
 from thinwire.planner.profile import Profile
 

@@ -9,9 +9,8 @@ from plans import cost, linear, profile
 from thinwire.exchanges import Link
 from thinwire.memories import OrthogonalMomentum
 from thinwire.planner import Budget, Plan, decide
-from thinwire.planner.candidates import PLANNED
+from thinwire.planner.candidates import ALLOWED, LOSSES, PLANNED, Measured, OptimizerName, in_words, measured, within
 from thinwire.planner.live import Adaptive
-from thinwire.planner.losses import ALLOWED, LOSSES, Measured, OptimizerName, in_words, measured, within
 from thinwire.recipes import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "recipes.md"

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from thinwire.checked import Fraction, checked
 from thinwire.exchanges import Link
-from thinwire.planner.candidates import DENSE, Budget, Candidate, candidate
-from thinwire.planner.losses import measured
+from thinwire.planner.candidates import DENSE, Budget, Candidate, candidate, measured
 from thinwire.planner.plan import Plan, Row
 from thinwire.planner.profile import Bucket, Curve, Gradient, Profile
 from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, work, works

@@ -7,8 +7,7 @@ from typing import NamedTuple, final
 
 from thinwire.checked import Amount, Bandwidth, Number, Seconds, Size, checked
 from thinwire.memories import ErrorFeedback, Memory
-from thinwire.planner.candidates import DENSE, candidate, shared
-from thinwire.planner.losses import OptimizerName, in_words
+from thinwire.planner.candidates import DENSE, OptimizerName, candidate, in_words, shared
 from thinwire.planner.profile import Profile
 from thinwire.reducer import PerTensor, Reducer
 

@@ -181,11 +181,7 @@ class PerTensor(Routing):
 
     @override
     def child_of(self, segment: Segment, step: float) -> Reducer:
-        return self.of(segment.name)
-
-    def of(self, name: str) -> Reducer:
-        """Return the reducer of the parameter `name`."""
-        return self.reducers[self.chosen[name]] if name in self.chosen else self.otherwise
+        return self.reducers[self.chosen[segment.name]] if segment.name in self.chosen else self.otherwise
 
     @override
     def rebuilt(self, change: Callable[[Reducer], Reducer]) -> Reducer:

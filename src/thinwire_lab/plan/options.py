@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from thinwire.planner.losses import OptimizerName
+from thinwire.planner.candidates import OptimizerName
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.workers import in_group, world_size
 from thinwire_lab.inputs import BadInput, names, numbers

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Profile, candidate
-from thinwire.planner.losses import ALLOWED, OptimizerName
+from thinwire.planner.candidates import ALLOWED, OptimizerName
 from thinwire_lab.cluster.link import Rate
 from thinwire_lab.cluster.workers import started
 from thinwire_lab.inputs import BadInput

@@ -11,11 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from thinwire.integrations.momentum.advice import ErrorFeedbackAdvice
-from thinwire.integrations.momentum.first_moments import family
+from thinwire.integrations.momentum.first_moments import ErrorFeedbackAdvice, family
 from thinwire.integrations.replicas import asked
 from thinwire.memories import ErrorFeedback, NoMemory
-from thinwire.planner.losses import INSTEAD, OptimizerName
+from thinwire.planner.candidates import INSTEAD, OptimizerName
 
 
 def _made(name: str) -> torch.optim.Optimizer:

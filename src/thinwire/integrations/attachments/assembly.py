@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.errors import FingerprintError, MomentumError
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
-from thinwire.integrations.membership.membership import Divisor
+from thinwire.integrations.membership.membership import Divisor, agreed
 from thinwire.integrations.membership.state import words
-from thinwire.integrations.membership.together import agreed
 from thinwire.integrations.momentum.correction import Correction, corrections
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.momentum.handover import Handover

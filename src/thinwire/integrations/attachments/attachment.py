@@ -16,7 +16,7 @@ from thinwire.errors import MomentumError, StateError
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import Divisor, Membership
-from thinwire.integrations.momentum.advice import ErrorFeedbackAdvice
+from thinwire.integrations.momentum.first_moments import ErrorFeedbackAdvice
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import own_length, put_in_place, shape_in_memory

@@ -1,4 +1,4 @@
 """Every handle in torch.distributed.checkpoint, for any number of ranks later.
 
-`entries` names what a rank saves, `storage` reads it back, and `checkpoint` reshards it to the current ranks.
+`storage` names what a rank saves and reads it back, and `checkpoint` reshards it to the current ranks.
 """

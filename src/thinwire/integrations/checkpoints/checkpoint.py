@@ -27,8 +27,8 @@ from thinwire.integrations.checkpoints.storage import (
     state_of,
 )
 from thinwire.integrations.membership import state
+from thinwire.integrations.membership.membership import agreed, first_found, together, union
 from thinwire.integrations.membership.redistribution import noting, redistribute, taken_over
-from thinwire.integrations.membership.together import agreed, first_found, together, union
 from thinwire.integrations.replicas.replicate import Replicas
 from thinwire.integrations.sharding.layout import Layout, Piece, recut
 from thinwire.integrations.sharding.scatter import Scattered

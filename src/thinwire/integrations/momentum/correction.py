@@ -105,8 +105,9 @@ class Correction(Handover):
             held = [p for p in group["params"] if p in self._names and p.grad is not None]
             if not momentum and decay and held:
                 torch._foreach_mul_(held, 1 - rate * decay)
-            held = [p for p in held if momentum and (decay or _has_buffer(optimizer, p))]
-            if held:
+            if not decay:
+                held = [p for p in held if optimizer.state.get(p, {}).get("momentum_buffer") is not None]
+            if held and momentum:
                 buffers = [_buffer(optimizer, p) for p in held]
                 torch._foreach_mul_(buffers, momentum)
                 torch._foreach_add_(buffers, held, alpha=decay)
@@ -195,7 +196,7 @@ class Correction(Handover):
 
     def _say_late(self, found: Sequence[tuple[float, bool]]) -> None:
         """Warn once if an optimizer's settings have changed since the memories applied them."""
-        if self._moved and not self._said and any(each != self._applied for each in found):
+        if self._moved and not self._said and not {self._applied}.issuperset(found):
             self._said = True
             _log.warning(
                 "the optimizer's (momentum, nesterov) have changed from %s to %s between backward and step: the "
@@ -207,16 +208,14 @@ class Correction(Handover):
 
     def _set(self, group: Settings) -> tuple[float, bool]:
         """Return the (momentum, nesterov) of a group, laid aside or not."""
-        kept = next((kept for other, kept in self._held.overridden if other is group), group)
-        return float(kept["momentum"]), bool(kept["nesterov"])
-
-
-def _has_buffer(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
-    return optimizer.state.get(p, {}).get("momentum_buffer") is not None
+        for other, kept in self._held.overridden:
+            if other is group:
+                return float(kept["momentum"]), bool(kept["nesterov"])
+        return float(group["momentum"]), bool(group["nesterov"])
 
 
 def _buffer(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor:
-    if not _has_buffer(optimizer, p):
+    if optimizer.state.get(p, {}).get("momentum_buffer") is None:
         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
     buffer: Tensor = optimizer.state[p]["momentum_buffer"]
     return buffer

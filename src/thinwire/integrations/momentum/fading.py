@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.momentum.advice import RescaledUpdatesAdvice
-from thinwire.integrations.momentum.first_moments import check_movable, filled, kind_of
+from thinwire.integrations.momentum.first_moments import RescaledUpdatesAdvice, check_movable, filled, kind_of
 from thinwire.integrations.momentum.handover import (
     Handover,
     Holdings,
@@ -247,10 +246,12 @@ class Fading(Handover):
     def _follow(self) -> None:
         """Adopt the optimizers' decays. Raises MomentumError where one cannot be moved, or is missing."""
         groups = self._held.groups()
+        moments, held = list[float](), list[list[int]]()
         for optimizer, group in groups:
             check_movable(optimizer, group, self._own)
-        moments = [first_moment_of(group) for _, group in groups]
-        now = self._memory, moments, [[*map(id, group["params"])] for _, group in groups]
+            moments.append(first_moment_of(group))
+            held.append([*map(id, group["params"])])
+        now = self._memory, moments, held
         if now == self._followed:  # as in most steps
             return
         each = ((p, moment) for (_, group), moment in zip(groups, moments, strict=True) for p in group["params"])

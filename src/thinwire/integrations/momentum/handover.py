@@ -5,6 +5,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import is_
 from typing import Any, final
 
 import torch
@@ -144,7 +145,8 @@ class Holdings:
 
     def settled(self) -> bool:
         """Return whether marks are as the last `mark` left them."""
-        return all(self._left.get(optimizer) is _marks[optimizer] for optimizer in self._optimizers)
+        held = [*self._optimizers]
+        return all(map(is_, map(self._left.get, held), map(_marks.get, held)))
 
     def marked(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> bool:
         """Whether the momentum of `p` is in memories, and not with the optimizer."""

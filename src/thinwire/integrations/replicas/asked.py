@@ -11,9 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collectives import Group
-from thinwire.planner.candidates import Budget
+from thinwire.planner.candidates import Budget, OptimizerName
 from thinwire.planner.live import Adaptive
-from thinwire.planner.losses import OptimizerName
 from thinwire.planner.plan import Plan, Why
 from thinwire.reducer import Reducer
 

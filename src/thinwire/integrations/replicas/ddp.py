@@ -21,9 +21,8 @@ from thinwire.integrations.attachments.assembly import (
     opening,
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
-from thinwire.integrations.membership.membership import Divisor, Membership
+from thinwire.integrations.membership.membership import Divisor, Membership, agreed, raise_on_all
 from thinwire.integrations.membership.state import words
-from thinwire.integrations.membership.together import agreed, raise_on_all
 from thinwire.integrations.momentum.first_moments import family, movable
 from thinwire.integrations.replicas.asked import (
     Asked,

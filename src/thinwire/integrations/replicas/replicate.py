@@ -25,7 +25,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.attachments.served import Served
-from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
+from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.drift import start_alike

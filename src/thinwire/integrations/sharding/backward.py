@@ -22,7 +22,7 @@ from thinwire.collectives import Group, broadcast_state
 from thinwire.errors import StateError
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import together
+from thinwire.integrations.membership.membership import together
 from thinwire.integrations.sharding.fsdp import exchanges_now, held_parameters
 from thinwire.integrations.training.gradients import buckets, own_length, used_anywhere
 from thinwire.waits import refuse_captured

@@ -11,7 +11,7 @@ from typing_extensions import override
 from thinwire.collectives import Group
 from thinwire.gathers import Gathers, Lossless
 from thinwire.integrations.attachments.served import Served
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import sharded_modules

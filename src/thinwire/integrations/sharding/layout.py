@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from thinwire.collectives import Group
 from thinwire.errors import StateError
+from thinwire.integrations.membership.membership import union
 from thinwire.integrations.membership.redistribution import check_alike
-from thinwire.integrations.membership.together import union
 from thinwire.integrations.training.gradients import is_dtensor
 from thinwire.memories import Noted
 from thinwire.memories.base import State

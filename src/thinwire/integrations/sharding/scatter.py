@@ -26,7 +26,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed, raise_on_all, together
+from thinwire.integrations.membership.membership import agreed, raise_on_all, together
 from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.sharding.copies import Copies

@@ -25,7 +25,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
-from thinwire.integrations.membership.together import agreed, raise_on_all, together
+from thinwire.integrations.membership.membership import agreed, raise_on_all, together
 from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import (

@@ -32,7 +32,7 @@ from thinwire.integrations.attachments.assembly import (
     listed,
     opening,
 )
-from thinwire.integrations.membership.together import agreed, given_group, group_or_all, raise_on_all
+from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import is_dtensor, local
 from thinwire.integrations.workers.directory import found_address

@@ -7,7 +7,7 @@ from typing import Any, final
 from torch import Tensor
 
 from thinwire.collectives import Group, all_gather_plain
-from thinwire.integrations.membership.together import agreed
+from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.training.drift import digest
 from thinwire.integrations.workers.fragments import Fragment
 

@@ -11,11 +11,10 @@ from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
-from thinwire.planner.candidates import DENSE, Budget, shared
+from thinwire.planner.candidates import DENSE, Budget, in_words, shared
 from thinwire.planner.decide import chosen, rows
 from thinwire.planner.live.policy import TOLERANCE, policy
 from thinwire.planner.live.step_log import Choice, Log, Policy, StepLog
-from thinwire.planner.losses import in_words
 from thinwire.planner.plan import Why, reducer
 from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Profile
