@@ -171,14 +171,14 @@ def plan(
 ) -> None:
     """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
     asked = dict(locals())
-    from thinwire_lab.plan import apart, command, options
+    from thinwire_lab.plan import apart, command, sources
     from thinwire_lab.plan.explain import Explained
     from thinwire_lab.plan.report import Chapter
 
     with refusing("plan"):
-        optimizer = asked["optimizer"] = options.optimizer_called(optimizer)
-        request = options.Request(**{each.name: asked[each.name] for each in fields(options.Request)})
-        wishes = options.wishes(
+        optimizer = asked["optimizer"] = sources.optimizer_called(optimizer)
+        request = sources.Request(**{each.name: asked[each.name] for each in fields(sources.Request)})
+        wishes = sources.wishes(
             densities=density, candidates=candidates, error_feedback=error_feedback, optimizer=optimizer, loss=loss
         )
         alone = apart.read(outer, more_steps)

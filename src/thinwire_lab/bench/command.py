@@ -9,10 +9,9 @@ from rich.console import Console
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import Options
 from thinwire_lab.bench.plots import loss_over_seconds
-from thinwire_lab.bench.report import html, print_report
+from thinwire_lab.bench.report import html, left_out, print_report
 from thinwire_lab.bench.results import Results
 from thinwire_lab.bench.session import Session
-from thinwire_lab.bench.words import left_out
 from thinwire_lab.bench.worker import handle
 from thinwire_lab.cluster.workers import ended, is_first, started
 from thinwire_lab.inputs import check_writable, write_atomically

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, final
 
 import torch.distributed as dist
@@ -13,12 +14,28 @@ from thinwire import trace
 from thinwire.integrations.training.drift import differing
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
-from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import wrapped
 from thinwire_lab.problems import Problem
 from thinwire_lab.problems.base import held_out_loss
 from thinwire_lab.problems.optimizers import optimizers, step_all, zero_all
+
+
+@final
+class Slowness:
+    """Within `with`, work takes `factor` times as long: it first sleeps by what this thread computed the last time."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor, self._busy, self._start = factor, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        time.sleep((self._factor - 1) * self._busy)
+        self._start = time.thread_time()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._busy = time.thread_time() - self._start
 
 
 @final

@@ -13,11 +13,10 @@ from torch import nn
 
 from thinwire import trace
 from thinwire.integrations import outer
-from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
+from thinwire_lab.bench.data_parallel import Slowness, dense_bytes, mean_held_out, parts
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.served import Bell
-from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import host
 from thinwire_lab.problems import Problem

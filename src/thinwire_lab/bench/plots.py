@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from thinwire_lab.bench.results import Results, Row
 from thinwire_lab.show.canvas import ALARM, COLOURS, DASHES, FAINT, INK, MUTED, blank, head, legend, name, restrain
-from thinwire_lab.show.units import human_bytes, loss_text
+from thinwire_lab.show.table import human_bytes, loss_text
 
 
 def _figure(panel: Callable[[Axes, Results], None], results: Results) -> Figure:

@@ -18,9 +18,8 @@ from thinwire import recipes, trace
 from thinwire.codecs import Codec, TopK
 from thinwire.reducer import Reducer
 from thinwire.server import Trainer
-from thinwire_lab.bench.data_parallel import dense_bytes, parts
+from thinwire_lab.bench.data_parallel import Slowness, dense_bytes, parts
 from thinwire_lab.bench.options import RowJob
-from thinwire_lab.bench.slowness import Slowness
 from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.workers import host
 from thinwire_lab.problems import Problem

@@ -16,7 +16,7 @@ from thinwire.version import __version__
 from thinwire_lab.check.findings import Finding, looked_into
 from thinwire_lab.check.kernels import implementation
 from thinwire_lab.machine import processor
-from thinwire_lab.show.units import human_bytes
+from thinwire_lab.show.table import human_bytes
 
 _BACKENDS = ("gloo", "nccl", "mpi")
 _PACKAGES = ("torch", "numba", "triton", "numpy")

@@ -11,9 +11,8 @@ from rich.console import Console
 from thinwire_lab.check.findings import Finding, failures
 from thinwire_lab.check.sections import Asked
 from thinwire_lab.show.page import page
-from thinwire_lab.show.table import Column, Table, tabulated
+from thinwire_lab.show.table import UNKNOWN, Column, Table, duration, human_bytes, milliseconds, tabulated
 from thinwire_lab.show.terminal import print_raw, print_titled, say
-from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, milliseconds
 
 SCHEMA = "thinwire.check/1"
 _WIDEST = 110

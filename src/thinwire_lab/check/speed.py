@@ -13,7 +13,7 @@ from thinwire.codecs import Codec, HashedSlots, SampledThreshold
 from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection
 from thinwire.payloads import Sparse
 from thinwire_lab.check.findings import Finding, looked_into
-from thinwire_lab.show.units import milliseconds
+from thinwire_lab.show.table import milliseconds
 
 _DENSITY, _RANKS, _REPEATS = 1e-3, 16, 7
 _COPIES_A_PASS = 0.5  # a copy reads once and writes once

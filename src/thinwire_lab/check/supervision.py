@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 from thinwire_lab.check.findings import Finding, merged
 from thinwire_lab.check.sections import Section
 from thinwire_lab.check.worker import Spec
-from thinwire_lab.cluster.channel import Channel, HungUp
+from thinwire_lab.cluster.worker import Channel, HungUp
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 WORKER = "thinwire_lab.check.worker"

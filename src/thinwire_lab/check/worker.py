@@ -26,7 +26,7 @@ from thinwire_lab.check.findings import Finding, first_line
 from thinwire_lab.check.kernels import Limits, check_kernel
 from thinwire_lab.check.speed import check_speed
 from thinwire_lab.check.training import check_recipe
-from thinwire_lab.cluster.channel import Channel
+from thinwire_lab.cluster.worker import Channel
 
 Handler = Callable[["Spec", str, torch.device], Finding]
 

@@ -15,9 +15,9 @@ from operator import itemgetter
 from signal import Signals
 from typing import Self
 
-from thinwire_lab.cluster.channel import Channel, HungUp, Message
 from thinwire_lab.cluster.link import Rate
 from thinwire_lab.cluster.supervisor import Setup
+from thinwire_lab.cluster.worker import Channel, HungUp, Message
 from thinwire_lab.inputs import BadInput
 
 _PATIENCE = 1.0  # seconds for a supervisor to end its workers

@@ -14,10 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from thinwire_lab.cluster.channel import Channel, HungUp
 from thinwire_lab.cluster.link import INTERFACE_VARIABLE, LATENCY_VARIABLE, Rate
 from thinwire_lab.cluster.star import INTERFACE, Star, Unavailable, address
-from thinwire_lab.cluster.worker import Captured, exit_code, fork, serve
+from thinwire_lab.cluster.worker import Captured, Channel, HungUp, exit_code, fork, serve
 
 _ON_LINKS = {
     "MASTER_ADDR": address(0),

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from thinwire.planner import Plan
 from thinwire_lab.apart import SCHEMES, STEPS, Way, basis, ways
 from thinwire_lab.inputs import BadInput, counts
-from thinwire_lab.show.table import Column, Table, tabulated
-from thinwire_lab.show.units import UNKNOWN, duration, human_bytes, milliseconds
+from thinwire_lab.show.table import UNKNOWN, Column, Table, duration, human_bytes, milliseconds, tabulated
 
 _NOTES = (
     f"until dense's loss: seconds until the loss that uncompressed training has after {STEPS:,} steps. {UNKNOWN}: "

@@ -10,9 +10,8 @@ from thinwire.planner import decide
 from thinwire_lab.cluster.workers import ended, is_first
 from thinwire_lab.inputs import BadInput, check_writable, write_atomically
 from thinwire_lab.plan import report
-from thinwire_lab.plan.report import Chapter, every, folded, print_plan
+from thinwire_lab.plan.report import UNKNOWN_OPTIMIZER, Chapter, every, folded, print_plan
 from thinwire_lab.plan.sources import Source, Wishes
-from thinwire_lab.plan.words import UNKNOWN_OPTIMIZER
 from thinwire_lab.show.terminal import complain, print_raw, print_written
 
 

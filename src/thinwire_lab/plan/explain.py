@@ -10,9 +10,8 @@ from thinwire.planner.decide import winner
 from thinwire.planner.timeline import works
 from thinwire_lab.apart import SCHEMES
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.plan.script import Script
-from thinwire_lab.show.table import Column, Table, tabulated
-from thinwire_lab.show.units import duration, human_bytes, milliseconds
+from thinwire_lab.plan.worker import Script
+from thinwire_lab.show.table import Column, Table, duration, human_bytes, milliseconds, tabulated
 
 _WORTH = 0.05  # of a step: what a change must save
 _TOLERANCE = 0.03  # of two ways within it, the one that changes less is named

@@ -9,7 +9,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from thinwire_lab.show.units import duration, loss_text, milliseconds
+from thinwire_lab.show.table import duration, loss_text, milliseconds
 
 
 class BenchProgress:

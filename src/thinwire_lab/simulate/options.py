@@ -11,9 +11,8 @@ from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile
 from thinwire_lab.apart import SCHEMES
 from thinwire_lab.inputs import BadInput, counts, names, parse_link
-from thinwire_lab.simulate.faults import Faults
 from thinwire_lab.simulate.network import MOST, Regions, Tiers, ring
-from thinwire_lab.simulate.scaling import Scale, on, scaled, xml
+from thinwire_lab.simulate.scaling import Faults, Scale, on, scaled, xml
 
 _COLUMNS = ["region_a", "region_b", "delay_ms", "bandwidth_gbps"]
 _GROUP = re.compile(r"(\d+) *x *(.+)", re.ASCII)

@@ -16,14 +16,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from thinwire_lab.bench import plots
-from thinwire_lab.bench.report import html, print_report
+from thinwire_lab.bench.report import html, in_words, print_report
 from thinwire_lab.bench.results import Quantiles, Results, Row, Split, WireBytes
-from thinwire_lab.bench.words import in_words
 from thinwire_lab.show.page import page
 from thinwire_lab.show.progress import BenchProgress
-from thinwire_lab.show.table import Column, markdown, tabulated
+from thinwire_lab.show.table import Column, duration, human_bytes, markdown, tabulated
 from thinwire_lab.show.terminal import print_titled
-from thinwire_lab.show.units import duration, human_bytes
 
 STEPS = 300
 DENSE_BYTES = 3_010_000.0

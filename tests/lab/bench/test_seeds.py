@@ -14,11 +14,10 @@ from test_report import example, row
 
 from thinwire_lab.bench import plots
 from thinwire_lab.bench.options import read
-from thinwire_lab.bench.report import html, print_report
+from thinwire_lab.bench.report import html, in_words, print_report
 from thinwire_lab.bench.results import Results, Row
 from thinwire_lab.bench.rows import merged
 from thinwire_lab.bench.session import Session
-from thinwire_lab.bench.words import in_words
 from thinwire_lab.cluster.workers import Workers
 from thinwire_lab.show.progress import BenchProgress
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from thinwire_lab.papers.dct.crossing import Boundaries, Losses
-from thinwire_lab.papers.dct.results import Document
 from thinwire_lab.papers.dct.rows import rows
-from thinwire_lab.papers.dct.training import Run
+from thinwire_lab.papers.dct.training import Document, Run
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent

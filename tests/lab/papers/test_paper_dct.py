@@ -19,9 +19,8 @@ from thinwire_lab.papers.dct import model_parallel
 from thinwire_lab.papers.dct.crossing import HEAD, LEFT_OUT
 from thinwire_lab.papers.dct.looking import criteria, look, shape
 from thinwire_lab.papers.dct.model_parallel import app
-from thinwire_lab.papers.dct.results import Document
 from thinwire_lab.papers.dct.rows import BASELINE, rows
-from thinwire_lab.papers.dct.training import INSIDE, Material, Network, Run, run
+from thinwire_lab.papers.dct.training import INSIDE, Document, Material, Network, Run, run
 from thinwire_lab.problems import Batch, Parts, Problem
 from thinwire_lab.problems.base import Chain, classes, cross_entropy, feed
 

@@ -17,8 +17,7 @@ from thinwire.planner import Budget, Plan, decide
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan.explain import Explained, Sent, sent
-from thinwire_lab.plan.script import Script
-from thinwire_lab.plan.settings import complaints
+from thinwire_lab.plan.worker import Script, complaints
 
 N, RANKS = 1_000_000, 4
 LINK = Link(latency=0.01, bandwidth=1e7)

@@ -20,9 +20,8 @@ from thinwire.planner import Bucket, Budget, Cost, Curve, Gradient, Profile, Tim
 from thinwire.planner.profile import TRANSPORTS
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.plan import options, sources, subject, worker
-from thinwire_lab.plan.report import every, folded, html
-from thinwire_lab.plan.words import bit_rate, conclusions
+from thinwire_lab.plan import sources, subject, worker
+from thinwire_lab.plan.report import bit_rate, conclusions, every, folded, html
 
 SLOW, FAST = Link(latency=1e-4, bandwidth=1e6), Link(latency=1e-5, bandwidth=1e11)
 USER = """
@@ -360,11 +359,11 @@ def test_a_profile_that_lacks_what_the_optimizer_bears_does_not_say_that_nothing
 
 
 def test_what_is_measured_is_what_the_optimizer_bears() -> None:
-    wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer="sgd", loss=1.15)
+    wishes = sources.wishes(densities=None, candidates=None, error_feedback=True, optimizer="sgd", loss=1.15)
     assert wishes.budget() == Budget.under("sgd", loss=1.15)
     profile = replace(_profile(TWO, SLOW), costs={"topk:0.01": _cost(80), "gtopk:0.01": _cost(80), "fp16": _cost(2)})
     assert wishes.among(profile).names == ["topk:0.01"]
-    request = options.Request(**dict.fromkeys(REQUEST), optimizer="muon")
+    request = sources.Request(**dict.fromkeys(REQUEST), optimizer="muon")
     source = request.source()
     assert isinstance(source, sources.Measured)
     assert source.subject["optimizer"] == "muon"
@@ -375,7 +374,7 @@ def test_only_with_an_optimizer_a_profile_may_be_planned_with_fading() -> None:
     profile = replace(_profile(TWO, SLOW), costs={"topk:0.01": _cost(80), name: _cost(180)})
     cases = ("adamw", 1.05, ["dense", name]), ("sgd", 1.05, ["dense"]), (None, None, ["dense", "topk:0.01"])
     for optimizer, loss, expected in cases:
-        wishes = options.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer, loss=loss)  # type: ignore[arg-type]  # each is one
+        wishes = sources.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer, loss=loss)  # type: ignore[arg-type]  # each is one
         assert [each.name for each in wishes.among(profile).candidates()] == expected
     chosen = decide(profile, Budget.under("adamw", loss=1.05))
     assert set(chosen.choice.values()) == {name}
@@ -383,7 +382,7 @@ def test_only_with_an_optimizer_a_profile_may_be_planned_with_fading() -> None:
 
 
 def test_a_profile_is_planned_with_what_it_was_measured_for() -> None:
-    wishes = options.wishes(densities=None, candidates=None, error_feedback=True)
+    wishes = sources.wishes(densities=None, candidates=None, error_feedback=True)
     profile = replace(_profile(TWO, SLOW), costs={"topk:0.05": _cost(15), "topk:0.002": _cost(300)})
     names = [candidate.name for candidate in wishes.among(profile).candidates()]
     assert names == ["dense", "topk:0.05", "topk:0.002"]
@@ -522,7 +521,7 @@ def test_the_optimizer_is_kept_with_the_model(user_file: Path, monkeypatch: pyte
 @pytest.mark.slow
 def test_one_worker_is_measured_too(user_file: Path) -> None:
     source = sources.Measured(kind="user", subject={"target": f"{user_file}:build"}, workers=1, rate=None)
-    known = source.known(options.wishes(densities=None, candidates="fp16", error_feedback=True))
+    known = source.known(sources.wishes(densities=None, candidates="fp16", error_feedback=True))
     assert not decide(known.profile, known.budget).pays
 
 

@@ -12,8 +12,7 @@ from thinwire.formats import base
 from thinwire.kernels import Groups, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
-from thinwire_lab.check.cases.case import BITS, GROUP, ONLY_32, SEED, Case, Trials, as_read
-from thinwire_lab.check.material import Kit, Near, Trial, framed
+from thinwire_lab.check.material import BITS, GROUP, ONLY_32, SEED, Case, Kit, Near, Trial, Trials, as_read, framed
 
 
 def _group_norms(kit: Kit, n: int) -> Trials:

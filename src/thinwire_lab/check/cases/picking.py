@@ -6,8 +6,20 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import Draw, Sum
-from thinwire_lab.check.cases.case import DECAY, FLOATS, SCALE, SEED, WIDTH, Case, Trials, several
-from thinwire_lab.check.material import Kit, Near, Trial, framed
+from thinwire_lab.check.material import (
+    DECAY,
+    FLOATS,
+    SCALE,
+    SEED,
+    WIDTH,
+    Case,
+    Kit,
+    Near,
+    Trial,
+    Trials,
+    framed,
+    several,
+)
 
 Pieces = Callable[[Callable[[int, int], Tensor], int], list[Tensor]]
 _ALL_FLOATS = (*FLOATS, torch.bfloat16, torch.float16)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Slotted
-from thinwire_lab.check.cases.case import FINITE, ONLY_32, SEED, Case, Trials, as_read, several
-from thinwire_lab.check.material import Kit, Trial, framed
+from thinwire_lab.check.material import FINITE, ONLY_32, SEED, Case, Kit, Trial, Trials, as_read, framed, several
 
 
 def _runs(kit: Kit, n: int, ranks: int = 3) -> tuple[Tensor, Tensor, tuple[int, ...]]:

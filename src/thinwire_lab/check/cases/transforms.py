@@ -10,9 +10,8 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.kernels import Chunking
 from thinwire.kernels.parts import wide
-from thinwire_lab.check.cases.case import FINITE, Case, Trials
 from thinwire_lab.check.cases.picking import sums
-from thinwire_lab.check.material import Kit, Near, Trial, difference, framed
+from thinwire_lab.check.material import FINITE, Case, Kit, Near, Trial, Trials, difference, framed
 
 _LIBRARY = Near(relative=1e-4, absolute=1e-5)  # a GPU's own libraries choose their order of additions
 

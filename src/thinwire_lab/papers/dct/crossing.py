@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Self
 
-from thinwire_lab.papers.dct import results
 from thinwire_lab.papers.dct.rows import BASELINE, Row, rows
+from thinwire_lab.papers.dct.training import Document as Trainings
 from thinwire_lab.papers.dct.training import Run
+from thinwire_lab.papers.dct.training import over as percent_over
 from thinwire_lab.papers.shared.claims import DCT
 from thinwire_lab.papers.shared.judging import by_setting, every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
@@ -44,7 +45,7 @@ class Boundaries(Evidence):
         path = shelf.folder / self._name
         if not path.exists():
             raise Absent(f"{self._name} has not been run")
-        document = results.Document.read(path)
+        document = Trainings.read(path)
         found = {row.name: document.of(self.problem, row.name) for row in rows(self.problem)}
         for name, runs in found.items():
             if not {run.seed for run in runs} >= set(self.seeds):
@@ -66,7 +67,7 @@ class Losses:
 
     def over(self, row: str, other: str = f"{BASELINE} | 0% | none") -> Interval:
         """Return by how many percent the held-out loss is above the other row's, seed by seed."""
-        return interval(list(results.over(self.runs[row], self.runs[other])))
+        return interval(list(percent_over(self.runs[row], self.runs[other])))
 
     def kept(self, row: str) -> float:
         """Return the share that passed, in percent."""

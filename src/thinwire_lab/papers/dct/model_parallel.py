@@ -23,9 +23,8 @@ from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire_lab.inputs import BadInput, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.dct.looking import DENSITIES, activations, follow, shape
-from thinwire_lab.papers.dct.results import Document
 from thinwire_lab.papers.dct.rows import Row, rows
-from thinwire_lab.papers.dct.training import Material, run
+from thinwire_lab.papers.dct.training import Document, Material, run
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import parts_of
 
