@@ -13,7 +13,7 @@ from rich.progress import Progress
 from thinwire_lab.papers.dragonn.claims import by_prefix_sum
 from thinwire_lab.papers.fft.offset_float import ieee_error, uniform_error
 from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train
-from thinwire_lab.papers.gtopk.tree import Outcome, Trial, outcomes, pick
+from thinwire_lab.papers.gtopk.claims import Outcome, Trial, outcomes, pick
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import FFT_PAPER, UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure

@@ -10,7 +10,7 @@ from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_e
 from thinwire_lab.papers.shared.claims import DRAGONN
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.links import ROUTES, SYNCHRONISING, Found, kept, parts, routes, seconds, worlds
+from thinwire_lab.papers.shared.sweep import ROUTES, SYNCHRONISING, Found, kept, parts, routes, seconds, worlds
 
 _P = 4
 

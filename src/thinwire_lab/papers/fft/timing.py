@@ -10,8 +10,8 @@ from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, by_
 from thinwire_lab.papers.shared.claims import FFT_PAPER
 from thinwire_lab.papers.shared.judging import by_setting, every, larger, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.links import SWEEP, Found, kept, links, seconds, worlds
 from thinwire_lab.papers.shared.shelf import Document
+from thinwire_lab.papers.shared.sweep import SWEEP, Found, kept, links, seconds, worlds
 
 
 @FFT_PAPER.judge("F13", SWEEP)

@@ -14,7 +14,7 @@ from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, gai
 from thinwire_lab.papers.shared.claims import GRADIENTS, GTOPK
 from thinwire_lab.papers.shared.judging import by_setting, every, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.links import EXCHANGES, ROUTES, SWEEP, Found, collective, kept, routes, worlds
+from thinwire_lab.papers.shared.sweep import EXCHANGES, ROUTES, SWEEP, Found, collective, kept, routes, worlds
 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:

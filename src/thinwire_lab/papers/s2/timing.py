@@ -11,7 +11,7 @@ from thinwire_lab.papers.shared.benches import Grid, Steps, at_every, faster, ga
 from thinwire_lab.papers.shared.claims import S2
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.links import EXCHANGES, SWEEP, Found, collective, kept, worlds
+from thinwire_lab.papers.shared.sweep import EXCHANGES, SWEEP, Found, collective, kept, worlds
 from thinwire_lab.papers.shared.trials import Interval, Ways, interval, points_lost
 
 

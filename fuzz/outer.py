@@ -1,6 +1,6 @@
 """Do workers that find each other by a store keep their word when they are killed, stopped, cut off, or come and go?
 
-    python -m thinwire_lab.studies.outer_faults --seconds 600 --link 10mbit/50ms
+    python fuzz/outer.py --seconds 600 --link 10mbit/50ms
 
 Workers train a small network, each in a namespace of its own. Every few seconds something befalls one of them: SIGKILL
 and a new one in its place, SIGSTOP for up to a minute, no link for ten seconds. Of every outer step each worker notes a
