@@ -83,7 +83,7 @@ class Seat:
             raise StateError(text)
         if not self._said:
             self._said = True
-            _log.warning("%s. Trying for another %g s", text, agreement.LOST)
+            _log.warning("%s. Trying for %g s more at most", text, agreement.LOST)
 
     def hold(self, *, begins: bool = False) -> None:
         """Show that this worker's training lives; with `begins`, for good. Raises StoreError."""

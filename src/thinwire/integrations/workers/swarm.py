@@ -124,19 +124,17 @@ class Swarm:
         Raises:
             StateError: If the store does not answer for long.
         """
-        self._begins = True
         while not self._seat.begun:
+            self._begins = True
+            with suppress(StoreError):
+                self._seat.hold(begins=True)
             with self._changed:
+                self._changed.wait_for(lambda: self._seat.begun or self._seat.lost, timeout=0.5)
                 self._check()
                 if self._seat.lost:
                     _log.warning("another worker has begun the training meanwhile: this one takes over its state")
                     self.known, self._begins = self.known.anew(), False
                     return False
-            try:
-                self._seat.hold(begins=True)
-            except StoreError:
-                with self._changed:
-                    self._changed.wait(0.5)
         self._begins = False
         return True
 
