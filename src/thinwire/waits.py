@@ -19,13 +19,14 @@ def on_host(x: Tensor) -> bool:
     return x.device.type in HOST
 
 
-def refuse_captured(what: str, instead: str = "capture the forward pass alone, or remove() the handle") -> None:
-    """Raise RuntimeError, with what is done and what to do instead, while the current stream's work is captured."""
+def refuse_captured(
+    what: str,
+    instead: str = "capture the forward pass alone, or remove() the handle",
+    why: str = "replays would repeat this step's random choices and keep no residual",
+) -> None:
+    """Raise RuntimeError, with what is done, why not and what to do instead, while the current stream is captured."""
     if captured():
-        raise RuntimeError(
-            f"{what} while a CUDA graph is captured, and replays would repeat this step's random choices and keep no "
-            f"residual: {instead}"
-        )
+        raise RuntimeError(f"{what} while a CUDA graph is captured, and {why}: {instead}")
 
 
 def captured() -> bool:

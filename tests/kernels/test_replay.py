@@ -1,18 +1,23 @@
 """Is a bucket that is replayed the bucket that would have been reduced? Captures are imitated in main memory."""
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
+from threading import Barrier, Event
 
 import pytest
 import torch
 import torch.distributed as dist
-from imitation import Imitation, imitating
+from imitation import Imitation, _Listed, imitating
 from torch import Tensor
 
 from thinwire.kernels import replay
 from thinwire.kernels.memory import constant, sent_anew
-from thinwire.kernels.replay import Changing, Replays, changing, fixed
+from thinwire.kernels.replay import Changing, Replays, changing, fixed, lasting
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
 from thinwire_lab.check.gpu.late import check_freed, check_late
@@ -28,6 +33,15 @@ OFTEN = {("signsgd", 1), ("qsgd", 1), ("bf16", 3), ("dct_steered", 1)}
 def group() -> Iterator[dist.ProcessGroup]:
     yield fake_group(WORLD)
     dist.destroy_process_group()
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 CASES = [
@@ -137,6 +151,66 @@ def test_old_work_is_forgotten() -> None:
             for key in range(40):
                 assert replays.run(key, lambda _: 1) == (1, None)
         assert len(replays._pieces) <= 16
+
+
+def test_what_is_dropped_lets_go_of_its_pinned_room_once_it_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(seeds: Sequence[int]) -> Tensor:
+        return sent_anew(lambda: torch.tensor([*seeds]), CPU) + 1
+
+    with imitating(), collector_off():
+        replays = Replays(CPU, "test")
+        for step in range(3):
+            _, piece = replays.run("key", work, [step, 1])
+        assert piece is not None
+        assert piece._recording is not None
+        assert piece._recording._room is not None
+        room, waited = weakref.ref(piece._recording._room), list[bool]()
+        monkeypatch.setattr(_Listed, "wait", lambda _: waited.append(room() is not None))
+        del piece, replays
+        assert room() is None
+        assert waited == [True]
+
+
+def test_what_is_never_captured_holds_nothing() -> None:
+    with imitating():
+        replays = Replays(CPU, "test")
+
+        def work(seeds: Sequence[int], *, fails: bool) -> list[Tensor]:
+            found = lasting([sent_anew(lambda: torch.zeros(9), CPU)])
+            if fails:
+                constant((float(len(rooms)),), torch.float32, CPU)
+            elif seeds[0]:
+                pass
+            return found
+
+        for fails in (True, False):
+            rooms: list[Tensor] = []
+            for _ in range(2):
+                rooms += replays.run(fails, partial(work, fails=fails), [1])[0]
+            with pytest.warns(UserWarning, match="launched one by one") if fails else nullcontext():
+                replays.run(fails, partial(work, fails=fails), [1])
+            recording = replays._pieces[fails]._recording
+            assert recording is not None
+            assert (recording._held, recording.places, recording._room) == ([], [], None)
+
+
+def test_threads_that_ask_at_once_are_given_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, together, again = list[object](), Barrier(2), Event()
+
+    def make(device: torch.device, name: str) -> object:
+        made.append(object())
+        (again.set if len(made) > 1 else partial(again.wait, 0.5))()  # the other thread must not come here, too
+        return made[-1]
+
+    def ask() -> object:
+        together.wait()
+        return replay._lane(CPU, "threads")
+
+    monkeypatch.setattr(replay, "LANES", {"cpu": make})
+    with ThreadPoolExecutor(2) as pool:
+        lanes = [pool.submit(ask) for _ in range(2)]
+    assert [lane.result() for lane in lanes] == made * 2
+    replay._lane.cache_clear()
 
 
 def test_what_changes_is_read_when_it_is_needed() -> None:

@@ -21,17 +21,19 @@ from numba import njit, types
 KERNELS = Path(__file__).parent
 _IMPORTS = re.compile(rb"^from thinwire\.kernels([.\w]*) import ([\w, ]*)", re.MULTILINE)
 _MARK = ".thinwire-"
+HOSTS = {KERNELS / f"{name}.py" for name in ("memory", "parts", "ranges", "replay", "streams", "sums")}
+"""What calls loops, and is not compiled with them."""
 
 
 def made_of(file: Path) -> set[Path]:
-    """Return a file and those of this package that it imports, directly or not."""
+    """Return a file and those of this package that it imports, directly or not, but for the `HOSTS`."""
     found, ahead = set[Path](), {file}
     while ahead:
         found |= ahead
         imports = [each for file in ahead for each in _IMPORTS.findall(file.read_bytes())]
         bases = [(KERNELS.joinpath(*path.decode().split(".")), names.decode().split(", ")) for path, names in imports]
         modules = {module for base, names in bases for module in (base, *map(base.joinpath, names))}
-        ahead = {file for module in modules if (file := module.with_suffix(".py")).is_file()} - found
+        ahead = {file for module in modules if (file := module.with_suffix(".py")).is_file()} - found - HOSTS
     return found
 
 

@@ -10,17 +10,18 @@ import gc
 import os
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor
 
-from thinwire.kernels.streams import follow, stream_of, within
+from thinwire.kernels.streams import follow, once, stream_of, within
 
 T = TypeVar("T")
 _ALIGN = 16  # bytes
@@ -109,6 +110,10 @@ class Recording:
         self.repeats = False
         if self.capturing:
             raise UnrepeatableError
+
+    def end(self) -> None:
+        """Let go of all that is held for captured work: there will be none."""
+        self.repeats, self.places, self.fills, self._held, self._room = False, [], [], [], None
 
     def keep(self, x: Tensor) -> None:
         """Keep a tensor for as long as the work may be repeated."""
@@ -267,7 +272,7 @@ def possible(device: torch.device) -> bool:
     return device.type in LANES
 
 
-@cache
+@once
 def _lane(device: torch.device, name: str) -> Any:
     return LANES[device.type](device, name)
 
@@ -296,9 +301,8 @@ class Replays:
         self._pieces[key] = piece
         if len(self._pieces) > _MOST:
             self._pieces.popitem(last=False)
-        piece.seeds_now = seeds
         with self._lane.taken(alone=self._alone and piece.graph is not None):
-            return piece.run(work), piece if piece.graph is not None else None
+            return piece.run(work, seeds), piece if piece.graph is not None else None
 
 
 @final
@@ -306,13 +310,14 @@ class Piece:
     """A piece of work, and how far it has come."""
 
     def __init__(self, lane: Any, count: int) -> None:
-        self.lane, self.seeds_now = lane, cast(Sequence[int], ())
-        self._seeds = Changing(lambda: self.seeds_now, count)
+        now: list[Sequence[int]] = [()]  # what is captured may not hold the piece: dropped, it must go at once
+        self.lane, self._now, self._seeds = lane, now, Changing(lambda: now[0], count)
         self._recording: Recording | None = None
         self._met, self.graph = False, cast(Any, None)
 
-    def run(self, work: Callable[[Sequence[int]], Any]) -> Any:
+    def run(self, work: Callable[[Sequence[int]], Any], seeds: Sequence[int]) -> Any:
         """Do it, as it is or from the graph."""
+        self._now[0] = seeds
         if self.graph is None and self._recording is not None and self._recording.repeats:
             self._capture(work, self._recording)
         if self.graph is not None:
@@ -320,9 +325,12 @@ class Piece:
         if self._met and self._recording is None:
             self._recording = Recording()
             with _recorded(self._recording):
-                return work(self._seeds)
+                result = work(self._seeds)
+            if not self._recording.repeats:
+                self._recording.end()
+            return result
         self._met = True
-        return work(self.seeds_now)
+        return work(seeds)
 
     def _capture(self, work: Callable[[Sequence[int]], Any], before: Recording) -> None:
         room = torch.empty(max(1, before.needs), dtype=torch.uint8, pin_memory=self.lane.pinned)
@@ -330,8 +338,9 @@ class Piece:
         try:
             with _recorded(self._recording):
                 self.graph = self.lane.captured(partial(work, self._seeds))
+            weakref.finalize(self, _wait, self.graph, room).atexit = False
         except Exception as error:  # without a graph the work raises what it has to
-            self._recording.repeats = False
+            self._recording.end()
             warnings.warn(
                 f"a bucket's kernels are launched one by one, as they cannot be captured: {error}", stacklevel=2
             )
@@ -344,3 +353,8 @@ class Piece:
             place.copy_(make())
         self.graph.replay()
         return self.graph.result
+
+
+def _wait(graph: Any, _room: Tensor) -> None:
+    """Wait for a dropped graph's last replay, which reads the pinned room: only then may others have it."""
+    graph.wait()

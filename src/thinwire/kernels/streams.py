@@ -1,14 +1,33 @@
 """A GPU's streams: one for encoding, one for decoding, whatever the model, its buckets and their exchanges."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from threading import RLock
+from typing import Any, Generic, ParamSpec, TypeVar, final
 
 import torch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-@cache
+
+@final
+class once(Generic[P, R]):  # noqa: N801 - a decorator
+    """As `functools.cache`, but threads that ask at the same time are given the same."""
+
+    def __init__(self, make: Callable[P, R]) -> None:
+        self._make: Any = cache(make)
+        self._lock, self.cache_clear = RLock(), self._make.cache_clear
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return what was made for these arguments."""
+        with self._lock:
+            found: R = self._make(*args, **kwargs)
+            return found
+
+
+@once
 def stream_of(device: torch.device, purpose: str) -> Any:
     """Return the stream of a GPU for a purpose. Its kernels go before those of backward, which nobody waits for."""
     return torch.cuda.Stream(device, priority=-1)

@@ -315,6 +315,28 @@ def test_other_captures_are_refused(ranks: Ranks) -> None:
             assert each.startswith(f"RuntimeError: {words} while a CUDA graph is captured"), each
 
 
+def _captured_measurements() -> list[str]:
+    """Return what is said within a capture to a recipe chosen by measuring, and to a profile."""
+    models = [DistributedDataParallel(nn.Linear(4, 4)) for _ in range(2)]
+    with _capture():
+        return [
+            told(tw.attach, models[0], "auto"),
+            told(tw.profile, models[1], lambda: models[1](torch.ones(1, 4)).sum()),
+        ]
+
+
+def test_measuring_within_a_capture_is_refused(ranks: Ranks) -> None:
+    for said in ranks.run(2, _captured_measurements):
+        assert (
+            said
+            == [
+                "RuntimeError: steps and links are measured while a CUDA graph is captured, and what is "
+                "captured does not run: attach or plan before the capture"
+            ]
+            * 2
+        )
+
+
 def _evaluated_alone(rank: int, evaluations: int) -> tuple[list[float], list[float]]:
     """Have one rank evaluate before training. DDP would send the batch norm's buffers. Return weights and buffers."""
     torch.manual_seed(0)

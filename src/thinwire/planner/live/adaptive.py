@@ -16,7 +16,7 @@ from thinwire.planner.decide import chosen, rows
 from thinwire.planner.live.policy import TOLERANCE, policy
 from thinwire.planner.live.step_log import Choice, Log, Policy, StepLog
 from thinwire.planner.plan import Why, reducer
-from thinwire.planner.probe.measure import Ranks
+from thinwire.planner.probe.measure import Ranks, refuse_measuring
 from thinwire.planner.profile import Profile
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 
@@ -65,7 +65,8 @@ class Adaptive(Reducer):
         return self._reducer.chosen
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Measure links and candidates, which takes a few seconds. A collective."""
+        """Measure links and candidates, which takes a few seconds. A collective. Raises RuntimeError when captured."""
+        refuse_measuring()
         for candidate in self.budget.candidates():
             candidate.reducer(*self._memories).prepare(group, samples)
         if group.size() > 1 and samples and self._sizes:

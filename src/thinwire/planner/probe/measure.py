@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import Group, all_gather, all_reduce
+from thinwire.waits import refuse_captured
 
 
 class Stamp(Protocol):
@@ -26,8 +27,16 @@ def stamp(device: torch.device) -> Stamp:
     return _Event(device) if device.type == "cuda" else _Now()
 
 
+def refuse_measuring() -> None:
+    """Raise RuntimeError while a CUDA graph is captured."""
+    refuse_captured(
+        "steps and links are measured", "attach or plan before the capture", "what is captured does not run"
+    )
+
+
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
+    """Wait for the device. Raises RuntimeError while a CUDA graph is captured."""
+    refuse_measuring()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
