@@ -92,7 +92,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         (
             "select",
             "_count_digits_each",
-            {"histograms": INT, "like": like, "wanted": LONG, "level": "i32", **_SEVERAL, **rest},
+            {"histograms": INT, "like": like, "wanted": LONG, "level": "i32", "span": "i32", **_SEVERAL, **rest},
             {"LEVELS": levels, "TILE": 4096},
         )
         for like, levels, rest in (
@@ -104,7 +104,10 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     (
         "select",
         "_count_each",
-        {**{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "sums": LONG}, **_SEVERAL},
+        {
+            **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "sums": LONG, "span": "i32"},
+            **_SEVERAL,
+        },
         _DIGITS,
     ),
     (
@@ -112,9 +115,18 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         "_place_each",
         {
             **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "sums": LONG, "starts": LONG},
-            **{"indices": INT, "values": FLOAT, **_SEVERAL},
+            **{"indices": INT, "values": FLOAT, "span": "i32", **_SEVERAL},
         },
         _DIGITS,
+    ),
+    (
+        "select",
+        "_gather",
+        {
+            **{"picks": INT, "wanted": LONG, "x": FLOAT, "threshold": FLOAT, "n": "i32", "counts": INT, "ends": INT},
+            **{"kept": INT, "tiles": "i32", "capacity": "i32"},
+        },
+        {"ROOM": 64, "GROUP": 32},
     ),
     (
         "sampled",

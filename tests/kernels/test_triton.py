@@ -648,8 +648,13 @@ def test_the_largest_of_each_in_other_precisions(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("few", [1 << 25, 5000])
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.8, 1.0])
-def test_of_equal_magnitudes_the_lowest_indices_come_first(share: float) -> None:
+def test_of_equal_magnitudes_the_lowest_indices_come_first(
+    share: float, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selecting, "_FEW", few)  # beyond it, a program takes several tiles
+    monkeypatch.setattr(selecting, "PROGRAMS", 3)
     generator = torch.Generator().manual_seed(1)
     magnitudes = torch.tensor([0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 2.0])  # at every share, ties lie on both sides of the cut
     tiles = (1, 3, 2)

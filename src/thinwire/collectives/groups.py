@@ -51,16 +51,16 @@ def same_group(group: Group) -> Group:
     return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=not whole)
 
 
-def adopt_group(group: Group, twin: Group, backend: str, store: object) -> None:
-    """Make torch know a group that it has not made, with ranks of other jobs; `twin`: of the same, for `same_group`."""
+def adopt_group(group: Group, twin: Group, store: object) -> None:
+    """Make torch know a Gloo group with ranks of other jobs, which it has not made, and its `twin` for `same_group`."""
     world: Any = dist.distributed_c10d._world
     mine = dist.get_rank()
     for each in (group, twin):
         others = itertools.count(dist.get_world_size())
         ranks = {mine if rank == each.rank() else next(others): rank for rank in range(each.size())}
-        world.pg_map[each], world.pg_group_ranks[each] = (backend, store), ranks
+        world.pg_map[each], world.pg_group_ranks[each] = ("gloo", store), ranks
         world.pg_names[each] = f"adopted {next(_numbers)}"
-        world.pg_backend_config[each], world.pg_to_tag[each] = f"cpu:{backend}", ""
+        world.pg_backend_config[each], world.pg_to_tag[each] = "cpu:gloo", ""
     _twins[group] = twin
 
 

@@ -65,7 +65,7 @@ class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy 
             super(ProcessGroupGloo, self)._create_pg(_distributed.PrefixStore(name, store), rank, world_size)
             for name in ("thinwire", "thinwire-rounds")
         )
-        adopt_group(group, twin, "gloo", store)
+        adopt_group(group, twin, store)
         return group
 
     @property

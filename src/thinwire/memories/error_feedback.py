@@ -1,17 +1,92 @@
-"""Error feedback: what was not delivered is added to the next gradient."""
+"""A sum per parameter: gradients are added, what was delivered is subtracted. Error feedback is one, and may decay."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
+from thinwire import kernels
 from thinwire.checked import Part, checked
+from thinwire.kernels import Sum
 from thinwire.kernels.parts import Ints, Vectors
+from thinwire.memories.base import Memory
 from thinwire.memories.staged import Staged
-from thinwire.memories.sums import Summing
-from thinwire.signals import Signals
+from thinwire.payloads import Payload
+from thinwire.signals import Plain, Signal, Signals, SummedEach
+
+_SECOND_DRAW = 1 << 32
+
+
+class Summing(Memory):
+    """A flat sum per parameter, staged: float32 or wider, or bfloat16, rounded stochastically, which keeps the mean."""
+
+    releases: ClassVar[bool] = True
+
+    dtype: torch.dtype | None
+    _sum: Staged
+    _seeds: dict[str, int]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, torch.bfloat16):
+            raise ValueError(f"dtype is {self.dtype}; expected torch.bfloat16, or None for float32 or wider")
+        self._sum = Staged(self.dtype)
+
+    def held(self, dtype: torch.dtype) -> torch.dtype:
+        """Return this memory's `dtype`; if it has none, float32 or wider."""
+        return self.dtype or super().held(dtype)
+
+    def add_each(
+        self, names: Sequence[str], gradients: Vectors, scales: Sequence[float], seeds: Ints, decays: Sequence[float]
+    ) -> Signals:
+        """Stage decay · x + scale · g and return it. To what is staged already, a further part of g is only added."""
+        if self._sum.continue_any(names):
+            return Signals([self._one(*each) for each in zip(names, gradients, scales, seeds, decays, strict=True)])
+        before, outs = self._sum.open_each(names, gradients)
+        fade = decays if decays != [1.0] * len(names) else None
+        if self.dtype is None:
+            return SummedEach(Sum(outs, before, gradients, scales, fade))
+        self._seeds.update(zip(names, seeds, strict=True))
+        return SummedEach(Sum(outs, before, gradients, scales, fade, seeds=list(seeds)))
+
+    @override
+    def retain(self, names: Sequence[str], delivered: Payload) -> None:
+        staged = self._sum.staged_each(names)
+        if self.dtype is None:
+            delivered.subtract_from(staged)
+            return
+        # Stochastic rounding here too: rounded to nearest, a small delivery could vanish beside a large sum and be
+        # sent again for ever.
+        delivered.subtract_rounded(staged, [self._seeds[name] + _SECOND_DRAW for name in names])
+
+    @override
+    def release(self, name: str, gradient: Tensor, scale: float) -> None:
+        gradient.add_(self._sum.close(name).to(gradient.dtype), alpha=1 / scale)
+
+    @override
+    def waits(self, name: str = "") -> bool:
+        return self._sum.waits(name) if name else bool(self._sum.committed())
+
+    @override
+    def tensors(self) -> Mapping[str, Staged]:
+        return dict.fromkeys(self.fields, self._sum)
+
+    @override
+    def waiting(self) -> Sequence[Tensor]:
+        return list(self._sum.committed().values())
+
+    def _one(self, name: str, gradient: Tensor, scale: float, seed: int, decay: float) -> Signal:
+        if not self._sum.continue_any([name]):
+            return self.add_each([name], [gradient], [scale], [seed], [decay])[0]
+        x = self._sum.staged(name)
+        if self.dtype is None:
+            x.add_(gradient, alpha=scale)
+        else:
+            self._seeds[name] = seed
+            kernels.accumulate(Sum([x], [x.clone()], [gradient], [scale], seeds=[seed]))
+        return Plain(x, gradient.dtype)
 
 
 @final

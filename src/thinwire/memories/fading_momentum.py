@@ -11,8 +11,8 @@ from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels.parts import Ints, Vectors
 from thinwire.memories.applied_momentum import AppliedMomentum
 from thinwire.memories.clipping import LocalClipping
+from thinwire.memories.error_feedback import Summing
 from thinwire.memories.staged import Staged
-from thinwire.memories.sums import Summing
 from thinwire.signals import Signals
 
 

@@ -18,8 +18,7 @@ from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
 from thinwire.kernels.parts import Parts, are_of, cut_at
 from thinwire.payloads import indices, numbers, wire
-from thinwire.payloads.base import Payload, Regions, real
-from thinwire.payloads.scratch import Scratch
+from thinwire.payloads.base import Payload, Regions, Scratch, real
 from thinwire.waits import on_host, refuse_if
 
 _LAYOUT = struct.Struct("<II")

@@ -14,8 +14,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels.parts import Parts, cut_at, whole
 from thinwire.payloads import numbers, wire
-from thinwire.payloads.base import Payload, Regions
-from thinwire.payloads.scratch import Scratch
+from thinwire.payloads.base import Payload, Regions, Scratch
 
 
 @final

@@ -12,9 +12,8 @@ from typing_extensions import override
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.payloads import wire
-from thinwire.payloads.base import Regional, Regions, real
+from thinwire.payloads.base import Regional, Regions, Scratch, real
 from thinwire.payloads.blocks import Blocks
-from thinwire.payloads.scratch import Scratch
 
 
 @final

@@ -19,7 +19,7 @@ from thinwire.kernels import replay
 from thinwire.kernels.replay import Piece, Replays
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
-from thinwire.payloads.scratch import widening
+from thinwire.payloads.base import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Seeds, Segment, completed
 from thinwire.signals import Signals
 from thinwire.waits import Verdict, noting, on_host

@@ -17,7 +17,7 @@ from thinwire.exchanges import AllGather, AllReduce
 from thinwire.exchanges.all_gather import received
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, Scratch
-from thinwire.payloads.scratch import widening
+from thinwire.payloads.base import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, completed, note_values
 from thinwire.reducer.compressed import Compressed
 from thinwire.signals import Plain, Signal, Signals

@@ -1,12 +1,12 @@
 """Picking large magnitudes, while the host does not know how many there are.
 
 Every tile's program counts its picks and keeps the first few of them. A second kernel joins them: the counts of earlier
-tiles say where a tile's picks go. If there are more than `capacity`, it does nothing, and `_write_largest` picks the
+tiles say where a tile's picks go. If there are more than `capacity`, it does nothing, and `write_largest` picks the
 largest.
 
-`_write_largest` goes digit by digit: histograms of 8-bit digits give the k-th largest magnitude. Every program derives
+`write_largest` goes digit by digit: histograms of 8-bit digits give the k-th largest magnitude. Every program derives
 it from them again, which takes a few loads and costs the host nothing. Integer sums are the same in any order, so
-atomics are deterministic here.
+atomics are deterministic here. Of many elements a program takes a span of several tiles, so as to count them once.
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP, _BLOCK = 32, 1024
-_ALONE = 1 << 25
-"""Up to so many elements fewer launches are worth more."""
+_FEW = 1 << 25
+"""Up to so many elements a program takes a tile."""
 TOGETHER = 256
 """How many tiles' counts are summed together."""
 SHARED = tl.constexpr(TOGETHER)
@@ -64,25 +64,16 @@ def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    out = torch.empty(min(k, x.numel()), dtype=torch.int32, device=x.device)
-    _write_largest(out, x)
-    return out
+    return largest_of_each([x], [k])[0]
 
 
 def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """See `reference.largest_of_each`. A large vector is read faster alone, by kernels that know where it begins."""
-    if len(xs) == 1 and xs[0].numel() > _ALONE:
-        picks = largest(xs[0], counts[0])
-        return picks, xs[0].index_select(0, picks)
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     wanted = [min(k, n) for k, n in zip(counts, lengths, strict=True)]
     starts = accumulate(wanted[:-1], initial=0)
     at, size, k, begin = table(device, addresses(xs), lengths, wanted, list(starts))
     indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
-    tiles = tiles_of_each(tuple(lengths), device)
-    counters = len(xs) * COUNTERS[like.element_size()] + 2 * tiles_of(len(tiles), TOGETHER)
-    zeros = torch.zeros(counters, dtype=torch.int32, device=device)
-    write_largest(Strided(at, size), like, tiles, zeros, k, begin, (indices, values))
+    _write_largest_of(xs, at, size, k, begin, (indices, values))
     return indices, values
 
 
@@ -114,31 +105,44 @@ class Strided(NamedTuple):
 
 
 def count_digits(
-    xs: Strided, like: Tensor, tiles: Tensor, histograms: Tensor, wanted: Tensor, nans: Tensor | None = None
+    xs: Strided,
+    like: Tensor,
+    tiles: Tensor,
+    histograms: Tensor,
+    wanted: Tensor,
+    nans: Tensor | None = None,
+    span: int = TILE,
 ) -> None:
     """Count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
 
-    `histograms`: int32 zeros (COUNTERS of each vector). Where 0 is wanted, nothing is counted.
+    `tiles`: of `span` elements. `histograms`: int32 zeros, COUNTERS of each vector; where 0 is wanted, none is counted.
     Where there is a NaN, `nans` (int32 zeros, one for each vector) becomes 1.
     """
     levels = LEVELS[like.element_size()]
     for level in range(levels):
-        args = (histograms, like, *xs, wanted, nans, tiles, level)
+        args = (histograms, like, *xs, wanted, nans, tiles, level, span)
         launch(_count_digits_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
 
 
 def write_largest(
-    xs: Strided, like: Tensor, tiles: Tensor, zeros: Tensor, wanted: Tensor, starts: Tensor, out: Vectors
+    xs: Strided,
+    like: Tensor,
+    tiles: Tensor,
+    zeros: Tensor,
+    wanted: Tensor,
+    starts: Tensor,
+    out: Vectors,
+    span: int = TILE,
 ) -> None:
     """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on.
 
-    `zeros`: int32, COUNTERS of each vector, and two more for every TOGETHER tiles.
+    `tiles`: of `span` elements. `zeros`: int32, COUNTERS of each vector, and two more for every TOGETHER tiles.
     """
     levels, counters = LEVELS[like.element_size()], zeros.numel() - 2 * tiles_of(len(tiles), TOGETHER)
     histograms, sums = zeros[:counters], zeros[counters:].view(torch.int64)
-    count_digits(xs, like, tiles, histograms, wanted)
+    count_digits(xs, like, tiles, histograms, wanted, span=span)
     counts = torch.empty(len(tiles), dtype=torch.int64, device=like.device)
-    args = (histograms, like, xs.at, xs.size, wanted, tiles, counts, sums)
+    args = (histograms, like, xs.at, xs.size, wanted, tiles, counts, sums, span)
     launch(_count_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
     launch(_place_each, len(tiles), *args, starts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
 
@@ -155,24 +159,25 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
     launch(_find, tiles, x, *rest, *state, HOW=how, TILE=TILE, ROOM=_ROOM, num_warps=8)
     ends = counts.cumsum(0, dtype=torch.int32)
     sizes = {"TILE": TILE, "ROOM": _ROOM, "GROUP": _GROUP, "num_warps": 8}
-    launch(_gather, tiles_of(tiles, _GROUP), picks, x, threshold.to(x), n, counts, ends, kept, tiles, capacity, **sizes)
-    _write_largest(picks, x, ends[-1:])
+    wanted = torch.empty(1, dtype=torch.int64, device=x.device)
+    args = (picks, wanted, x, threshold.to(x), n, counts, ends, kept, tiles, capacity)
+    launch(_gather, tiles_of(tiles, _GROUP), *args, **sizes)
+    at, size, begin = table(x.device, addresses([x]), [n], [0])
+    _write_largest_of([x], at, size, wanted, begin, (picks, x.new_empty(capacity)))
     return Picks(picks, gather(x, picks), peaks.amax().view(x.dtype))
 
 
-def _write_largest(out: Tensor, x: Tensor, found: Tensor | None = None) -> None:
-    """Write as many of the `largest` of x as `out` holds; with `found` (1), only if that is more than `out` holds."""
-    k, n, tiles, levels = out.numel(), x.numel(), tiles_of(x.numel()), LEVELS[x.element_size()]
-    if not 0 < k <= n:
-        return
-    histograms = torch.zeros(COUNTERS[x.element_size()], dtype=torch.int32, device=x.device)
-    counts = torch.empty(tiles, dtype=torch.int64, device=x.device)
-    programs, args = min(PROGRAMS, tiles), (x, histograms, found, n, k)
-    for level in range(levels):
-        launch(_count_digits, programs, *args, level, LEVELS=levels, TILE=TILE, num_warps=8)
-    launch(_count, programs, *args, counts, LEVELS=levels, TILE=TILE, num_warps=8)
-    ends = counts.cumsum(0)
-    launch(_place, programs, *args, counts, ends, out, LEVELS=levels, TILE=TILE, num_warps=8)
+def _write_largest_of(
+    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: tuple[Tensor, Tensor]
+) -> None:
+    """Write the wanted[i] largest of each vector from starts[i] on; `at` and `size` are where and how long they are."""
+    lengths, nbytes = [x.numel() for x in xs], xs[0].element_size()
+    total = sum(lengths)
+    span = TILE if total <= _FEW else TILE * tiles_of(total, TILE * PROGRAMS)
+    tiles = tiles_of_each(tuple(lengths), at.device, span)
+    counters = len(xs) * COUNTERS[nbytes] + 2 * tiles_of(len(tiles), TOGETHER)
+    zeros = torch.zeros(counters, dtype=torch.int32, device=at.device)
+    write_largest(Strided(at, size), xs[0], tiles, zeros, wanted, starts, out, span)
 
 
 @triton.jit
@@ -187,60 +192,6 @@ def bar_of(histograms, k, levels):
         left -= tl.sum(tl.where(bins == digit, above, 0), 0)
         bar = (bar << DIGIT) + digit
     return bar, left
-
-
-@triton.jit
-def _superfluous(found, k):
-    result = False
-    if found is not None:
-        result = tl.load(found) <= k
-    return result
-
-
-@triton.jit(do_not_specialize=["k", "level"])
-def _count_digits(x, histograms, found, n, k, level, LEVELS: tl.constexpr, TILE: tl.constexpr):
-    if _superfluous(found, k):
-        return
-    bar, _left = bar_of(histograms, k, level)
-    counts = tl.zeros([BINS], tl.int32)
-    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
-        bits, _index, valid = tile_of(x, tile, n, TILE)
-        digits = bits >> (DIGIT * (LEVELS - 1 - level))
-        valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
-        counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)
-    tl.atomic_add(histograms + level * BINS + tl.arange(0, BINS), counts, mask=counts > 0, sem="relaxed")
-
-
-@triton.jit
-def _above_and_ties(x, tile, n, bar, TILE: tl.constexpr):
-    bits, index, valid = tile_of(x, tile, n, TILE)
-    bar = bar.to(bits.dtype)
-    return (valid & (bits > bar)).to(tl.int32), (valid & (bits == bar)).to(tl.int32), index
-
-
-@triton.jit(do_not_specialize=["k"])
-def _count(x, histograms, found, n, k, counts, LEVELS: tl.constexpr, TILE: tl.constexpr):
-    if _superfluous(found, k):
-        return
-    bar, _left = bar_of(histograms, k, LEVELS)
-    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
-        above, ties, _index = _above_and_ties(x, tile, n, bar, TILE)
-        tl.store(counts + tile, (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0))
-
-
-@triton.jit(do_not_specialize=["k"])
-def _place(x, histograms, found, n, k, counts, ends, out, LEVELS: tl.constexpr, TILE: tl.constexpr):
-    if _superfluous(found, k):
-        return
-    bar, allowed = bar_of(histograms, k, LEVELS)
-    for tile in range(tl.program_id(0), tl.cdiv(n, TILE), tl.num_programs(0)):
-        above, ties, index = _above_and_ties(x, tile, n, bar, TILE)
-        before = tl.load(ends + tile) - tl.load(counts + tile)
-        within = tl.cumsum((above << 16) + ties, 0)
-        ties_before = (before & 0xFFFFFFFF).to(tl.int32) + (within & 0xFFFF) - ties
-        place = (before >> 32).to(tl.int32) + (within >> 16) - above + tl.minimum(ties_before, allowed)
-        taken = (above > 0) | ((ties > 0) & (ties_before < allowed))
-        tl.store(out + place, index, mask=taken)
 
 
 @triton.jit
@@ -272,10 +223,13 @@ def _find(
 
 @triton.jit(do_not_specialize=["tiles", "capacity"])
 def _gather(
-    picks, x, threshold, n, counts, ends, kept, tiles, capacity,
+    picks, wanted, x, threshold, n, counts, ends, kept, tiles, capacity,
     TILE: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    if tl.load(ends + tiles - 1) > capacity:
+    total = tl.load(ends + tiles - 1)
+    if tl.program_id(0) == 0:
+        tl.store(wanted, tl.where(total > capacity, capacity, 0).to(tl.int64))
+    if total > capacity:
         return
     first = tl.program_id(0) * GROUP
     rows = first + tl.arange(0, GROUP)
@@ -304,29 +258,31 @@ def _gather_each(values, indices, address, size, start, tiles, BLOCK: tl.constex
     tl.store(values + at, tl.load(pointer(address, vector, values) + index, mask=there), mask=there)
 
 
-@triton.jit(do_not_specialize=["level"])
+@triton.jit(do_not_specialize=["level", "span"])
 def _count_digits_each(
-    histograms, like, at, size, offset, stride, wanted, nans, tiles, level, LEVELS: tl.constexpr, TILE: tl.constexpr
-):
+    histograms, like, at, size, offset, stride, wanted, nans, tiles, level, span,
+    LEVELS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     vector = tl.load(tiles + 3 * tl.program_id(0))
     k = tl.load(wanted + vector)
     if k == 0:
         return
     mine = histograms + vector * LEVELS * BINS
     bar, _left = bar_of(mine, k, level)
-    x = pointer(at, vector, like)
-    place = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + tl.arange(0, TILE)
-    valid = place < tl.load(size + vector)
-    if stride is not None:
-        place = tl.load(offset + vector) + place * tl.load(stride + vector)
-    bits = magnitudes(tl.load(x + place, mask=valid))
-    if nans is not None:
-        infinity = magnitudes(tl.full([1], float("inf"), like.dtype.element_ty))
-        if tl.sum((valid & (bits > infinity)).to(tl.int32), 0) > 0:
-            tl.atomic_or(nans + vector, 1, sem="relaxed")
-    digits = bits >> (DIGIT * (LEVELS - 1 - level))
-    valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
-    counts = tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)
+    x, counts = pointer(at, vector, like), tl.zeros([BINS], tl.int32)
+    for first in range(0, span, TILE):
+        place = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + first + tl.arange(0, TILE)
+        valid = place < tl.load(size + vector)
+        if stride is not None:
+            place = tl.load(offset + vector) + place * tl.load(stride + vector)
+        bits = magnitudes(tl.load(x + place, mask=valid))
+        if nans is not None:
+            infinity = magnitudes(tl.full([1], float("inf"), like.dtype.element_ty))
+            if tl.sum((valid & (bits > infinity)).to(tl.int32), 0) > 0:
+                tl.atomic_or(nans + vector, 1, sem="relaxed")
+        digits = bits >> (DIGIT * (LEVELS - 1 - level))
+        valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
+        counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)
     tl.atomic_add(mine + level * BINS + tl.arange(0, BINS), counts, mask=counts > 0, sem="relaxed")
 
 
@@ -359,17 +315,28 @@ def counted_before(counts, sums, tile):
 
 
 @triton.jit
-def _count_each(histograms, like, at, size, wanted, tiles, counts, sums, LEVELS: tl.constexpr, TILE: tl.constexpr):
+def _packed(above, ties):
+    return (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0)
+
+
+@triton.jit(do_not_specialize=["span"])
+def _count_each(
+    histograms, like, at, size, wanted, tiles, counts, sums, span, LEVELS: tl.constexpr, TILE: tl.constexpr
+):
     tile = tl.program_id(0)
     vector, start = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
-    bar, _left = bar_of(histograms + vector * LEVELS * BINS, tl.load(wanted + vector), LEVELS)
-    above, ties, _index, _x = _above_and_ties_each(like, at, size, vector, start, bar, TILE)
-    note_count(counts, sums, tile, (tl.sum(above, 0).to(tl.int64) << 32) + tl.sum(ties, 0))
+    k, count = tl.load(wanted + vector), tl.cast(0, tl.int64)
+    if k > 0:
+        bar, _left = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
+        for first in range(0, span, TILE):
+            above, ties, _index, _x = _above_and_ties_each(like, at, size, vector, start + first, bar, TILE)
+            count += _packed(above, ties)
+    note_count(counts, sums, tile, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["span"])
 def _place_each(
-    histograms, like, at, size, wanted, tiles, counts, sums, starts, indices, values,
+    histograms, like, at, size, wanted, tiles, counts, sums, span, starts, indices, values,
     LEVELS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -378,12 +345,13 @@ def _place_each(
     if k == 0:
         return
     bar, allowed = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
-    above, ties, index, x = _above_and_ties_each(like, at, size, vector, start, bar, TILE)
-    before = counted_before(counts, sums, tile) - counted_before(counts, sums, first)
-    within = tl.cumsum((above << 16) + ties, 0)
-    ties_before = (before & 0xFFFFFFFF).to(tl.int32) + (within & 0xFFFF) - ties
-    place = (before >> 32).to(tl.int32) + (within >> 16) - above + tl.minimum(ties_before, allowed)
-    taken = (above > 0) | ((ties > 0) & (ties_before < allowed))
-    begin = tl.load(starts + vector)
-    tl.store(indices + begin + place, index, mask=taken)
-    tl.store(values + begin + place, x, mask=taken)
+    begin, before = tl.load(starts + vector), counted_before(counts, sums, tile) - counted_before(counts, sums, first)
+    for part in range(0, span, TILE):
+        above, ties, index, x = _above_and_ties_each(like, at, size, vector, start + part, bar, TILE)
+        within = tl.cumsum((above << 16) + ties, 0)
+        ties_before = (before & 0xFFFFFFFF).to(tl.int32) + (within & 0xFFFF) - ties
+        place = (before >> 32).to(tl.int32) + (within >> 16) - above + tl.minimum(ties_before, allowed)
+        taken = (above > 0) | ((ties > 0) & (ties_before < allowed))
+        tl.store(indices + begin + place, index, mask=taken)
+        tl.store(values + begin + place, x, mask=taken)
+        before += _packed(above, ties)
