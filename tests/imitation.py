@@ -57,7 +57,8 @@ class _Listed:
         finally:
             _LAUNCHED.pop()
 
-    def wait(self) -> None:
+    @staticmethod
+    def wait() -> None:
         """Wait for nothing."""
 
     def replay(self) -> None:

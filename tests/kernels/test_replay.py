@@ -158,6 +158,8 @@ def test_what_is_dropped_lets_go_of_its_pinned_room_once_it_has_run(monkeypatch:
     def work(seeds: Sequence[int]) -> Tensor:
         return sent_anew(lambda: torch.tensor([*seeds]), CPU) + 1
 
+    rooms, waited = list[weakref.ref[Tensor]](), list[bool]()
+    monkeypatch.setattr(_Listed, "wait", staticmethod(lambda: waited.append(any(room() is not None for room in rooms))))
     with imitating(), collector_off():
         replays = Replays(CPU, "test")
         for step in range(3):
@@ -165,11 +167,27 @@ def test_what_is_dropped_lets_go_of_its_pinned_room_once_it_has_run(monkeypatch:
         assert piece is not None
         assert piece._recording is not None
         assert piece._recording._room is not None
-        room, waited = weakref.ref(piece._recording._room), list[bool]()
-        monkeypatch.setattr(_Listed, "wait", lambda _: waited.append(room() is not None))
+        rooms.append(weakref.ref(piece._recording._room))
+        waited.clear()
         del piece, replays
-        assert room() is None
+        assert rooms[0]() is None
         assert waited == [True]
+
+
+def _holding(replays: Replays, _: Sequence[int]) -> list[Replays]:
+    return [replays]
+
+
+def test_a_result_may_hold_what_it_comes_from() -> None:
+    with imitating():
+        replays = Replays(CPU, "test")
+        for _ in range(3):
+            _, piece = replays.run("key", partial(_holding, replays))
+        assert piece is not None
+        dropped = weakref.ref(piece)
+        del piece, replays, _
+        gc.collect()
+        assert dropped() is None
 
 
 def test_what_is_never_captured_holds_nothing() -> None:

@@ -225,6 +225,7 @@ class Graph:
 
     def __init__(self, work: Callable[[], Any], pool: Any, streams: Sequence[Any], runs_on: Any) -> None:
         self._graph, self._done, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Event(), runs_on
+        self.wait = self._done.synchronize  # until the last replay, of a step or more ago, has run
         first, second = streams
         collects = gc.isenabled()
         gc.disable()  # a capture does not survive that another graph is freed
@@ -244,10 +245,6 @@ class Graph:
         finally:
             if collects:
                 gc.enable()
-
-    def wait(self) -> None:
-        """Wait until the last replay, of a step or more ago, has run."""
-        self._done.synchronize()
 
     def replay(self) -> None:
         """Run it."""
@@ -338,7 +335,8 @@ class Piece:
         try:
             with _recorded(self._recording):
                 self.graph = self.lane.captured(partial(work, self._seeds))
-            weakref.finalize(self, _wait, self.graph, room).atexit = False
+            # Not the graph, whose result may hold this piece.
+            weakref.finalize(self, _wait, self.graph.wait, room).atexit = False
         except Exception as error:  # without a graph the work raises what it has to
             self._recording.end()
             warnings.warn(
@@ -357,6 +355,6 @@ class Piece:
         return self.graph.result
 
 
-def _wait(graph: Any, _room: Tensor) -> None:
+def _wait(wait: Callable[[], None], _room: Tensor) -> None:
     """Wait for a dropped graph's last replay, which reads the pinned room: only then may others have it."""
-    graph.wait()
+    wait()
