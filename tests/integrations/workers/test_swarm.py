@@ -994,7 +994,10 @@ def test_who_cannot_reach_a_living_founder_says_so_and_raises(caplog: pytest.Log
     with _seats(3) as (restart, passes, (one, other, late)):
         assert not one.take("one host:1", enough=False)
         assert one.take("one host:1", enough=True)
-        for _ in range(2 * int(agreement.LOST) + 1):
+        for _ in range(3 * int(agreement.LOST)):
+            passes(1.0)  # it is busy, and does not even show that it lives
+            assert not other.take("other host:2", enough=True, present={"one", "other"})
+        for _ in range(2 * int(agreement.LOST)):
             passes(1.0)
             one.hold()
             assert not other.take("other host:2", enough=True)
@@ -1060,7 +1063,8 @@ def _is_replaced() -> Log:
                 dist.barrier()
         else:
             dist.barrier()
-            with patch.object(Swarm, "_somebody", lambda self: False), patch.object(agreement, "LOST", 1.0):
+            alone = patch.object(Agreement, "present", property(lambda self: {self.own}))
+            with alone, patch.object(Swarm, "_somebody", lambda self: False), patch.object(agreement, "LOST", 1.0):
                 worker = Worker(store, _sparse())
             dist.barrier()
         while len(worker.log) < 4 or len(worker.handle.workers) < 2:

@@ -9,6 +9,7 @@ had it finds out before its first outer step, and takes over the other one's sta
 import logging
 import secrets
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from typing import final
 
@@ -43,12 +44,13 @@ class Seat:
         if self.training != training:
             self.training, self.begun = training, False
 
-    def take(self, own: str, *, enough: bool) -> bool:
+    def take(self, own: str, *, enough: bool, present: Collection[str] = ()) -> bool:
         """Take the seat if it is free, and there are `enough` workers. Return whether this worker has it.
 
         Args:
             own: What this worker's training is called.
             enough: Whether there are.
+            present: Who is reached. A founder among them may be busy for long before it has a state.
 
         Raises:
             StateError: If another one has it for long, and can therefore not be reached.
@@ -56,10 +58,11 @@ class Seat:
         """
         held, seen, before = self._directory.get(_KEY), self._seen, self._looked
         owner, _, sign = held.rpartition(" ")
+        away = owner.partition(" ")[0] not in present
         self._seen, self._looked = held, monotonic()
         passed = min(self._looked - before, 1.0)  # the store may not have answered for long
-        self._still = self._still + passed if held == seen else 0.0
-        self._waited = self._waited + passed if owner == seen.rpartition(" ")[0] else 0.0
+        self._still = self._still + passed if away and held == seen else 0.0
+        self._waited = self._waited + passed if away and owner == seen.rpartition(" ")[0] else 0.0
         if held and (sign == _BEGUN or self._still <= agreement.LOST):
             self._complain(owner, begun=sign == _BEGUN)
             return False

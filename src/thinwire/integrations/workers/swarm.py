@@ -107,15 +107,16 @@ class Swarm:
                 self._check()
                 if self._somebody():
                     return False
-                there = len(self.known.present)
-            waited = monotonic() - began
+                present = self.known.present
+            there, waited = len(present), monotonic() - began
             if waited > agreement.LOST and there < self._first and not said:
                 said = True
                 text = "%d of %d workers are present; the others must reach this one at %s:%d, and have the same store"
                 _log.warning(text, there, self._first, *self._card["address"])
             enough = there >= self._first and (self._first > 1 or waited > agreement.FOUNDING)
             with suppress(StoreError):
-                if self._seat.take("{} {}:{}".format(self.id, *self._card["address"]), enough=enough):
+                own = "{} {}:{}".format(self.id, *self._card["address"])
+                if self._seat.take(own, enough=enough, present=present):
                     return True
 
     def begins(self) -> bool:
