@@ -20,7 +20,7 @@ from thinwire.payloads import Dense, Payload, Scratch
 from thinwire.payloads.base import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, completed, note_values
 from thinwire.reducer.compressed import Compressed
-from thinwire.signals import Plain, Signal, Signals
+from thinwire.signals import Plain, Signals
 
 _RETAINING = Scratch(element=8)  # what was delivered, and its regions side by side
 
@@ -112,17 +112,15 @@ class ToOwners(Reducer):
             parts = [part_of(segment, owner, at.group.size()) for segment in segments]
             owned = [(s, part, x) for s, part, x in zip(segments, parts, corrected, strict=True) if part.length]
             if owned:
-                signals = [self._signal(part, x[part.offset - s.offset :], bucket, at) for s, part, x in owned]
+                own = [x[part.offset - s.offset :][: part.length] for s, part, x in owned]
+                signals = Signals([Plain(x, bucket.flat.dtype) for x in own])
+                signals.share = at.scale if self.memory.stateful else None
+                signals.shapes = [part.shape for _, part, _ in owned]
                 seeds = [at.seed(f"{part.name}/{owner}", shared=codec.shared_seed) for _, part, _ in owned]
                 cut = Segments(part for _, part, _ in owned).cut
                 numel = bucket.flat.numel()
-                payloads[owner] = codec.encode_signals(Signals(signals), seeds=seeds, cut=cut, numel=numel)
+                payloads[owner] = codec.encode_signals(signals, seeds=seeds, cut=cut, numel=numel)
         return payloads
-
-    def _signal(self, part: Segment, x: Tensor, bucket: Bucket, at: Round) -> Signal:
-        signal = Plain(x[: part.length], bucket.flat.dtype)
-        signal.share, signal.shape = at.scale if self.memory.stateful else None, part.shape
-        return signal
 
     def _retain(self, bucket: Bucket, payloads: Sequence[Payload]) -> None:
         """Subtract what each owner got from the residuals of whole parameters."""

@@ -86,12 +86,9 @@ def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
 def _stepping(kind: type[torch.optim.Optimizer]) -> tuple[Any, Callable[..., Any]]:
     """Return the class that has the step of `kind`, and that step."""
     there = [(each, inspect.unwrap(vars(each)["step"])) for each in kind.__mro__ if "step" in vars(each)]
-    return next((found for found in there[:-1] if not _goes_on(found[1])), there[-1])
-
-
-def _goes_on(step: Callable[..., Any]) -> bool:
-    """Whether this calls its base class's step."""
-    return {"super", "step"}.issubset(getattr(getattr(step, "__code__", None), "co_names", ()))
+    called = (set(getattr(getattr(step, "__code__", None), "co_names", ())) for _, step in there[:-1])
+    own = (found for found, names in zip(there, called, strict=False) if not names.issuperset({"super", "step"}))
+    return next(own, there[-1])  # others go on to their base class's
 
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__  # what torch wraps around any step

@@ -67,7 +67,9 @@ def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
     if not plan and not now:
         return [{}]
     rivals = [compressed(fastest(profile, [DENSE, other])) for other in candidates]
-    rivals = sorted([*rivals, _larger_half(plan, profile)], key=lambda choice: step_seconds(profile, choice))
+    sizes = {g.name: g.numel for g in profile.timeline.gradients}
+    larger = sorted(plan, key=sizes.__getitem__)[len(plan) // 2 :]
+    rivals = sorted([*rivals, {name: plan[name] for name in larger}], key=lambda choice: step_seconds(profile, choice))
     limit = (1 + 2 * TOLERANCE) * step_seconds(profile, rivals[0])
     arms: list[Choice] = []
     for choice in ({}, now, plan, *(rival for rival in rivals if step_seconds(profile, rival) <= limit)):
@@ -85,12 +87,6 @@ def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> P
             logs[place] += lap[1:]
     mine = [known[place] if place in known else median_period(logs[place]) for place in range(len(arms))]
     return ranks.mean(mine)
-
-
-def _larger_half(choice: Choice, profile: Profile) -> Choice:
-    sizes = {g.name: g.numel for g in profile.timeline.gradients}
-    ordered = sorted(choice, key=lambda name: sizes[name])
-    return {name: choice[name] for name in ordered[len(ordered) // 2 :]}
 
 
 def _ms(seconds: float) -> str:
