@@ -2,8 +2,8 @@
 
     python tests/server/faults.py --seconds 600 --seed 0
 
-A server and three trainers, each a process, train a small network. Every few seconds one of them gets SIGKILL, and is
-started again a little later. Then the same runs undisturbed, to as many updates.
+A server and three trainers with 0, 1 and 2 updates in flight, each a process, train a small network. Every few seconds
+one of them gets SIGKILL, and is started again a little later. Then the same runs undisturbed, to as many updates.
 
 Each trainer adds 1 to an element of its own of a parameter that counts. At the end, that element is the number of its
 updates that were applied; the server says which was the latest, and every trainer that ended by itself how many it
@@ -81,7 +81,7 @@ def train(port: int, path: Path, slot: int) -> None:
     ended = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
     model, generator = Counting(), torch.Generator().manual_seed(slot)
-    options: dict[str, Any] = {"reconnect": 60.0, "timeout": 10.0}
+    options: dict[str, Any] = {"reconnect": 60.0, "timeout": 10.0, "in_flight": slot % 3}
     with thinwire.connect(model, recipe(), address=f"127.0.0.1:{port}", **options) as trainer:
         while not ended:
             loss = loss_of(model, generator)
