@@ -491,6 +491,35 @@ def test_trainers_that_lose_different_servers_do_not_wait_for_each_other(stalene
     assert [set(hub.central.applied.values()) for hub in hubs] == [{12}, {12}]
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+def test_nobody_waits_for_a_trainer_that_is_new_to_a_server_which_the_others_have_lost(
+    restarts: bool, tmp_path: Path
+) -> None:
+    shared: dict[str, Any] = {"servers": 2, "staleness": 1, "every": 1e6}
+    options = [shared | {"index": i, "checkpoint": tmp_path / f"{i}"} for i in (0, 1)]
+    servers = [started(recipe=dense(), **each) for each in options]
+    where: dict[str, Any] = {"address": [each.address for each in servers], "servers": 2}
+    old = joined(servers[0], dense(), reconnect=60.0, **where)
+    for gradient in gradients(9):
+        old.model.give(gradient)  # type: ignore[operator]
+        old.step()
+    servers[0].save()
+    (name, pace) = (old._channels[0]._settings.trainer, old._channels[0]._settings.pace)
+    with pace.turn:  # so that the new one comes first
+        if restarts:
+            crash(servers[0])
+            servers[0] = started(recipe=dense(), address=servers[0].address, **options[0])
+        else:
+            cut(servers[0])
+        assert soon(lambda: not servers[0]._hub.sessions)
+        new = joined(servers[0], dense(), **where)
+    assert soon(lambda: all(name in server._hub.sessions for server in servers))
+    assert [set(server._hub.rule.live.values()) for server in servers] == [{9}, {9}]
+    new.model.give(gradients(1)[0])  # type: ignore[operator]
+    with ThreadPoolExecutor(2) as pool:  # neither may be ahead by one
+        assert all(pool.map(Trainer.step, (new, old)))
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_closing_does_not_wait_for_a_server_that_is_gone_or_fails(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     server = started()

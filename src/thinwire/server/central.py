@@ -70,6 +70,7 @@ class Central:
         self.applied: dict[str, int] = {}
         self.life, self.restored = secrets.randbits(64), 0
         self.present = set[str]()  # trainers that are there, or were when this was saved
+        self.pace = 0  # the slowest trainer's, or of the last ones that were there
         self.staleness: Counter[int] = Counter()
         self.behind: Counter[str] = Counter()  # of each trainer's updates, added up; since the server was started
         self.changed = {each.name: torch.zeros(each.shape[0], dtype=torch.int64) for each in self.layout.rows}
@@ -184,7 +185,7 @@ class Central:
             "changed": self.changed,
         }
         numbers = {"version": self.version, "dropped": self.dropped, "applied": dict(self.applied)}
-        rest = {"present": sorted(self.present), "staleness": dict(self.staleness)}
+        rest = {"present": sorted(self.present), "pace": self.pace, "staleness": dict(self.staleness)}
         return tree_map(_copied, states) | numbers | rest
 
     @torch.no_grad()
@@ -200,7 +201,7 @@ class Central:
         self.version = self.restored = self.sound = saved["version"]
         self.dropped = saved["dropped"]
         self.applied, self.staleness = dict(saved["applied"]), Counter(saved["staleness"])
-        self.present = set(saved.get("present", ()))
+        self.present, self.pace = set(saved.get("present", ())), saved.get("pace", 0)
         for name, x in self.changed.items():
             x.copy_(saved["changed"][name])
 
@@ -283,11 +284,12 @@ class Rule:
     def joined(self, trainer: str, ahead: int | None) -> int:
         """Count a trainer in, at the pace of the slowest, unless it has one on other servers.
 
+        Where nobody is, as after a restart, that is the last one: others come back with theirs, and would wait.
         A pace is the number of the trainer's latest update, and by how much it was `ahead` of that when it joined.
         Returned is that: servers of which each had one of its own would wait for trainers that wait for each other.
         """
         number = self.central.applied.get(trainer, 0)
-        ahead = min(self.live.values(), default=number) - number if ahead is None else ahead
+        ahead = min(self.live.values(), default=self.central.pace) - number if ahead is None else ahead
         self.live[trainer] = ahead + number
         self._begun |= len(self._goodbyes | self.live.keys()) >= self._wanted
         self._returning.discard(trainer)
@@ -323,7 +325,8 @@ class Rule:
         elif self.complete:
             for update in list(self._held.values()):
                 self._apply([update])
-        least, bound = min(self.live.values(), default=0), self._staleness or math.inf
+        least = self.central.pace = min(self.live.values(), default=self.central.pace)
+        bound = self._staleness or math.inf
         found = {who: dropped for who, dropped in self._applied.items() if self.live[who] - least < bound}
         for who in found:
             del self._applied[who]
@@ -346,6 +349,7 @@ class Rule:
         if not self.complete:
             return f"{len(self._returning)} to return, which were connected when this server was saved"
         least, applied = min(self.live.values(), default=0), self.central.applied
-        late = sorted(who for who, count in self.live.items() if count == least and who not in self._held)
+        slowest = {who for who, count in self.live.items() if count == least}
+        late = sorted(slowest - self._held.keys() or slowest)
         names = (f"{each[:8]} at {hosts.get(each)} (latest update {applied.get(each, 0)})" for each in late)
         return f"{', '.join(names)}: slow, or its gradients are not finite and it skips them"
