@@ -13,7 +13,11 @@ from zlib import crc32
 import pytest
 import torch
 from cases import CODECS, OTHERS, VARIANTS, vector
+from hypothesis import settings
 from ranks import RankError, Ranks
+
+settings.register_profile("no seconds", deadline=None)  # a busy machine is no fault
+settings.load_profile("no seconds")
 
 if not torch.cuda.is_available():
     # Read when triton is imported, which torch.distributed.pipelining does, in whatever test comes first.

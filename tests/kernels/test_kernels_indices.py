@@ -85,7 +85,7 @@ def test_elias_fano_where_bytes_begin_between_two_words() -> None:
 
 
 @given(st.integers(1, 80), st.integers(0, 5000), st.lists(st.tuples(st.integers(0), st.integers(0, 7)), max_size=4))
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_damaged_elias_fano(count: int, more: int, flips: list[tuple[int, int]]) -> None:
     """Whatever is not what encode writes gives −1 throughout, and alike in each backend."""
     space = count + more
@@ -101,7 +101,7 @@ def test_damaged_elias_fano(count: int, more: int, flips: list[tuple[int, int]])
 
 
 @given(st.binary(min_size=16, max_size=16))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_any_bytes_may_be_elias_fano(noise: bytes) -> None:
     buffer = torch.tensor(list(noise), dtype=torch.uint8)
     for count, space in ((20, 100), (3, 60_000)):  # 8 bytes of low bits and 8 of high parts; and with few of each

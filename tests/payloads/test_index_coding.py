@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,7 +27,6 @@ def sparse_payloads(draw: st.DrawFn) -> Sparse:
 
 
 @given(sparse_payloads())
-@settings(deadline=None)
 def test_sparse_round_trip(payload: Sparse) -> None:
     buffer = payload.to_buffer()
     for again in (Sparse.from_buffer(buffer), payload.from_buffers(buffer[None])):
@@ -47,7 +46,6 @@ def in_slots(numel: int, slots: int, seed: int) -> Tensor:
 
 
 @given(st.integers(1, 500), st.integers(0, 2**63), st.sampled_from(DTYPES), st.data())
-@settings(deadline=None)
 def test_slots_round_trip(numel: int, seed: int, dtype: torch.dtype, data: st.DataObject) -> None:
     slots = data.draw(st.integers(1, numel))
     indices = in_slots(numel, slots, seed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CODECS, CodecCase, vector
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._jit_internal import _extract_tensors  # what torch's own futures record
@@ -44,7 +44,6 @@ def test_vectors_without_elements() -> None:
 
 
 @given(st.lists(st.floats(-100, 100, width=16), max_size=40), st.sampled_from(DTYPES))
-@settings(deadline=None)
 def test_dense_round_trip(values: list[float], dtype: torch.dtype) -> None:
     payload = Dense(values=torch.tensor(values, dtype=dtype))
     buffer = payload.to_buffer()

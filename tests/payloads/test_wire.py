@@ -98,7 +98,7 @@ def _damaged(buffer: Tensor, how: tuple[str, int, bytes]) -> Tensor:
 
 
 @given(names, st.booleans(), damage())
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=600)
 @example("topk", True, ("flip", 15, b"\0"))
 def test_damaged_rows_are_refused_or_stay_within_their_spans(
     name: str, bucket: bool, how: tuple[str, int, bytes]
@@ -120,7 +120,7 @@ def test_damaged_rows_are_refused_or_stay_within_their_spans(
 
 
 @given(names, damage(), st.sampled_from(READERS))
-@settings(deadline=None, max_examples=1000)
+@settings(max_examples=1000)
 def test_damaged_buffers_are_refused_as_the_page_says(
     name: str, how: tuple[str, int, bytes], reader: type[Dense]
 ) -> None:
@@ -164,7 +164,7 @@ def test_every_bit_flipped_is_read_or_refused_as_the_page_says() -> None:
 
 
 @given(st.sampled_from(READERS), st.tuples(*[st.integers(0, n) for n in (4, 20, 20, 3)]), st.binary(max_size=96))
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=600)
 def test_random_bodies_are_refused_as_the_page_says(
     reader: type[Dense], head: tuple[int, int, int, int], body: bytes
 ) -> None:

@@ -58,7 +58,7 @@ def _hex(words: Tensor) -> str:
 
 
 @given(layouts, st.integers(0, 5), st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_round_trip_and_length(layout: Words, seed: int, padding: bool) -> None:
     payload = _payload(layout, seed, padding)
     words = layout.write(payload)
@@ -76,7 +76,7 @@ def test_round_trip_and_length(layout: Words, seed: int, padding: bool) -> None:
 
 
 @given(layouts, st.integers(0, 5))
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_gradients_come_back_in_the_bits_declared(layout: Words, seed: int) -> None:
     gradient, bits, own = vector(layout.count, seed, layout.dtype), layout.gradient_bits, 8 * layout.dtype.itemsize
     words = layout.write_gradient(gradient)
@@ -121,7 +121,7 @@ def test_lengths_and_bits(
 
 
 @given(layouts, st.sampled_from([*PATTERNS, "random"]), st.integers(0, 1000))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_words_that_nobody_wrote_name_nothing_out_of_range(layout: Words, pattern: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(-(2**31), 2**31 - 1, (layout.length,), generator=generator, dtype=torch.int32)
@@ -139,7 +139,6 @@ def test_words_that_nobody_wrote_name_nothing_out_of_range(layout: Words, patter
 
 
 @given(layouts, st.integers(-3, 3).filter(bool))
-@settings(deadline=None)
 def test_another_number_of_words_or_dtype_is_refused(layout: Words, off: int) -> None:
     words = torch.zeros(max(0, layout.length + off))
     for read in (layout.read, layout.read_gradient):
@@ -197,7 +196,7 @@ def _rounded(x: Tensor, bits: int) -> Tensor:
 
 
 @given(st.lists(st.floats(width=32), max_size=30), st.integers(LEAST_BITS, 32))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_cut_rounds_to_nearest_and_even(numbers: list[float], bits: int) -> None:
     x = torch.tensor(numbers, dtype=torch.float32)
     found = widened(shortened(x, bits), x.numel(), bits)

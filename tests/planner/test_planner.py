@@ -230,7 +230,7 @@ def test_a_payload_is_never_taken_to_be_larger_than_the_tensor() -> None:
 
 
 @given(profiles(), links, st.floats(1, 1e3), st.floats(0, 1), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_faster_network_never_raises_a_predicted_time(
     found: Profile, link: Link, times: float, share: float, data: st.DataObject
 ) -> None:
@@ -242,7 +242,7 @@ def test_a_faster_network_never_raises_a_predicted_time(
 
 
 @given(profiles(most_buckets=3), st.floats(1, 1e3), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_faster_network_never_raises_the_time_of_the_fastest_plan(found: Profile, times: float, share: float) -> None:
     links = {t: Link(latency=share * link.latency, bandwidth=times * link.bandwidth) for t, link in found.links.items()}
     here, there = (
@@ -256,7 +256,7 @@ def test_a_faster_network_never_raises_the_time_of_the_fastest_plan(found: Profi
 
 
 @given(profiles(most_buckets=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_fastest_is_the_fastest_of_all(found: Profile) -> None:
     """Against every way to give each bucket's tensors from some size on to one candidate."""
     ways = []

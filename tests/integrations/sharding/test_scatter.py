@@ -27,6 +27,7 @@ from thinwire.integrations.attachments import assembly
 from thinwire.integrations.sharding import lane
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.training.gradients import local
+from thinwire.reducer import Segment
 from thinwire.reducer.owners import ToOwners, to_owners
 
 STEPS = 4
@@ -534,6 +535,18 @@ def _unopened(door: str) -> tuple[str, int, bool]:
 @pytest.mark.parametrize("door", DOORS)
 def test_nothing_stays_of_a_door_that_fails_to_open(ranks: Ranks, door: str) -> None:
     assert ranks.run(2, _unopened, door) == [("RuntimeError: too many files", 0, True)] * 2
+
+
+def test_a_recipe_decides_as_if_it_were_not_wrapped() -> None:
+    """It begins, says which line a whole parameter takes, and whether memories change."""
+    within, shard = mock.Mock(spec=tw.reducer.Reducer, changes=True), Segment(name="p", offset=3, length=4)
+    wrapped = Contributions(within, {"p": (2, 4)}, alone=False)
+    whole = Segment(name="p", offset=0, length=8, shape=torch.Size((2, 4)))
+    assert wrapped.changes
+    assert wrapped.route(shard, 5) is within.route.return_value
+    within.route.assert_called_once_with(whole, 5)
+    wrapped.begin(mock.sentinel.at)
+    within.begin.assert_called_once_with(mock.sentinel.at)
 
 
 def _kept_open() -> tuple[str, bool]:

@@ -155,7 +155,7 @@ def _faster(link: Link, by: tuple[float, float]) -> Link:
     world_size=st.integers(1, 70),
     nbytes=st.floats(1, 1e9),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_a_faster_tier_never_costs_time(
     links: list[Link], which: int, by: tuple[float, float], sizes: tuple[int, int], world_size: int, nbytes: float
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_faster_tier_never_costs_time(
     world_size=st.integers(1, 40),
     nbytes=st.floats(1, 1e9),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_a_faster_pair_of_regions_never_costs_time(
     edges: list[tuple[float, float]], which: int, by: tuple[float, float], world_size: int, nbytes: float
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_faster_pair_of_regions_never_costs_time(
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=15, max_size=15))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_ring_of_regions_is_the_best_of_all(delays: list[float]) -> None:
     left = iter(delays)
     delay = [[0.0] * 6 for _ in range(6)]
@@ -310,7 +310,7 @@ def test_what_the_profile_does_not_know_is_refused() -> None:
     which=st.integers(0, 1),
     world_size=st.integers(1, 40),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_faster_network_never_raises_a_predicted_step(
     links: list[Link], by: tuple[float, float], which: int, world_size: int
 ) -> None:

@@ -1,5 +1,6 @@
 """What a rank contributes to every rank's shard: kept from FSDP's reduce-scatter, and sent through a recipe instead."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -34,9 +35,22 @@ class Contributions(Reducer):
         """Return the recipe in words."""
         return repr(self.recipe)
 
+    @property
+    @override
+    def changes(self) -> bool:
+        return self.recipe.changes
+
+    @override
+    def route(self, segment: Segment, step: float = math.inf) -> Reducer:
+        return self.recipe.route(self._of_whole(segment), step)
+
     @override
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         self.recipe.prepare(group, samples)
+
+    @override
+    def begin(self, at: Round) -> None:
+        self.recipe.begin(at)
 
     def clear(self) -> None:
         """Drop what was kept and taken in a backward that raised."""
