@@ -400,6 +400,7 @@ def _load_apart(*, begun: bool) -> Log:
             worker.train(H * begun)
         dist.barrier()
         if dist.get_rank() == 1:
+            _wait(lambda: _member(worker)._swarm.furthest > 2 * H * begun)  # a load beside their step would be newer
             worker.resume(new)
         dist.barrier()
         while len(worker.handle.workers) > 1 if dist.get_rank() == 0 else len(worker.log) < 3:
