@@ -37,7 +37,7 @@ from thinwire import (
     recipes,
     reducer,
     schedules,
-    stats,
+    trace,
 )
 from thinwire.integrations.workers.outer_handle import Outer
 from thinwire.planner.profile import TRANSPORTS
@@ -147,7 +147,8 @@ FURTHER: Mapping[str, str] = {
     "through.points": "[]",
     "serve.address": "x",  # host:port
     "outer.store": "x",
-    "outer.certificate": "x",  # wants a store
+    **dict.fromkeys(("outer.grace", "outer.patience"), "0 0.5 1 1e300 10**20"),  # want a store
+    **{"outer.quorum": "0 0.5 1", "outer.certificate": "x"},  # likewise
     "serve.index": "1",  # of one server
     "serve.fetch_rows": "True",  # the model has none
     "candidate.name": "x",
@@ -303,7 +304,7 @@ VALID: Mapping[str, Callable[[], object]] = {
     "Sparsified.boundaries": dict,
     "Sparsified._senders": dict,
     "Why.rows": dict,
-    "_meter": stats.Meter,
+    "_meter": trace.Meter,
     "points": lambda: ((1.0, 1.0),),
     "sparsify.stages": lambda: [nn.Linear(2, 2), nn.Linear(2, 2)],
     "Noted.memory": memories.ErrorFeedback,
