@@ -385,8 +385,8 @@ def test_workers_resume_from_what_they_have_saved(
         assert len({log[6 * H] for log in (*before, *after)}) == 1
 
 
-def _load_apart(*, begun: bool) -> Log:
-    """Rank 1 loads a newer state than rank 0 has loaded: before that one's first outer step, or after it."""
+def _load_apart(begun: int) -> Log:
+    """Rank 1 loads a newer state than rank 0 has loaded, before that one's first outer step or after so many."""
     with _store() as store:
         worker = Worker(store, _sparse(), workers=2, grace=60.0).train(2 * H + 1)
         old = worker.saved()
@@ -400,7 +400,7 @@ def _load_apart(*, begun: bool) -> Log:
             worker.train(H * begun)
         dist.barrier()
         if dist.get_rank() == 1:
-            _wait(lambda: _member(worker)._swarm.furthest > 2 * H * begun)  # a load beside their step would be newer
+            _wait(lambda: _member(worker)._swarm.furthest == (2 + begun) * H)  # a load beside their step would be newer
             worker.resume(new)
         dist.barrier()
         while len(worker.handle.workers) > 1 if dist.get_rank() == 0 else len(worker.log) < 3:
@@ -409,11 +409,14 @@ def _load_apart(*, begun: bool) -> Log:
         return worker.log
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_the_newest_state_that_is_loaded_before_the_first_outer_step_wins(ranks: Ranks, begun: bool) -> None:
-    logs = ranks.run(2, partial(_load_apart, begun=begun))
+@pytest.mark.parametrize(("begun", "anew"), [(0, [True, True]), (1, [False, False]), (3, [False, True])])
+def test_the_newest_state_that_is_loaded_before_the_first_outer_step_wins(
+    ranks: Ranks, begun: int, anew: list[bool]
+) -> None:
+    """After three, another state of the same tick is loaded."""
+    logs = ranks.run(2, _load_apart, begun)
     assert _agree(logs)
-    assert [min(log) > 5 * H for log in logs] == [not begun] * 2
+    assert [min(log) > 5 * H for log in logs] == anew
 
 
 def _of_a_group(path: str) -> str:
@@ -754,25 +757,26 @@ def test_who_is_stuck_is_not_the_only_one_asked_for_a_state() -> None:
             fetched = pool.submit(late.fetch)
             _wait(lambda: bool(well.wanting))
             well.give(b"state")
-            assert fetched.result(60.0)[2] == b"state"
+            assert (fetched.result(60.0) or ())[2:] == (b"state",)
 
 
 def test_seconds_in_which_a_worker_was_stopped_are_not_waited_for() -> None:
     stopped = [0.0]
     with (
         patch.object(awake, "time", Mock(monotonic=lambda: time.monotonic() + stopped[0])),
-        _swarms(2, lost=1000.0) as (one, late),
+        _swarms(2, lost=1000.0) as swarms,
         ThreadPoolExecutor() as pool,
     ):
+        one, late = _began(swarms, [True, True])
         fetched = pool.submit(late.fetch)
         _wait(lambda: late._fetches)
         stopped[0] = 10_000.0
         with patch.object(late, "_heard", wraps=late._heard) as looks:
             _wait(lambda: looks.call_count > 1)
-        one.stand(0, {}, {one.id: True})
+        one.stand(1, {}, {one.id: True})
         _wait(lambda: bool(one.wanting))
         one.give(b"state")
-        assert fetched.result(60.0)[2] == b"state"
+        assert (fetched.result(60.0) or ())[2:] == (b"state",)
 
 
 def test_who_takes_over_a_state_is_not_waited_for() -> None:
@@ -782,7 +786,7 @@ def test_who_takes_over_a_state_is_not_waited_for() -> None:
         assert _shares_of(one) == {one.id}
         _wait(lambda: bool(one.wanting))
         one.give(b"state")
-        assert fetched.result(60.0)[2] == b"state"
+        assert (fetched.result(60.0) or ())[2:] == (b"state",)
 
 
 def test_who_takes_over_from_one_that_dies_goes_on_from_its_own_state() -> None:
@@ -1037,6 +1041,22 @@ def test_a_seat_is_free_once_its_founder_leaves_or_does_nothing_while_another_lo
         assert not one.lost
 
 
+def test_one_sign_that_a_training_lives_is_enough() -> None:
+    with _seats(2) as (_, _, (one, other)):
+        assert one.take("one host:1", enough=True)
+        other.join("one host:1")
+        replace = other._directory.replace
+
+        def beaten(*words: str) -> str:
+            one.hold()
+            return replace(*words)
+
+        with patch.object(other._directory, "replace", side_effect=beaten) as tries:
+            other.hold()
+        assert tries.call_count == 1
+        assert not other.lost
+
+
 def test_a_training_that_has_begun_keeps_its_seat_when_the_store_is_started_anew() -> None:
     with _seats(3) as (restart, _, (one, other, third)):
         assert one.take("one host:1", enough=True)
@@ -1078,6 +1098,47 @@ def _is_replaced() -> Log:
 
 def test_a_founder_that_was_replaced_meanwhile_takes_over_the_other_ones_state(ranks: Ranks) -> None:
     assert _agree(ranks.run(2, _is_replaced))
+
+
+def _goes_early() -> Log:
+    """Rank 0 begins, and is gone before its state has arrived; it comes back as another worker."""
+    fetch, take, fetched = Swarm.fetch, Seat.take, list[object]()
+
+    def noted(swarm: Swarm) -> Any:
+        fetched.append(fetch(swarm))
+        return fetched[-1]
+
+    with _store() as store, patch.object(agreement, "LOST", 1.0), ExitStack() as stack:
+        if dist.get_rank() == 0:
+            with patch.object(Swarm, "give"):
+                Worker(store, _sparse(), workers=2).handle.remove(goodbye=False)
+        else:
+            stack.enter_context(patch.object(Swarm, "fetch", noted))
+            stack.enter_context(patch.object(Seat, "take", lambda *a, **kw: bool(fetched) and take(*a, **kw)))
+        worker = Worker(store, _sparse(), workers=2)
+        assert fetched[:1] == [None] * dist.get_rank()
+        while len(worker.log) < 4 or len(worker.handle.workers) < 2:
+            worker.train()
+        dist.barrier()
+        worker.handle.remove()
+        return worker.log
+
+
+def test_a_founder_that_goes_before_anybody_has_its_state_is_replaced(ranks: Ranks) -> None:
+    assert _agree(ranks.run(2, _goes_early))
+
+
+def _loads_late() -> str:
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0):
+        worker = Worker(store, _sparse())
+        worker.model.load_state_dict({name: x + 1 for name, x in worker.model.state_dict().items()})
+        said = told(worker.train)
+        worker.handle.remove()
+        return said
+
+
+def test_who_begins_may_load_no_model_after_outer_either(ranks: Ranks) -> None:
+    assert "changed after they had joined" in ranks.run(1, _loads_late)[0]
 
 
 def _other_settings() -> str:
@@ -1181,6 +1242,7 @@ def test_opening_that_fails_leaves_nothing(owner: Any, name: str) -> None:
     [
         *("10.0.0.1:29400", "tcp://10.0.0.1", "tcp://:1", "env://", MADE.HashStore()),
         *("tcp://10.0.0.1:99999", "tcp://[::1]:29400", "tcp://::1:29400"),
+        *("tcp://one:²", "tcp:// :1", "tcp://me@one:1", "tcp://one/x:1"),
     ],
 )
 def test_what_is_no_address(address: object) -> None:

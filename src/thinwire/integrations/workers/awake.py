@@ -4,7 +4,7 @@ import threading
 import time
 from typing import final
 
-_MOST = 1.0  # seconds between two looks at it, by whoever waits
+_MOST = 4.0  # seconds between two looks at it: whoever waits looks more often, even if a store does not answer
 
 
 @final

@@ -54,12 +54,13 @@ def found_address(store: object) -> tuple[str, int, str]:
         text = f"tcp://{getattr(store, 'host', '')}:{getattr(store, 'port', '')}"
     scheme, _, rest = text.partition("://")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or ":" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    number = int(port) if port.isascii() and port.isdigit() else 0
+    if scheme != "tcp" or not host or set(host) & set(":/@ ") or not 0 < number < 1 << 16:
         raise ValueError(
             f"{said}; expected the address of a TCPStore, such as tcp://10.0.0.1:29400, by a name or IPv4 address and "
             "a port below 65536, or a TCPStore, or env:// under torchrun, which sets MASTER_ADDR and MASTER_PORT"
         )
-    return host, int(port), prefix
+    return host, number, prefix
 
 
 @final

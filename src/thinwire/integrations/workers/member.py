@@ -31,14 +31,18 @@ class Member(Outer):
         self._swarm, self._began = swarm, monotonic()
         with ExitStack() as failing:
             failing.callback(self.remove)
-            if swarm.found():
-                swarm.stand(self.ticks, self._digests(), dict.fromkeys(swarm.workers, True))
-                while swarm.settling():
-                    self._give()
-            else:
-                self._take_over()
-                self._begin.joins()
+            self._enter(self.ticks)
+            self._begin.joins()
             failing.pop_all()
+
+    def _enter(self, tick: int) -> None:
+        """Go on from another worker's state or, if nobody has one, begin the training with this one's at a tick."""
+        while not self._swarm.found():
+            if self._take_over():
+                return
+        self._swarm.stand(tick, self._digests(), dict.fromkeys(self._swarm.workers, True))
+        while self._swarm.settling():
+            self._give()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -67,11 +71,14 @@ class Member(Outer):
     def _resumes(self, saved: Mapping[str, Any]) -> bool:
         """Return whether this worker goes on from what it has saved; otherwise it goes on with the others."""
         tick, others = self.steps.latest(int(saved["step"])), self._swarm.furthest
+        loaded = digests(outer_state.global_parameters(saved, list(self.parameters)))
         if self._swarm.at == tick:
-            same = self._digests() == digests(outer_state.global_parameters(saved, list(self.parameters)))
+            same = self._digests() == loaded
+        elif others == tick:  # which they have loaded, or trained to
+            same = self._swarm.at == 0 and not self._swarm.differing(loaded, tick)
         else:
             newest = tick > others and not (others and self._swarm.has_begun())
-            same = self._swarm.at == 0 and (others == tick or newest)
+            same = self._swarm.at == 0 and newest
         if not same:
             _log.info("the others are at tick %d: not resumed from tick %d, but from theirs", others, tick)
             self.go_back()
@@ -119,8 +126,9 @@ class Member(Outer):
 
     def _catch_up(self) -> None:
         """Take the outer steps that others have taken without this worker. Then comes the one that is still open."""
+        before = self._swarm.at
         while not self._swarm.begins():
-            self._take_over()
+            self._enter(before)
         while (tick := self._swarm.missed()) is not None:
             self.ticks = tick
             self._encode(self.steps.parts_due(tick), 0.0).taken = None
@@ -129,9 +137,14 @@ class Member(Outer):
             self.ticks = self._swarm.at
         self.ticks = self.steps.following(self._swarm.at)
 
-    def _take_over(self) -> None:
-        """Go on from the state of another worker. What this one has learnt since an outer step is yet to be sent."""
-        tick, view, body = self._swarm.fetch()
+    def _take_over(self) -> bool:
+        """Go on from the state of another worker. What this one has learnt since an outer step is yet to be sent.
+
+        Return False if this one has no state, and nobody who has one is there any more.
+        """
+        if (found := self._swarm.fetch()) is None:
+            return False
+        tick, view, body = found
         if not body:
             _log.warning("outer steps after tick %d are void: only workers that are gone had them", self._swarm.at)
         saved, running, frozen = unpacked(body) if body else self._common()
@@ -147,6 +160,7 @@ class Member(Outer):
             self._learnt = False
         self.ticks = tick
         self._swarm.stand(tick, self._digests(), view)
+        return True
 
     def _give(self) -> None:
         """Give others the state of the latest outer step, unless the next is under way."""

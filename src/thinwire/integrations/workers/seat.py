@@ -69,7 +69,7 @@ class Seat:
         mine = f"{own} {secrets.token_hex(4)}"
         if not enough or self._directory.replace(_KEY, held, mine) != mine:
             return False
-        self._own = own
+        self._own, self._lost = own, ""
         self.join(own)
         return True
 
@@ -90,6 +90,7 @@ class Seat:
 
     def hold(self, *, begins: bool = False) -> None:
         """Show that this worker's training lives; with `begins`, for good. Raises StoreError."""
+        tried = False
         with self._turn:
             while (training := self.training) and not self.lost:
                 held = self._directory.get(_KEY)
@@ -98,7 +99,9 @@ class Seat:
                     self._lost = "" if self.begun else training
                     return  # two that have begun, as the store was restarted, compare their states
                 begun = begins or self.begun or (owner == training and sign == _BEGUN)
-                mine = f"{training} {_BEGUN if begun else secrets.token_hex(4)}"
+                if tried and owner == training and not begun:
+                    return  # another one has shown it
+                tried, mine = True, f"{training} {_BEGUN if begun else secrets.token_hex(4)}"
                 if held == mine or self._directory.replace(_KEY, held, mine) == mine:
                     self.begun = begun
                     return

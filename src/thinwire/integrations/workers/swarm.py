@@ -177,13 +177,16 @@ class Swarm:
             tick = self.known.following(self.at)
             return tick if max(self.known.last, self.furthest) >= tick else None
 
-    def differing(self, mine: Digests) -> list[str]:
+    def differing(self, mine: Digests, tick: int | None = None) -> list[str]:
         """Return of which parameters another one's digest differs, after the latest outer step that both have taken.
+
+        By default up to that which this worker stands at, where it has `mine`.
 
         Who says nothing for long, or was there and is gone, is not compared, and named.
         """
         with self._changed:
-            question, began = self._compared.ask(self.at), monotonic()
+            tick = self.at if tick is None else tick
+            question, began = self._compared.ask(tick), monotonic()
             while late := self._not_compared():
                 here = late & self._links.keys()
                 if monotonic() - began > (agreement.LOST if here else agreement.FOUNDING):
@@ -192,7 +195,7 @@ class Swarm:
                 for peer in here:
                     self._links[peer].send(question)
                 self._changed.wait_for(lambda: not self._not_compared(), timeout=1.0)
-            return self._compared.differing(self.at, mine)
+            return self._compared.differing(tick, mine)
 
     def _not_compared(self) -> set[str]:
         return (self.known.view.keys() | self._links.keys()) - self._compared.answered - {self.id}
@@ -245,10 +248,11 @@ class Swarm:
         for peer in missing if tick == self.known.next else ():
             self.waited_for[peer] += took
 
-    def fetch(self) -> tuple[int, View, bytes]:
+    def fetch(self) -> tuple[int, View, bytes] | None:
         """Wait for the state of a worker that is further on: its tick, the view after it, and the state.
 
-        Without a state, all later steps are void, and this worker goes on from its own.
+        Without a state, all later steps are void, and this worker goes on from its own. None if it has none, and nobody
+        is further on any more.
 
         Raises:
             StateError: If nobody who is further on can be reached.
@@ -264,6 +268,9 @@ class Swarm:
                     self._fetches = False
                     return void.tick, void.view, b""
                 ahead = self.known.ahead
+                if self.at < 0 and not ahead:
+                    self._fetches = False
+                    return None
                 heard = self._heard(heard, bool(ahead))
                 arriving = whom in ahead and self._links[whom].arriving
                 if ahead and not arriving and (whom not in ahead or monotonic() - asked > self.known.grace):
@@ -278,7 +285,7 @@ class Swarm:
     def _heard(self, before: float, anybody: bool) -> float:
         """Return when somebody was last there. Raises StateError if that is too long ago."""
         now = monotonic()
-        if not anybody and now - before > (agreement.GIVEN_UP if self.at >= 0 else agreement.LOST):
+        if not anybody and now - before > agreement.GIVEN_UP:
             raise StateError(
                 f"worker {self.id} has reached none of those that it needs to go on for {now - before:.0f} s: let "
                 "workers reach each other's ports or, if they are gone, restart the store and all workers"
