@@ -827,11 +827,34 @@ def test_a_restarted_store_that_must_not_decide_is_said_once(caplog: pytest.LogC
         one._trusted = "another life"
         for _ in range(2):
             with pytest.raises(ConnectionError, match="more than half"):
-                one.decide("key", "value", most=False)
+                one.decide("key", "value", most=lambda: False)
             assert not one.is_new()
         assert caplog.text.count("was started anew") == 1
         assert not one.get("key")
-        assert one.decide("key", "value", most=True) == one.decide("key", "other", most=False) == "value"
+        assert (
+            one.decide("key", "value", most=lambda: True) == one.decide("key", "other", most=lambda: False) == "value"
+        )
+
+
+def test_who_wakes_does_not_decide_what_others_may_have_decided() -> None:
+    """It was stopped while it asked a store, which was restarted meanwhile: it is alone, and then behind the others."""
+    known = Agreement("one", lambda tick: tick + 1, 0.5, 0.0)
+    known.begin(0, dict.fromkeys(("one", "other", "third"), True))
+    with _seats(1) as (restart, _, (held,)):
+        one = held._directory
+        one.register({"id": "one"})
+        known.status |= dict.fromkeys(("other", "third"), Standing(0, 0.0))
+        assert known.is_majority()
+        restart()
+        for peer in ("other", "third"):
+            del known.status[peer]
+            known.lost[peer] = awake.monotonic(), True
+        with pytest.raises(ConnectionError, match="more than half"):
+            one.decide("step 1", "of one alone", most=known.is_majority)
+    known.status |= dict.fromkeys(("other", "third"), Standing(1, 0.0))
+    assert not known.is_majority()
+    known.learn(Decision(1, ("other", "third"), known.view))
+    assert known.is_majority()
 
 
 def test_who_has_said_otherwise_proposes_nothing() -> None:
@@ -839,7 +862,7 @@ def test_who_has_said_otherwise_proposes_nothing() -> None:
     with closing(Directory(store)) as one:
         one.register({"id": "one"})
         with pytest.raises(ConnectionError, match="said otherwise"):
-            one.decide("key", "value", most=True, binds=lambda: False)
+            one.decide("key", "value", most=lambda: True, binds=lambda: False)
         assert not one.get("key")
     known = Agreement("one", lambda tick: tick + 1, 1.0, 0.0)
     known.begin(0, {"one": True, "other": True})
@@ -1293,4 +1316,4 @@ def test_a_store_is_given_by_its_address_by_itself_or_by_the_launcher() -> None:
             ("127.0.0.1", store.port, prefix) for prefix in ["", "", "", "run."]
         ]
         with closing(Directory("env://", "of it")) as one:
-            assert one.decide("key", "value", most=True) == store.get("run.of it/key").decode() == "value"
+            assert one.decide("key", "value", most=lambda: True) == store.get("run.of it/key").decode() == "value"

@@ -274,7 +274,12 @@ class Agreement:
         return not silent or now - when > LOST
 
     def is_majority(self) -> bool:
-        """Whether more than half of the electors are here, not counting those that are gone for long."""
+        """Whether more than half of the electors are here, not counting those that are gone for long.
+
+        Not if one has taken a step of which this worker does not know: a store that was restarted may have decided it.
+        """
+        if any(at > self.last for at, _ in self.status.values()):
+            return False
         now = monotonic()
         gone = {peer for peer, (when, silent) in self.lost.items() if now - when > (GIVEN_UP if silent else LOST)}
         present = self.view.keys() & self.present

@@ -145,13 +145,16 @@ class Directory:
         """Take decisions from the store that this worker has registered with: more than half of all are here."""
         self._trusted = self._known
 
-    def decide(self, key: str, value: str, *, most: bool, binds: Callable[[], bool] = lambda: True) -> str:
+    def decide(
+        self, key: str, value: str, *, most: Callable[[], bool], binds: Callable[[], bool] = lambda: True
+    ) -> str:
         """Return what was decided: `value`, unless something was before.
 
         Args:
             key: What is to be decided.
             value: What this worker proposes.
-            most: Whether more than half of all are here.
+            most: Whether more than half of all are here, asked once the store has answered: a worker that was stopped
+                has by then seen who is gone.
             binds: Called before the store may hear of it; whether this worker may still propose that.
 
         Raises:
@@ -160,7 +163,7 @@ class Directory:
 
         def work(swap: Swap) -> str:
             life = swap("life", _NOTHING, _NOTHING)
-            if life != self._trusted and not most:
+            if life != self._trusted and not most():
                 if self._said != life:
                     self._said = life
                     text = (

@@ -454,21 +454,21 @@ class Swarm:
                 if self.known.alone != (alone := self._directory.away > 0.0):
                     self.known.alone = alone
                     self._consider()
-                proposal, most = self.known.proposal(), self.known.is_majority()
+                proposal = self.known.proposal()
                 self._notice(proposal)
             with suppress(StoreError):
                 if monotonic() - looked > 1.0:
                     looked = monotonic()
                     self._ask()
-                    self._look(most=most)
+                    self._look()
                 if proposal is not None and not self._directory.away:
-                    self._decide(proposal, most=most)
+                    self._decide(proposal)
 
-    def _look(self, *, most: bool) -> None:
+    def _look(self) -> None:
         """See to it that the store knows this worker."""
         if self._directory.is_new():
             self._register()
-        if most:
+        if self._are_most():
             self._directory.trust()
         self._seat.hold()
 
@@ -480,9 +480,13 @@ class Swarm:
             self._error = error
             self._changed.notify_all()
 
-    def _decide(self, proposal: Decision, *, most: bool) -> None:
+    def _are_most(self) -> bool:
+        with self._changed:
+            return self.known.is_majority()
+
+    def _decide(self, proposal: Decision) -> None:
         key, text = f"step {proposal.tick}", json.dumps(proposal._asdict())
-        decided = self._directory.decide(key, text, most=most, binds=partial(self._binds, proposal))
+        decided = self._directory.decide(key, text, most=self._are_most, binds=partial(self._binds, proposal))
         with self._changed:
             decision = Decision.of(json.loads(decided))
             self.known.learn(decision)
