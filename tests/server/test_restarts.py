@@ -105,6 +105,7 @@ def test_a_trainer_that_never_comes_back_is_waited_for_no_longer_than_the_timeou
     again = started(recipe=dense(), **options)
     _train(joined(again, dense()), gradients(1))
     assert again.status().version == 2
+    assert again._hub.central.present == again.status().trainers.keys()  # and it is not when this one starts again
 
 
 def test_a_server_that_is_closed_before_training_begins_applies_nothing(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ class Rule:
     @property
     def complete(self) -> bool:
         """Whether as many trainers as are wanted have been there at one time, and are back after a restart."""
-        return self._begun and (not self._returning or time.monotonic() > self._until)
+        return self._begun and not self._returning
 
     @property
     def ended(self) -> bool:
@@ -317,6 +317,9 @@ class Rule:
 
         Raises ServerError if a step fails.
         """
+        if self._returning and time.monotonic() > self._until:
+            self._returning.clear()  # the next restart does not wait for them either
+            self.central.present = {*self.live}
         if self.complete and self._staleness == 0:
             least = min(self.live.values(), default=0)
             due = [each for who, each in self._held.items() if self.live.get(who, least) == least]
