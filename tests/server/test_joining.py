@@ -254,10 +254,14 @@ def test_a_ticket_is_told_from_a_file_by_what_it_is(tmp_path: Path, monkeypatch:
     for given, named in (("key", "key"), ((tmp_path / "key").read_text(), "the ticket")):
         with pytest.raises(ValueError, match=rf"^{named} is the server's own key.*expected its ticket: .*\.ticket$"):
             joined(server, ticket=given)
-    for given in ((tmp_path / "key").read_text(), server.ticket, server.ticket[:-1]):
+    for given in ((tmp_path / "key").read_text(), server.ticket, server.ticket[:-1], f" {server.ticket}\n"):
         with pytest.raises(ValueError, match=r"^key is a key or a ticket; expected a file that holds") as refused:
             started(key=given)
-        assert given[-32:] not in str(refused.value)
+        assert given.strip()[-32:] not in str(refused.value)
+    with pytest.raises(
+        ValueError, match=r"key\.ticket holds a ticket, .*expected the server's key: .*without \.ticket$"
+    ):
+        started(key=f"{tmp_path}/key.ticket")
     assert {each.name for each in tmp_path.iterdir()} == {name, "key", "key.ticket"}
 
 

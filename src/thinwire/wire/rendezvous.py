@@ -44,7 +44,8 @@ def key_of(path: Path | None) -> Key:
     made = Key.fresh()
     if path is None:
         return made
-    if path.name.startswith(SECRET) or (len(path.name) >= 64 and set(path.name) <= {*hexdigits}):
+    name = path.name.strip()
+    if name.startswith(SECRET) or (len(name) >= 64 and set(name) <= {*hexdigits}):
         raise ValueError("key is a key or a ticket; expected a file that holds the key, or that is to be made")
     if not path.exists() or not path.stat().st_size:
         path.touch(mode=0o600)
@@ -53,7 +54,11 @@ def key_of(path: Path | None) -> Key:
                 flock(file, LOCK_EX)  # of servers that start at once, one writes it
             if not path.stat().st_size:
                 file.write(SECRET + made.text)
-    found = Key.read(_private(path).removeprefix(SECRET), str(path))
+    found = Key.read((text := _private(path)).removeprefix(SECRET), str(path))
+    if not text.startswith(SECRET):
+        raise ValueError(
+            f"{path} holds a ticket, which trainers have; expected the server's key: the file without .ticket"
+        )
     with suppress(OSError):  # the key may be where nothing can be written
         _write(path.with_name(f"{path.name}.ticket"), found.ticket.text)
     return found
