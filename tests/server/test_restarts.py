@@ -279,6 +279,15 @@ def test_an_update_that_has_no_room_in_the_log_has_the_server_save(tmp_path: Pat
     assert list(server.status().updates.values()) == [3]
 
 
+@pytest.mark.parametrize("in_flight", [0, 9])
+def test_settling_has_the_server_save_so_that_others_need_not_wait(in_flight: int, tmp_path: Path) -> None:
+    server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
+    trainer = joined(server, in_flight=in_flight)
+    _train(trainer, gradients(9))
+    assert trainer.settle(20)
+    assert trainer.traffic().saved == 9
+
+
 def test_an_update_is_checked_for_all_servers_before_any_part_is_encoded() -> None:
     recipe = recipes.topk(density=0.5, minimum_size=0)
     servers = [started(recipe=recipes.topk(density=0.5, minimum_size=0), servers=2, index=i) for i in range(2)]

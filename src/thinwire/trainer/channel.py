@@ -284,7 +284,7 @@ class Channel:
         """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
         size, room = sum(map(len, body)), self._settings.room
         with self._changed:
-            self._full = self._logged + size > room // 2
+            self._full |= self._logged + size > room // 2
             self._bell.ring()
             self._changed.wait_for(lambda: self._error or not self._log or self._logged + size <= room)
             self.check()
@@ -317,9 +317,14 @@ class Channel:
         return number
 
     def settle(self, seconds: float) -> bool:
-        """Wait until nothing is logged, at most so long. Return whether it is so."""
+        """Have the server save once it has all, and wait until nothing is logged, at most so long. Return whether."""
+        end = time.monotonic() + seconds
         with self._changed:
-            return self._changed.wait_for(lambda: self._error or not self._log, seconds) and not self._log
+            self._changed.wait_for(lambda: self._error or not self._unconfirmed, seconds)
+            self._full |= bool(self._log)
+            self._bell.ring()
+            left = end - time.monotonic()
+            return self._changed.wait_for(lambda: self._error or not self._log, left) and not self._log
 
     def stop(self) -> None:
         """Wake all waiting threads, and accept no more updates."""

@@ -220,7 +220,7 @@ class Trainer:
         )
 
     def settle(self, seconds: float) -> bool:
-        """Wait until servers have saved all that was sent.
+        """Have servers save all that was sent, and wait until they have.
 
         Args:
             seconds: How long to wait at most.
