@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from thinwire import codecs, recipes
 from thinwire.errors import StateError
-from thinwire.server import Trainer
+from thinwire.server import Server, Trainer
 from thinwire.server.saving import Durable
 from thinwire.trainer.channel import Channel
 from thinwire.wire import rendezvous
@@ -286,6 +286,21 @@ def test_settling_has_the_server_save_so_that_others_need_not_wait(in_flight: in
     _train(trainer, gradients(9))
     assert trainer.settle(20)
     assert trainer.traffic().saved == 9
+
+
+def test_a_server_that_has_gone_far_back_does_not_hold_up_the_others_for_a_trainer_that_is_new() -> None:
+    first, other, again = (started(recipe=dense(), servers=2, index=i, staleness=1) for i in (0, 1, 0))
+
+    def paces(one: Server) -> list[list[int]]:
+        return [[*each._hub.rule.live.values()] for each in (one, other)]
+
+    with joined(first, dense(), address=[first.address, other.address], servers=2) as trainer:
+        _train(trainer, gradients(20))
+        assert paces(first) == [[20], [20]]
+    newcomer = joined(again, dense(), address=[again.address, other.address], servers=2)
+    assert soon(lambda: paces(again) == [[20], [20]])
+    _train(newcomer, gradients(1))
+    assert paces(again) == [[21], [21]]
 
 
 def test_an_update_is_checked_for_all_servers_before_any_part_is_encoded() -> None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
-from thinwire.wire.frames import Flag, Frame
+from thinwire.wire.frames import WINDOW, Flag, Frame
 from thinwire.wire.layout import Entry, Layout, Part, Places, difference, finite
 
 logger = logging.getLogger("thinwire")
@@ -282,14 +282,16 @@ class Rule:
         return bool(self.complete and trained and not self.live and away > self.patience)
 
     def joined(self, trainer: str, ahead: int | None) -> int:
-        """Count a trainer in, at the pace of the slowest, unless it has one on other servers.
+        """Count a trainer in, at the pace of the slowest, unless it has one on other servers, not far below.
 
         Where nobody is, as after a restart, that is the last one: others come back with theirs, and would wait.
         A pace is the number of the trainer's latest update, and by how much it was `ahead` of that when it joined.
         Returned is that: servers of which each had one of its own would wait for trainers that wait for each other.
         """
         number = self.central.applied.get(trainer, 0)
-        ahead = min(self.live.values(), default=self.central.pace) - number if ahead is None else ahead
+        slowest = min(self.live.values(), default=self.central.pace) - number
+        if ahead is None or (not number and slowest > ahead + WINDOW):  # another server is behind, as after a restart
+            ahead = slowest
         self.live[trainer] = ahead + number
         self._begun |= len(self._goodbyes | self.live.keys()) >= self._wanted
         self._returning.discard(trainer)

@@ -158,7 +158,7 @@ def _ids(entry: Entry, ids: Tensor) -> Tensor:
 class Pace:
     """By how much a trainer is `ahead` of its updates' numbers, on all servers that it has `joined`, each in its turn.
 
-    The first that it joins decides, and the others are told.
+    The first that it joins decides, unless another is far ahead of it. The others are told, if need be once more.
     """
 
     ahead: int = 0
@@ -253,7 +253,7 @@ class Channel:
         self._changed, self._bell, self._orders = threading.Condition(), Bell(), itertools.count(1)
         self._log, self._logged = dict[int, Request](), 0  # updates that are not on disk, by number, and their bytes
         self._open = dict[int, tuple[Request, Sequence[Tensor]]]()  # questions, by number, and for which rows
-        self._floors, self._life = list[int](), 0
+        self._floors, self._life, self._ahead = list[int](), 0, 0
         self.counted = [0, 0]
         """Bytes sent and received, headers included."""
         self._queue, self._waiting = deque[Request](), 0  # what has yet to be sent, and how many have no answer
@@ -400,13 +400,14 @@ class Channel:
         ahead = pace.ahead if pace.joined else None
         asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed), "ahead": ahead}
         link.send(Kind.JOIN, json.dumps(asked).encode())
+        self._joined = False
         while not self._over and not self._joined:
             if (frame := link.receive()) is not None:
                 self._take(frame)
 
     def _converse(self, link: Link) -> None:
-        """Do what is to be done. Raises GoneError."""
-        while not self._over:
+        """Do what is to be done, until another server decides the pace anew. Raises GoneError."""
+        while not self._over and self._ahead == self._settings.pace.ahead:
             if (due := self._due()) is not None:
                 version = min((due.base.version, *self._floors[due.base.joins :]))
                 told = {"number": due.number, "version": version, "loss": due.loss, "flags": due.flags}
@@ -488,7 +489,8 @@ class Channel:
                 f"the server at {self._settings.address} has applied {frame.number} updates of this trainer, fewer "
                 f"than the {self.saved} it had saved: start it from its checkpoint, or restart this trainer"
             )
-        life, restored, self._settings.pace.ahead = LIFE.unpack_from(frame.body)
+        life, restored, self._ahead = LIFE.unpack_from(frame.body)
+        self._settings.pace.ahead = self._ahead
         self._settings.pace.joined.add(self._settings.index)
         self.copy.take(frame.body[LIFE.size :], Base(frame.version, len(self._floors) + 1))
         floor = frame.version if life == self._life else restored  # to which the server went back
