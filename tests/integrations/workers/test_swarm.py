@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -30,10 +31,11 @@ import thinwire as tw
 from thinwire.collectives import links
 from thinwire.collectives.links import Link, Words
 from thinwire.integrations.workers import agreement, awake, outer, seat, swarm
-from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing
+from thinwire.integrations.workers.agreement import Agreement
 from thinwire.integrations.workers.directory import Directory, StoreError, found_address
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.integrations.workers.member import Member
+from thinwire.integrations.workers.messages import Decision, Note, Share, Standing
 from thinwire.integrations.workers.seat import Seat
 from thinwire.integrations.workers.swarm import Swarm
 
@@ -141,8 +143,8 @@ METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
 
 
 def _together(method: str, certificate: Path | None) -> Log:
-    with _store() as store:
-        worker = Worker(store, METHODS[method](), workers=3, grace=60.0, certificate=certificate).train(4 * H)
+    with _store() as store, patch.multiple(agreement, FOUNDING=1000.0, LOST=1000.0):  # however slow they are
+        worker = Worker(store, METHODS[method](), workers=3, grace=1000.0, certificate=certificate).train(4 * H)
         dist.barrier()
         assert worker.handle.verify_replicas()
         dist.barrier()
@@ -188,6 +190,41 @@ def test_who_is_late_follows_and_keeps_what_it_has_learnt(ranks: Ranks, method: 
     assert _agree(list(logs)) == {2 * H}
     assert max(fars) < 1e-14
     assert all(sents)
+
+
+def _never_in_time() -> list[bool]:
+    """What is not counted at two outer steps, and then is. Whether that stays and grows, and then moves all."""
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0):
+        plain = tw.OuterSteps(every=H, make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+        worker = Worker(store, plain).train(H)
+        handle, before, after = _member(worker), list[Tensor](), list[Tensor]()
+        outcome, send = handle._swarm.outcome, handle._send
+
+        def late(tick: int) -> Any:
+            found = outcome(tick)
+            assert found is not None
+            return found[0]._replace(shares=("another",)), found[1]
+
+        def sends(found: Any) -> None:
+            before.append(torch.cat([x.flatten() for x in worker.ahead()]))
+            send(found)
+
+        with patch.object(handle, "_send", sends):
+            for outcomes in (late, late, outcome):
+                with patch.object(handle._swarm, "outcome", outcomes):
+                    worker.train(H - 1)
+                    common = torch.cat([x.flatten() for x in worker.shared()])
+                    worker.train()
+                    after.append(torch.cat([x.flatten() for x in worker.ahead()]))
+        moved = torch.cat([x.flatten() for x in worker.shared()]) - common
+        handle.remove()
+        kept = [bool((x - y).abs().max() < 1e-14) for x, y in zip(before, after, strict=True)]
+        grows = [bool(x.norm() < y.norm()) for x, y in pairwise(before)]
+        return [*kept, *grows, bool((moved + before[-1]).abs().max() < 1e-14)]
+
+
+def test_who_is_never_in_time_sends_all_that_it_has_learnt_once_it_is(ranks: Ranks) -> None:
+    assert ranks.run(1, _never_in_time) == [[True, True, False, True, True, True]]
 
 
 def _takes_over(at: int) -> tuple[bool, bool, bool]:
@@ -305,12 +342,12 @@ def _a_share_is_lost() -> Log:
 
         match rank:
             case 2:
-                only = patch.multiple(swarm, _broadcast=swarm._links[names[3]].send, outcome=dies)
+                only = patch.multiple(swarm, _broadcast=swarm._links[names[3]].send, _pass_on=Mock(), outcome=dies)
                 with only, pytest.raises(SystemExit):
                     worker.train(H)
                 worker.handle.remove(goodbye=False)
             case 3:
-                with patch.multiple(swarm, _broadcast=sends, outcome=is_cut_off):
+                with patch.multiple(swarm, _broadcast=sends, _pass_on=Mock(), outcome=is_cut_off):
                     worker.train(H)
                 worker.train(4 * H)
             case _:
@@ -851,7 +888,7 @@ def test_who_wakes_does_not_decide_what_others_may_have_decided() -> None:
             known.lost[peer] = awake.monotonic(), True
         with pytest.raises(ConnectionError, match="more than half"):
             one.decide("step 1", "of one alone", most=known.is_majority)
-    known.status |= dict.fromkeys(("other", "third"), Standing(1, 0.0))
+    known.status |= dict.fromkeys(("other", "third"), Standing(1, 0.0, 1))
     assert not known.is_majority()
     known.learn(Decision(1, ("other", "third"), known.view))
     assert known.is_majority()
@@ -883,7 +920,7 @@ def test_a_restarted_store_is_trusted_while_others_are_there() -> None:
     with _swarms(3) as swarms:
         one, *others = _began(swarms, [True, True, True])
         one._directory._trusted = "another life"
-        _wait(lambda: one._directory._trusted == one._directory._known)
+        _wait(lambda: one._directory._trusted == one._directory.life)
         for each in others:
             each.close(goodbye=False)
         assert _shares_of(one) == {one.id}
@@ -937,11 +974,13 @@ def test_a_store_that_nobody_else_holds_goes_on() -> None:
     swarm.close(goodbye=True)
 
 
-def test_who_looks_for_others_raises_if_the_store_is_gone() -> None:
+def test_who_looks_for_others_raises_if_the_store_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     with _swarms(2, patience=0.0) as swarms, ThreadPoolExecutor() as pool:
         looking = [pool.submit(told, each.found) for each in swarms]
         with patch.object(Seat, "take", side_effect=StoreError):
             _end_store(swarms)
+            assert "does not answer" in caplog.text
+            assert "training goes on" not in caplog.text
             assert all("nobody has begun" in raised.result(60.0) for raised in looking)
 
 
@@ -1316,4 +1355,67 @@ def test_a_store_is_given_by_its_address_by_itself_or_by_the_launcher() -> None:
             ("127.0.0.1", store.port, prefix) for prefix in ["", "", "", "run."]
         ]
         with closing(Directory("env://", "of it")) as one:
+            one.register({"id": "one"})
             assert one.decide("key", "value", most=lambda: True) == store.get("run.of it/key").decode() == "value"
+
+
+@contextmanager
+def _cut_off(one: Swarm) -> Iterator[None]:
+    """Within, nobody else reaches a worker that still reaches the store."""
+    lost = Swarm.lost
+
+    def falls_silent(swarm: Swarm, link: Link, *, silent: bool) -> None:
+        lost(swarm, link, silent=True)
+
+    cut = patch.multiple(one, take=Mock(side_effect=OSError), _hello=Mock(side_effect=OSError))
+    with cut, patch.object(Swarm, "lost", falls_silent):
+        for link in list(one._links.values()):
+            link.close()
+        _wait(lambda: not one._links)
+        yield
+
+
+def test_what_only_its_maker_knows_does_not_count_beside_a_restarted_store() -> None:
+    """It has the answer of a store that then is killed, and the others meet without it under a new one."""
+    with _swarms(3, lost=1000.0, quorum=0.3, grace=0.0) as swarms, ExitStack() as stack:
+        one, *others = _began(swarms, [True, True, True])
+        decide, port = one._directory.decide, KEPT[0].port
+
+        def decides(*what: Any, **how: Any) -> Any:
+            found = decide(*what, **how)
+            if not KEPT[1:]:
+                stack.enter_context(_cut_off(one))
+                KEPT[:] = [None]
+                gc.collect()
+                KEPT[:] = [MADE.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False), True]
+            return found
+
+        with patch.object(one._directory, "decide", decides):
+            one.send(1, b"share", 0.0)
+            _wait(lambda: len(KEPT) > 1)
+            for each in others:
+                each.send(1, b"share", 0.0)
+            outcomes = [each.outcome(1) for each in others]
+            stack.close()
+            found = one.outcome(1)
+        assert len({each[0].shares for each in (found, *outcomes) if each}) == 1
+
+
+def test_what_was_noted_is_proposed_again_in_a_later_life_of_the_store() -> None:
+    """And nothing of an earlier one is noted any more."""
+    known = Agreement("one", lambda tick: tick + 1, 0.5, 0.0)
+    known.begin(0, dict.fromkeys(("one", "other", "third"), True))
+    before, after = (Decision(1, (each,), known.view) for each in ("third", "one"))
+    known.status = {"other": Standing(0, 0.0, 0, "2", Note("1", before)), "third": Standing(0, 0.0)}
+    assert known.hear()
+    assert (known.life, known.note.life) == ("2", "")
+    assert known.is_majority()
+    assert known.proposal() == before
+    assert [known.binds(each) for each in (before, after)] == [True, False]
+    assert known.hear(Note("2", before))
+    assert known.proposal() is None
+    assert known.count() is None
+    known.status["other"] = Standing(0, 0.0, 0, "2", known.note)
+    assert not known.hear(Note("1", after))
+    assert known.count() == known.decisions[1] == before
+    assert not known.note.life

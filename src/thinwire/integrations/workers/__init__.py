@@ -3,5 +3,6 @@
 `fragments` hold the global parameters and exchange how far workers have moved, `meeting` is one exchange, `weights`
 says whose share is how large, `starting` compares what they start from, and `running` averages batch normalisation.
 Without process groups, `member` is a worker among those that `swarm` finds, with what `directory` asks a store. One
-of them takes the `seat` and begins. They agree on whose shares count, as `agreement` says, by the clock of `awake`.
+of them takes the `seat` and begins. They agree by `messages` on whose shares count, as `agreement` says, by the clock
+of `awake`.
 """

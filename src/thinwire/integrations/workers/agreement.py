@@ -9,6 +9,11 @@ Present workers that nobody waits for, because they are slow or stuck, are elect
 have while they compute, and if all others die they can go on. Who was waited for in vain `LATE` times is waited for
 again once a share of its was in time.
 
+A store that is started anew has forgotten. So what one decides counts once half of the electors have noted it (with the
+store, that is most), and its next life decides only for more than half, who have said that they note nothing of an
+earlier one any more; what any of them has noted is proposed again. Who is gone for long is in no half: only if such
+a worker still reached the store, and that is started anew, could two have gone on, and they raise as they meet again.
+
 If all who have a share die before the others have it, those have an elector make the open step void by the store, and
 with it all that were decided since the last that they could take. Nobody gets past it by the void ones: neither the
 elector nor the store lets them. Who has taken some takes over the state of the others.
@@ -16,11 +21,13 @@ elector nor the store lets them. Who has taken some takes over the state of the 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
+from operator import itemgetter
 from statistics import median
-from typing import Any, NamedTuple, final
+from typing import final
 
 from thinwire.integrations.workers.awake import monotonic
+from thinwire.integrations.workers.messages import NOTHING, Decision, Note, Share, Standing, View
 
 KEPT = 1 << 26  # bytes of shares that are kept for those who missed them
 FOUNDING = 5.0  # seconds for others to be heard of before a worker begins alone
@@ -29,47 +36,6 @@ GIVEN_UP = 600.0  # seconds for which a worker that is gone is called, and other
 TURN = 0.5  # seconds by which the next one is later to propose
 STALLED = 2.0  # seconds for everybody to say that all is there
 LATE = 2  # how often somebody is waited for in vain
-
-
-class Share(NamedTuple):
-    """What a worker sends in an outer step. `seconds`: what its inner steps took; `digest`: of where it began."""
-
-    message: bytes
-    seconds: float
-    digest: int
-
-
-class Standing(NamedTuple):
-    """The tick of the latest outer step that a worker has taken, and the seconds that its inner steps took."""
-
-    at: int
-    seconds: float
-
-
-View = Mapping[str, bool]
-"""The electors of an outer step, and whether it waits for their shares."""
-
-
-class Decision(NamedTuple):
-    """Of whose shares the outer step at a tick is made, and the view of the next.
-
-    If it is made of none, it and all others after that at `back` are void.
-    """
-
-    tick: int
-    shares: tuple[str, ...]
-    view: View
-    back: int = -1
-
-    @classmethod
-    def of(cls, words: Mapping[str, Any]) -> "Decision":
-        """Return what another worker, or the store, says."""
-        return cls(int(words["tick"]), tuple(map(str, words["shares"])), view_of(words), int(words["back"]))
-
-
-def view_of(words: Mapping[str, Any]) -> View:
-    """Return the view that another worker says."""
-    return {str(peer): bool(waits) for peer, waits in words["view"].items()}
 
 
 @final
@@ -81,7 +47,8 @@ class Agreement:
     has all shares; `mute`: who has them too late to say so in time. `reached`: the latest tick of which another one has
     this worker's share. `sent`, `voted`: at which tick, and when; `times`: when at each. `late`: who was waited for in
     vain, and how often. `stuck`: since when it waits for what nobody has. `alone`: whether the store does not answer,
-    so that nobody can be taken in or left out.
+    so that nobody can be taken in or left out. `life`: the store's latest that it knows of; `note`: what that has
+    decided of the next step and does not count yet.
     """
 
     def __init__(self, own: str, following: Callable[[int], int], quorum: float, grace: float) -> None:
@@ -98,6 +65,7 @@ class Agreement:
         self.began, self.reached, self.sent, self.stuck = monotonic(), -1, (-1, 0.0), math.inf
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
         self.alone, self._vain = False, set[int]()
+        self.life, self.note, self._heard = "", NOTHING, NOTHING
 
     @property
     def awaited(self) -> set[str]:
@@ -119,7 +87,7 @@ class Agreement:
     @property
     def ahead(self) -> dict[str, int]:
         """Who has taken later outer steps, and which."""
-        return {peer: at for peer, (at, _) in self.status.items() if at > self.at}
+        return {peer: each.at for peer, each in self.status.items() if each.at > self.at}
 
     @property
     def void(self) -> Decision | None:
@@ -129,7 +97,7 @@ class Agreement:
     def anew(self) -> "Agreement":
         """Return what a worker knows that has no state, among the same workers."""
         found = Agreement(self.own, self.following, self._quorum, self.grace)
-        found.status, found.lost, found.alone = self.status, self.lost, self.alone
+        found.status, found.lost, found.alone, found.life = self.status, self.lost, self.alone, self.life
         return found
 
     def wait(self) -> None:
@@ -175,10 +143,27 @@ class Agreement:
         self.have[tick].add(self.own)
         return True
 
-    def count(self) -> None:
-        """See whether everybody has said so."""
+    def hear(self, *said: Note) -> bool:
+        """Hear what a store has decided, from it or from others. Return whether this worker has to tell them more."""
+        before, others = (self.life, self.note), self.status.values()
+        self.life = max([self.life, *(each.life for each in others)])
+        open_now = [each for each in (*said, *(each.note for each in others)) if each.decision.tick == self.next]
+        self._heard = max([self._heard, *open_now], key=itemgetter(0))
+        if self._heard.life >= self.life and self._heard.life > self.note.life:
+            self.life, self.note = self._heard.life, self._heard
+        return (self.life, self.note) != before
+
+    def count(self) -> Decision | None:
+        """See whether everybody has said so, or half have noted what a store has decided, which is returned."""
         if self.view and self.view.keys() <= self.have.get(self.next, set()):
             self.learn(Decision(self.next, tuple(sorted(self.awaited)), self.view))
+        note, electors = self.note, self.view.keys()
+        noted = electors & {self.own, *(peer for peer, each in self.status.items() if each.note == note)}
+        here = noted | {peer for peer in electors if peer in self.status or not self._is_out(peer)}
+        if note is NOTHING or not noted or 2 * len(noted) < len(here):
+            return None
+        self.learn(note.decision)
+        return note.decision
 
     def learn(self, decision: Decision) -> None:
         """Take what was decided."""
@@ -192,6 +177,8 @@ class Agreement:
             if decision.shares:
                 self.late.update((self.awaited | self._newcomers()) & self.status.keys() - set(decision.shares))
             self.last, self.view, self.next = self.next, decision.view, self.following(self.next)
+        notes = self.note, self._heard
+        self.note, self._heard = (each if each.decision.tick == self.next else NOTHING for each in notes)
         kept = 0
         for tick in sorted(self.shares, reverse=True):  # what those who are late may need, as far as there is room
             kept += sum(len(share.message) for share in self.shares[tick].values())
@@ -207,13 +194,15 @@ class Agreement:
     def _newcomers(self) -> set[str]:
         """Return who is ready for the next outer step without being waited for, and was not too often late."""
         most = self.seconds + self.grace
-        ready = {peer for peer, (at, seconds) in self.status.items() if at == self.last and seconds <= most}
+        ready = {peer for peer, each in self.status.items() if each.at == self.last and each.seconds <= most}
         return {peer for peer in ready - self.awaited if self.late[peer] < LATE}
 
     def proposal(self) -> Decision | None:
         """Return what to propose to the store, if it is time."""
         tick, view, now = self.next, self.view, monotonic()
         here, stuck = self.shares.get(tick, {}), self.stuck < math.inf
+        if self.own in view and self._heard is not NOTHING:
+            return self._heard.decision if self._heard.life < self.life else None
         if self.own not in view or (self.own not in here and not stuck) or tick in self.decisions:
             return None
         others = (self.status.keys() | here.keys()) - {self.own}
@@ -224,7 +213,8 @@ class Agreement:
             if now - self._voted[1] <= STALLED + turn:
                 return None
             return Decision(tick, tuple(sorted(self.awaited)), view)
-        ready = {self.own, *(peer for peer, (at, _) in self.status.items() if at == self.at)} if stuck else here.keys()
+        beside = {peer for peer, each in self.status.items() if each.at == self.at}
+        ready = {self.own, *beside} if stuck else here.keys()
         if len(ready) < math.floor(self._quorum * sum(not self._is_out(peer) for peer in self.awaited | ready)):
             return None
         if stuck:
@@ -248,6 +238,8 @@ class Agreement:
         """Return whether this worker may propose that now; if so, it says nothing else about that outer step."""
         if proposal.tick != self.next:
             return False
+        if self._heard is not NOTHING:
+            return proposal == self._heard.decision
         if self._voted[0] == self.next:
             self.mute |= self.view.keys() - self.have[self.next]
             return proposal == Decision(self.next, tuple(sorted(self.awaited)), self.view)
@@ -265,7 +257,7 @@ class Agreement:
         """
         now = monotonic()
         if peer in self.status:
-            (at, seconds), (tick, when) = self.status[peer], self.sent
+            (at, seconds, *_), (tick, when) = self.status[peer], self.sent
             overdue = now - when - max(self.seconds, seconds)
             return at < 0 or (tick == self.next and overdue > LOST and peer not in self.shares[tick])
         if peer not in self.lost:
@@ -274,13 +266,13 @@ class Agreement:
         return not silent or now - when > LOST
 
     def is_majority(self) -> bool:
-        """Whether more than half of the electors are here, not counting those that are gone for long.
+        """Whether more than half of the electors are here and know of the store's life, but for those gone for long.
 
-        Not if one has taken a step of which this worker does not know: a store that was restarted may have decided it.
+        Not if one knows of a step of which this worker does not: a store that was restarted may have decided it.
         """
-        if any(at > self.last for at, _ in self.status.values()):
+        if any(each.last > self.last for each in self.status.values()):
             return False
         now = monotonic()
         gone = {peer for peer, (when, silent) in self.lost.items() if now - when > (GIVEN_UP if silent else LOST)}
-        present = self.view.keys() & self.present
+        present = {self.own, *(peer for peer, each in self.status.items() if each.life == self.life)} & self.view.keys()
         return 2 * len(present) > len(present | self.view.keys() - gone)

@@ -27,7 +27,7 @@ _log = logging.getLogger("thinwire")
 _PATIENCE = 3.0  # seconds for an answer
 _NOTHING, _EVERYWHERE = "?", "0.0.0.0"  # which the store's host may pass for its own, and listens at
 _VALIDATE, _COMPARE_SET, _MAGIC = 0, 2, 0x3C85F7CE  # of TCPStoreBackend.hpp
-_LIMIT = 1 << 26  # bytes of an answer
+_LIMIT, _DIGITS = 1 << 26, 12  # bytes of an answer; of a life's number
 
 
 class StoreError(ConnectionError):
@@ -68,6 +68,7 @@ class Directory:
     """A connection to a store, made anew when it is lost. Each call takes seconds at most.
 
     All its keys begin with `run`: who has another one finds nothing. `patience`: seconds for which it may be lacking.
+    `life`: that of the store with which this worker has registered; it is greater each time that one is started anew.
     """
 
     def __init__(self, store: object, run: str = "", patience: float = 300.0) -> None:
@@ -77,7 +78,7 @@ class Directory:
         self._prefix = f"/{prefix}{run}/"
         self._connection: _Connection | None = None
         self._turn = threading.Lock()
-        self._known = self._trusted = ""  # lives of the store
+        self.life = self._trusted = ""
         self._closed, self._away = False, 0.0
         self._why = self._said = ""  # why it does not answer, and for what it was said to be needed
         self._lacking, self.patience = 0.0, patience
@@ -118,14 +119,17 @@ class Directory:
         """
 
         def work(swap: Swap) -> list[dict[str, Any]]:
-            life, before, after = swap("life", "", uuid.uuid4().hex), "", ""
+            began = f"{int(self.life[:_DIGITS] or 0) + 1:0{_DIGITS}} {uuid.uuid4().hex}"
+            life, before, after = swap("life", "", began), "", ""
+            if life < self.life:  # begun by who did not know of the one before
+                life = swap("life", life, began)
             while True:
                 there = json.loads(before or "[]")
                 after = json.dumps([*there, card])
                 if (found := swap("cards", before, after)) == after:
                     break
                 before = found
-            self._known, self._trusted = life, self._trusted or life
+            self.life, self._trusted = life, self._trusted or life
             return [each for each in there if each["id"] != card["id"]]
 
         ends = monotonic() + patience
@@ -139,11 +143,11 @@ class Directory:
 
     def is_new(self) -> bool:
         """Whether the store was started anew since this worker has registered. Raises StoreError."""
-        return self._ask(lambda swap: swap("life", _NOTHING, _NOTHING)) != self._known
+        return self._ask(lambda swap: swap("life", _NOTHING, _NOTHING)) != self.life
 
     def trust(self) -> None:
         """Take decisions from the store that this worker has registered with: more than half of all are here."""
-        self._trusted = self._known
+        self._trusted = self.life
 
     def decide(
         self, key: str, value: str, *, most: Callable[[], bool], binds: Callable[[], bool] = lambda: True
@@ -163,7 +167,7 @@ class Directory:
 
         def work(swap: Swap) -> str:
             life = swap("life", _NOTHING, _NOTHING)
-            if life != self._trusted and not most():
+            if life != self._trusted and not (life == self.life and most()):
                 if self._said != life:
                     self._said = life
                     text = (
@@ -233,10 +237,10 @@ class Directory:
 
     def _miss(self, error: Exception) -> None:
         self._why = str(error)
-        if not self._away and self._known:
+        if not self._away and self.life:
             _log.warning(
-                "the store at %s does not answer (%s): training goes on, but until it is started there again, nobody "
-                "can join, and who is late or gone is waited for",
+                "the store at %s does not answer (%s): until it is started there again, nobody can begin or join, and "
+                "who is late or gone is waited for",
                 self.address,
                 error,
             )
@@ -244,7 +248,7 @@ class Directory:
 
     def _hear(self) -> None:
         if self._away:
-            if self._known:
+            if self.life:
                 _log.warning("the store at %s answers again, after %.0f s", self.address, self.away)
             self._away, self._said = 0.0, ""
 

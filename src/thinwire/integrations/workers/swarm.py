@@ -7,7 +7,7 @@ import secrets
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, final
@@ -16,10 +16,11 @@ from thinwire.collectives.certificates import Certificate
 from thinwire.collectives.links import Link, Words, dial, serve
 from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations.workers import agreement
-from thinwire.integrations.workers.agreement import Agreement, Decision, Share, Standing, View, view_of
+from thinwire.integrations.workers.agreement import Agreement
 from thinwire.integrations.workers.awake import monotonic
 from thinwire.integrations.workers.comparison import Comparison, Digests, differently
 from thinwire.integrations.workers.directory import Directory, StoreError
+from thinwire.integrations.workers.messages import Decision, Note, Share, Standing, View, view_of
 from thinwire.integrations.workers.seat import Seat
 
 _log = logging.getLogger("thinwire")
@@ -206,7 +207,7 @@ class Swarm:
             self.known.seconds, self.known.times[tick] = seconds, monotonic()
             self.known.sent = tick, self.known.times[tick]
             share = self.known.shares[tick][self.id] = Share(message, seconds, self.digest)
-            self._broadcast(_words(tick, self.id, share), message)
+            self._broadcast(share.words(tick, self.id), message)
             self._consider()
 
     def outcome(self, tick: int) -> tuple[Decision, list[Share]] | None:
@@ -317,8 +318,10 @@ class Swarm:
 
     def status(self) -> Words:
         """Return where this worker is: nowhere, as long as it has no state to go on from."""
-        nowhere = self._fetches or self._seat.lost
-        return {"kind": "status", "at": -1 if nowhere else self.at, "seconds": self.known.seconds}
+        with self._changed:
+            known, nowhere = self.known, self._fetches or self._seat.lost
+            mine = Standing(-1 if nowhere else self.at, known.seconds, known.last, known.life, known.note)
+            return {"kind": "status", **mine.words()}
 
     def take(self, link: Link, words: Words, body: bytes) -> None:
         """Take a frame."""
@@ -364,16 +367,16 @@ class Swarm:
         tick = self.known.next
         _log.info("worker %s has joined; %d are present", link.peer, len(self.known.present))
         if own := self.known.shares.get(tick, {}).get(self.id):
-            link.send(_words(tick, self.id, own), own.message)
+            link.send(own.words(tick, self.id), own.message)
         if self.id in self.known.have.get(tick, ()):
             link.send({"kind": "have", "tick": tick})
 
     def _take_status(self, link: Link, words: Words, body: bytes) -> None:
-        self.known.status[link.peer] = Standing(int(words["at"]), float(words["seconds"]))
+        self.known.status[link.peer] = Standing.of(words)
 
     def _take_share(self, link: Link, words: Words, body: bytes) -> None:
-        tick, share = int(words["tick"]), Share(body, float(words["seconds"]), int(words["digest"]))
-        self.known.arrive(tick, str(words["id"]), share)
+        tick = int(words["tick"])
+        self.known.arrive(tick, str(words["id"]), Share.of(words, body))
         link.send({"kind": "got", "tick": tick})
 
     def _take_got(self, link: Link, words: Words, body: bytes) -> None:
@@ -400,7 +403,7 @@ class Swarm:
         """Send shares of others, as far as they are here."""
         for each in peers:
             if share := self.known.shares.get(tick, {}).get(each):
-                link.send(_words(tick, each, share), share.message)
+                link.send(share.words(tick, each), share.message)
 
     def _take_ask(self, link: Link, words: Words, body: bytes) -> None:
         """Tell what was decided since a tick, if all of it is still here."""
@@ -437,11 +440,20 @@ class Swarm:
     # --- what it does by itself ---
 
     def _consider(self) -> None:
-        """Say that all shares are here, once they are; and see whether everybody has said so."""
+        """Say that all shares are here, once they are, and what was noted; and see whether that decides."""
         if self.known.votes():
             self._broadcast({"kind": "have", "tick": self.known.next})
-        self.known.count()
+        self._hear()
+        if decision := self.known.count():
+            self._broadcast({"kind": "decided"} | decision._asdict())
+            if decision.shares and self.known.awaited != set(decision.shares):
+                text = "the outer step at tick %d was taken by %s; waiting for %d workers at the next"
+                _log.info(text, *decision[:2], len(self.known.awaited))
         self._changed.notify_all()
+
+    def _hear(self, *said: Note) -> None:
+        if self.known.hear(*said):
+            self._broadcast(self.status())
 
     def _keep(self) -> None:
         """Propose, ask and register anew when it is time."""
@@ -451,9 +463,8 @@ class Swarm:
                 self._changed.wait(0.1)
                 if self._closed:  # and so without links, as if it were the last one
                     return
-                if self.known.alone != (alone := self._directory.away > 0.0):
-                    self.known.alone = alone
-                    self._consider()
+                self.known.alone = self._directory.away > 0.0
+                self._consider()
                 proposal = self.known.proposal()
                 self._notice(proposal)
             with suppress(StoreError):
@@ -488,27 +499,27 @@ class Swarm:
         key, text = f"step {proposal.tick}", json.dumps(proposal._asdict())
         decided = self._directory.decide(key, text, most=self._are_most, binds=partial(self._binds, proposal))
         with self._changed:
-            decision = Decision.of(json.loads(decided))
-            self.known.learn(decision)
-            self._broadcast({"kind": "decided"} | decision._asdict())
-            if decision.shares and self.known.awaited != set(proposal.shares):
-                text = "the outer step at tick %d was taken by %s; waiting for %d workers at the next"
-                _log.info(text, *decision[:2], len(self.known.awaited))
+            self._hear(Note(self._directory.life, Decision.of(json.loads(decided))))
+            self._consider()
 
     def _binds(self, proposal: Decision) -> bool:
         with self._changed:
-            return self.known.binds(proposal)
+            return self.known.life == self._directory.life and self.known.binds(proposal)
 
     def _ask(self) -> None:
         """Ask somebody who is further on what was decided."""
         with self._changed:
             last = self.known.last
-            if last >= 0 and (ahead := [peer for peer, (at, _) in self.known.status.items() if at > last]):
+            if last >= 0 and (ahead := [peer for peer, each in self.known.status.items() if each.last > last]):
                 self._links[secrets.choice(ahead)].send({"kind": "ask", "since": last})
 
     def _register(self, patience: float = 0.0) -> None:
         """Put up this worker's card, and keep a link to all that were there before."""
-        for card in self._directory.register(self._card, patience):
+        cards = self._directory.register(self._card, patience)
+        with self._changed:
+            self.known.life = max(self.known.life, self._directory.life)
+            self._broadcast(self.status())
+        for card in cards:
             peer, (host, port) = str(card["id"]), card["address"]
             if peer not in self._dialled and peer not in self._links:
                 self._dialled[peer], address = monotonic(), (self._directory.reached(host), port)
@@ -534,7 +545,3 @@ class Swarm:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
-
-
-def _words(tick: int, peer: str, share: Share) -> Mapping[str, Any]:
-    return {"kind": "share", "tick": tick, "id": peer, "seconds": share.seconds, "digest": share.digest}
