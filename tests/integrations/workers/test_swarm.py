@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire.collectives import links
 from thinwire.collectives.links import Link, Words
-from thinwire.integrations.workers import agreement, awake, outer, seat, swarm
+from thinwire.integrations.workers import agreement, awake, outer, outer_state, seat, swarm
 from thinwire.integrations.workers.agreement import Agreement
 from thinwire.integrations.workers.directory import Directory, StoreError, found_address
 from thinwire.integrations.workers.fragments import Fragment
@@ -454,6 +454,37 @@ def test_the_newest_state_that_is_loaded_before_the_first_outer_step_wins(
     logs = ranks.run(2, _load_apart, begun)
     assert _agree(logs)
     assert [min(log) > 5 * H for log in logs] == anew
+
+
+def _loads_slowly() -> Log:
+    """Rank 1 loads what it has saved, and meanwhile rank 0 trains to that tick if it does not hear of that."""
+    with _store() as store:
+        worker = Worker(store, _sparse(), workers=2, grace=60.0).train(H)
+        saved = worker.saved()
+        dist.barrier()
+        worker.handle.remove()
+    with _store() as store:
+        worker = Worker(store, _sparse(), workers=2, grace=0.1, quorum=0.5)
+        load, swarm = outer_state.load, _member(worker)._swarm
+
+        def loads(*parts: Any) -> int:
+            dist.barrier()
+            _wait(lambda: swarm.furthest == H)
+            return load(*parts)
+
+        if dist.get_rank() == 1:
+            with patch.object(outer_state, "load", loads):
+                worker.resume(saved)
+        else:
+            dist.barrier()
+        while len(worker.handle.workers) > 1 if dist.get_rank() == 0 else len(worker.log) < 3:
+            worker.train()
+        worker.handle.remove()
+        return worker.log
+
+
+def test_others_hear_of_what_is_loaded_before_that_takes_long(ranks: Ranks) -> None:
+    assert _agree(ranks.run(2, _loads_slowly))
 
 
 def _of_a_group(path: str) -> str:

@@ -66,20 +66,25 @@ class Member(Outer):
         self.check_state_dict(saved)
         if self._resumes(saved):
             super().load_state_dict(saved)
-            self._swarm.stand(self.steps.latest(self.ticks), self._digests(), self._swarm.known.view)
 
     def _resumes(self, saved: Mapping[str, Any]) -> bool:
-        """Return whether this worker goes on from what it has saved; otherwise it goes on with the others."""
-        tick, others = self.steps.latest(int(saved["step"])), self._swarm.furthest
-        loaded = digests(outer_state.global_parameters(saved, list(self.parameters)))
+        """Return whether this worker goes on from what it has saved; otherwise it goes on with the others.
+
+        They hear of it before it has loaded that, which takes long: else they might begin meanwhile.
+        """
+        tick, begun = self.steps.latest(int(saved["step"])), self._swarm.has_begun()
+        given = outer_state.global_parameters(saved, list(self.parameters))
+        loaded = digests({name: x.to(self.parameters[name]) for name, x in given.items()})
+        others = self._swarm.furthest
         if self._swarm.at == tick:
             same = self._digests() == loaded
         elif others == tick:  # which they have loaded, or trained to
             same = self._swarm.at == 0 and not self._swarm.differing(loaded, tick)
         else:
-            newest = tick > others and not (others and self._swarm.has_begun())
-            same = self._swarm.at == 0 and newest
-        if not same:
+            same = self._swarm.at == 0 and tick > others and not begun
+        if same:
+            self._swarm.stand(tick, loaded, self._swarm.known.view)
+        else:
             _log.info("the others are at tick %d: not resumed from tick %d, but from theirs", others, tick)
             self.go_back()
         return same
