@@ -145,7 +145,6 @@ CONTENTS = {
         "exchanges",
         "gpu",
         "kernels",
-        "fake_matrix",
         "check",
         "compiled",
         "loops",
