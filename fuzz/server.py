@@ -158,7 +158,7 @@ class Fuzzed:
 
     def _joined(self) -> Session:
         """Return a session that has joined; now and then the words with which it does are damaged, too."""
-        said = json.dumps({"trainer": WHO, "agreed": self.layout.agreed, "ahead": None}).encode()
+        said = json.dumps({"trainer": WHO, "agreed": self.layout.agreed, "pace": [None, 0, 0]}).encode()
         session = Session(self.server._hub, WHO.encode(), "here")
         session.talk.outbox = deque(maxlen=0)
         said = said if self.chance.random() < 0.8 else self.damaged(said)

@@ -243,7 +243,7 @@ class Raw:
         self.link = Link(address, key, Bell(), Talk(limits), timeout=20.0)
         _kept(self)
         self.send = self.link.send
-        self.said = json.dumps({"trainer": who, "agreed": layout.agreed, "ahead": None}).encode()
+        self.said = json.dumps({"trainer": who, "agreed": layout.agreed, "pace": [None, 0, 0]}).encode()
         if join:
             self.send(Kind.JOIN, self.said)
             self.welcome = self.receive()

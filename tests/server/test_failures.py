@@ -40,10 +40,11 @@ from torch import nn
 from thinwire import recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
 from thinwire.reducer import Reducer
-from thinwire.server import Server, Trainer
+from thinwire.server import Server, Trainer, connect
 from thinwire.server.hub import Session
 from thinwire.server.saving import Durable
 from thinwire.wire.frames import PIECE, WINDOW, Flag, FrameError, GoneError, Kind, Talk, numbered
+from thinwire.wire.layout import Layout
 
 __all__ = ["closed"]
 KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
@@ -105,7 +106,7 @@ def test_parameters_that_are_not_finite_end_training_and_are_never_saved(rows: b
     assert trainer.step()
     with pytest.raises(ServerError, match="its parameters are not finite after this step"):
         trainer.step()
-    assert soon(lambda: other._channels[0]._error is not None)  # though it sends nothing
+    assert soon(lambda: other._channels[0]._shared.error is not None)  # though it sends nothing
     with pytest.raises(ServerError, match="not finite after this step"):
         other.step()
     server.close()
@@ -470,7 +471,7 @@ def test_trainers_that_lose_different_servers_do_not_wait_for_each_other(stalene
         """The first trainer loses the second server, and the second the first, until the end."""
         with ExitStack() as away:
             for trainer, name, hub in zip(trainers[:2], names, reversed(hubs), strict=False):
-                away.enter_context(trainer._channels[0]._settings.pace.turn)
+                away.enter_context(trainer._channels[0]._shared.turn)
                 with hub.lock:
                     hub.sessions[name].end("lost")
             yield
@@ -504,7 +505,7 @@ def test_nobody_waits_for_a_trainer_that_is_new_to_a_server_which_the_others_hav
         old.model.give(gradient)  # type: ignore[operator]
         old.step()
     servers[0].save()
-    (name, pace) = (old._channels[0]._settings.trainer, old._channels[0]._settings.pace)
+    (name, pace) = (old._channels[0]._settings.trainer, old._channels[0]._shared)
     with pace.turn:  # so that the new one comes first
         if restarts:
             crash(servers[0])
@@ -518,6 +519,54 @@ def test_nobody_waits_for_a_trainer_that_is_new_to_a_server_which_the_others_hav
     new.model.give(gradients(1)[0])  # type: ignore[operator]
     with ThreadPoolExecutor(2) as pool:  # neither may be ahead by one
         assert all(pool.map(Trainer.step, (new, old)))
+
+
+def _of_two(**options: Any) -> tuple[list[Server], Trainer]:
+    servers = [started(recipe=dense(), servers=2, index=i, **options) for i in range(2)]
+    where = [each.address for each in servers]
+    return servers, joined(servers[0], dense(), address=where, servers=2, reconnect=60.0 * (options == {}))
+
+
+def test_a_step_that_waits_for_one_server_hears_that_another_is_gone() -> None:
+    servers, trainer = _of_two(trainers=2)  # of which one never comes
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    stepping = ThreadPoolExecutor(1).submit(trainer.step)
+    assert soon(lambda: all(each.busy for server in servers for each in server._hub.sessions.values()))
+    servers[1].close()
+    with pytest.raises(ServerError, match=f"{servers[1].address} is gone"):
+        stepping.result(20)
+
+
+def test_leaving_without_a_goodbye_waits_for_no_servers_turn() -> None:
+    servers, trainer = _of_two()
+    with servers[0]._hub.lock:  # as during a long step
+        cut(servers[0])
+        assert soon(trainer._channels[0]._shared.turn.locked)
+        cut(servers[1])
+        assert soon(lambda: not trainer._channels[1]._joined)
+        closing = threading.Thread(target=trainer.close, kwargs={"goodbye": False}, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+
+
+def test_a_server_says_where_it_is_before_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr("thinwire.server.server.announce", lambda what, *_: said.append(what))
+    monkeypatch.setattr(Layout, "compile", lambda _: said.append("compile"))
+    started()
+    assert said == ["address", "compile"]
+
+
+def test_a_trainer_compiles_before_it_waits_for_a_servers_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waited(*_: object) -> None:
+        raise ServerError(f"{len(compiled)} compiled")
+
+    compiled = list[bool]()
+    monkeypatch.setattr("thinwire.trainer.trainer.addresses", waited)
+    monkeypatch.setattr(Layout, "compile", lambda _: compiled.append(True))
+    with pytest.raises(ServerError, match="1 compiled"):
+        connect(Vector(), dense())
 
 
 @pytest.mark.parametrize("gone", [True, False])

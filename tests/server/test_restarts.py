@@ -15,7 +15,7 @@ from served import closed, crash, cut, dense, gradients, joined, soon, started, 
 from torch import Tensor, nn
 
 from thinwire import codecs, recipes
-from thinwire.errors import StateError
+from thinwire.errors import ServerError, StateError
 from thinwire.server import Server, Trainer
 from thinwire.server.saving import Durable
 from thinwire.trainer.channel import Channel
@@ -301,6 +301,51 @@ def test_a_server_that_has_gone_far_back_does_not_hold_up_the_others_for_a_train
     assert soon(lambda: paces(again) == [[20], [20]])
     _train(newcomer, gradients(1))
     assert paces(again) == [[21], [21]]
+
+
+@pytest.mark.parametrize("knows_the_first", [True, False])
+def test_a_trainer_that_a_restarted_server_does_not_know_keeps_its_pace(knows_the_first: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "every": 1e6, "staleness": 1}
+    server = started(recipe=dense(), **options)
+    old = joined(server, dense(), reconnect=60.0)
+    _train(old, gradients(5))
+    server.save()
+    _train(old, gradients(4))
+    new = joined(server, dense(), reconnect=60.0)
+    _in_threads(*(lambda t=t: _train(t, gradients(3)) for t in (old, new)))
+    first, late = (old, new) if knows_the_first else (new, old)
+    name = first._channels[0]._settings.trainer
+    with late._channels[0]._shared.turn:
+        crash(server)
+        again = started(recipe=dense(), address=server.address, **options)
+        hub = again._hub
+        assert soon(lambda: hub.central.applied.get(name) == 12 if knows_the_first else name in hub.sessions)
+    assert soon(lambda: sorted(hub.central.applied.values()) == [3, 12])
+    assert [*hub.rule.live.values()] == [12, 12]
+
+
+@pytest.mark.parametrize("back", [2, 1])
+def test_a_trainer_that_loses_all_its_servers_goes_on_with_all_of_them_or_raises(back: int, tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"servers": 2, "every": 1e6, "staleness": 1}
+    options = [shared | {"index": i, "checkpoint": tmp_path / f"{i}"} for i in (0, 1)]
+    servers = [started(recipe=dense(), **each) for each in options]
+    where: dict[str, Any] = {
+        "address": [each.address for each in servers],
+        "servers": 2,
+        "reconnect": 60.0 if back == 2 else 1.0,
+    }
+    trainer = joined(servers[0], dense(), in_flight=2, **where)
+    _train(trainer, gradients(9))
+    for each in servers:
+        crash(each)
+    again = [started(recipe=dense(), address=where["address"][i], **options[i]) for i in range(back)]
+    if back == 1:
+        with pytest.raises(ServerError, match="is gone"):
+            _train(trainer, gradients(9))
+        return
+    _train(trainer, gradients(9))
+    assert trainer.settle(20)
+    assert [[*each.status().updates.values()] for each in again] == [[18], [18]]
 
 
 def test_an_update_is_checked_for_all_servers_before_any_part_is_encoded() -> None:

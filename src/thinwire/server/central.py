@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.payloads import Blocks, Payload
-from thinwire.wire.frames import WINDOW, Flag, Frame
+from thinwire.wire.frames import Flag, Frame
 from thinwire.wire.layout import Entry, Layout, Part, Places, difference, finite
 
 logger = logging.getLogger("thinwire")
@@ -281,22 +281,22 @@ class Rule:
         away = time.monotonic() - max(self._lost.values(), default=-math.inf)
         return bool(self.complete and trained and not self.live and away > self.patience)
 
-    def joined(self, trainer: str, ahead: int | None) -> int:
-        """Count a trainer in, at the pace of the slowest, unless it has one on other servers, not far below.
+    def joined(self, trainer: str, ahead: int | None, sent: int, slack: int) -> int:
+        """Count a trainer in at the pace that it has, or the slowest's, if it has none or is below that by `slack`.
 
         Where nobody is, as after a restart, that is the last one: others come back with theirs, and would wait.
-        A pace is the number of the trainer's latest update, and by how much it was `ahead` of that when it joined.
+        A pace is the number of the trainer's latest update, and by how much it is `ahead` of that. What it has `sent`
+        will come again where it is not applied, and counts: a server that started again may not know the trainer.
         Returned is that: servers of which each had one of its own would wait for trainers that wait for each other.
         """
         number = self.central.applied.get(trainer, 0)
-        slowest = min(self.live.values(), default=self.central.pace) - number
-        if ahead is None or (not number and slowest > ahead + WINDOW):  # another server is behind, as after a restart
+        slowest = min(self.live.values(), default=self.central.pace) - max(sent, number)
+        if ahead is None or slowest > ahead + slack:
             ahead = slowest
         self.live[trainer] = ahead + number
         self._begun |= len(self._goodbyes | self.live.keys()) >= self._wanted
         self._returning.discard(trainer)
         self._lost.pop(trainer, None)
-        self.central.present = {*self.live, *self._returning}
         return ahead
 
     def left(self, trainer: str, *, goodbye: bool) -> None:
@@ -308,7 +308,6 @@ class Rule:
             each.pop(trainer, None)
         self._goodbyes |= {trainer} if goodbye else set()
         self._lost |= {} if goodbye else {trainer: time.monotonic()}
-        self.central.present = {*self.live, *self._returning}
 
     def submit(self, update: Update) -> None:
         """Take an update, which is the next of its trainer."""
@@ -321,7 +320,7 @@ class Rule:
         """
         if self._returning and time.monotonic() > self._until:
             self._returning.clear()  # the next restart does not wait for them either
-            self.central.present = {*self.live}
+        self.central.present = {*self.live, *self._returning}
         if self.complete and self._staleness == 0:
             least = min(self.live.values(), default=0)
             due = [each for who, each in self._held.items() if self.live.get(who, least) == least]

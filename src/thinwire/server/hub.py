@@ -212,7 +212,7 @@ class Session:
             earlier.leave(goodbye=False)
         self.trainer = asked["trainer"]
         hub.sessions[self.trainer] = self
-        ahead = hub.rule.joined(self.trainer, asked["ahead"])
+        ahead = hub.rule.joined(self.trainer, *asked["pace"])
         self.talk.limits = layout.asked
         life, body = frames.LIFE.pack(central.life, central.restored, ahead), pack(self._downlink.sections())
         self.say(Kind.JOIN, life, *body, number=central.applied.get(self.trainer, 0))
@@ -388,14 +388,14 @@ def _asked(frame: Frame) -> dict[str, Any]:
     """Return what a JOIN says. Raises FrameError."""
     try:
         asked = json.loads(bytes(frame.body))
-        who, agreed, ahead = asked["trainer"], asked["agreed"], asked["ahead"]
+        who, agreed, (ahead, sent, slack) = asked["trainer"], asked["agreed"], asked["pace"]
         if len(who) != 32 or int(who, 16) < 0 or not all(isinstance(x, str) for x in agreed.values()):
             raise ValueError
-        if ahead is not None and (type(ahead) is not int or abs(ahead) >= 1 << 62):
+        if any(type(x) is not int or abs(x) >= 1 << 62 for x in (0 if ahead is None else ahead, sent, slack)):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FrameError("a JOIN without a trainer's number and parameters") from error
-    return {"trainer": who, "agreed": agreed, "ahead": ahead}
+    return {"trainer": who, "agreed": agreed, "pace": (ahead, sent, slack)}
 
 
 def rows_for(central: Central, body: memoryview) -> list[Bytes]:

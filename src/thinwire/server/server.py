@@ -194,7 +194,6 @@ def serve(
     here, door = place(index, servers, address), address or "127.0.0.1:0"
     split(door)
     layout = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)[here]
-    layout.compile()
     if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
         raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
     with ExitStack() as ending:
@@ -213,6 +212,7 @@ def serve(
             announce("ticket", here, ticket)
         if address is None:
             announce("address", here, listener.address)
+        layout.compile()  # a minute where nothing is cached: trainers wait for the address no longer than `timeout`
         hub = Hub(listener, central, rule, saving, lock)
         return Server(hub, listener.address, ticket=ticket, every=every, ending=ending.pop_all())
 

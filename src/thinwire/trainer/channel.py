@@ -155,15 +155,19 @@ def _ids(entry: Entry, ids: Tensor) -> Tensor:
 
 @final
 @dataclass
-class Pace:
-    """By how much a trainer is `ahead` of its updates' numbers, on all servers that it has `joined`, each in its turn.
+class Shared:
+    """What a trainer's channels share: who waits for one server hears of the `error` of another, which `told` was.
 
-    The first that it joins decides, unless another is far ahead of it. The others are told, if need be once more.
+    By how much it is `ahead` of its updates' numbers, on all servers that it has `joined`, each in its turn. The first
+    decides, unless another is far ahead of it. The others are told, if need be once more.
     """
 
-    ahead: int = 0
+    ahead: int | None = None
     joined: set[int] = field(default_factory=set)
     turn: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    error: Exception | None = None
+    told: Exception | None = None
 
 
 @final
@@ -178,7 +182,7 @@ class Settings:
     timeout: float
     patience: float
     room: int
-    pace: Pace
+    shared: Shared
 
 
 @final
@@ -250,7 +254,8 @@ class Channel:
     def __init__(self, settings: Settings, layout: Layout, model: nn.Module) -> None:
         self._settings, self.copy = settings, Copy(layout, model)
         self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
-        self._changed, self._bell, self._orders = threading.Condition(), Bell(), itertools.count(1)
+        self._shared, self._changed = settings.shared, settings.shared.changed
+        self._bell, self._orders = Bell(), itertools.count(1)
         self._log, self._logged = dict[int, Request](), 0  # updates that are not on disk, by number, and their bytes
         self._open = dict[int, tuple[Request, Sequence[Tensor]]]()  # questions, by number, and for which rows
         self._floors, self._life, self._ahead = list[int](), 0, 0
@@ -263,9 +268,6 @@ class Channel:
         self._goodbye: bool | None = None  # what `close` was told
         self._left = False  # whether the server has answered BYE
         self._sound, self._deadline = True, 0.0  # whether a loss now is one of its own, and until when it is borne
-        self._process = os.getpid()
-        self._error: Exception | None = None
-        self._told: Exception | None = None  # the error that a caller knows of
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         try:
@@ -286,7 +288,7 @@ class Channel:
         with self._changed:
             self._full |= self._logged + size > room // 2
             self._bell.ring()
-            self._changed.wait_for(lambda: self._error or not self._log or self._logged + size <= room)
+            self._changed.wait_for(lambda: self._shared.error or not self._log or self._logged + size <= room)
             self.check()
             update = Request(next(self._orders), Kind.UPDATE, number, body, base, loss, flags)
             self._log[number] = update
@@ -301,7 +303,7 @@ class Channel:
             return bool(self._floors) and self._answered >= update and question not in self._open
 
         with self._changed:
-            self._changed.wait_for(lambda: self._error or so())
+            self._changed.wait_for(lambda: self._shared.error or so())
             if not so():
                 self.check()
 
@@ -320,44 +322,43 @@ class Channel:
         """Have the server save once it has all, and wait until nothing is logged, at most so long. Return whether."""
         end = time.monotonic() + seconds
         with self._changed:
-            self._changed.wait_for(lambda: self._error or not self._unconfirmed, seconds)
+            self._changed.wait_for(lambda: self._shared.error or not self._unconfirmed, seconds)
             self._full |= bool(self._log)
             self._bell.ring()
             left = end - time.monotonic()
-            return self._changed.wait_for(lambda: self._error or not self._log, left) and not self._log
+            return self._changed.wait_for(lambda: self._shared.error or not self._log, left) and not self._log
 
-    def stop(self) -> None:
-        """Wake all waiting threads, and accept no more updates."""
+    def stop(self, *, goodbye: bool) -> None:
+        """Wake all waiting threads, accept no more updates, and leave: with a `goodbye`, when the server has all."""
         with self._changed:
-            self._error = self._error or ServerError("this trainer was closed: connect again")
+            self._shared.error = self._shared.error or ServerError("this trainer was closed: connect again")
             self._changed.notify_all()
+            if self._goodbye is None:
+                self._goodbye = goodbye
+                self._queue.append(_BYE)
+        self._bell.ring()
 
     def close(self, *, goodbye: bool) -> None:
-        """Close the connection: with a `goodbye`, when the server has all that was logged.
+        """Stop, and wait until the connection is closed. Later calls do nothing.
 
-        Raises ServerError if it may not have, unless the reason has been told. Later calls do nothing.
+        Raises ServerError if the server may not have all that was logged, unless the reason has been told.
         """
-        if self._goodbye is not None:
-            return
-        self.stop()
-        with self._changed:
-            self._goodbye = goodbye
-            self._queue.append(_BYE)
-        self._bell.ring()
+        self.stop(goodbye=goodbye)
         self._thread.join()
-        if goodbye and self._unconfirmed and self._told is not self._error:
+        if self._goodbye and self._unconfirmed and self._shared.told is not self._shared.error:
+            self._shared.told = self._shared.error
             raise ServerError(
                 f"the server at {self._settings.address} has not confirmed the last {self._unconfirmed} updates, which "
                 "may be lost: call settle before close, and pass reconnect= to wait for a server that is gone"
-            ) from self._error
+            ) from self._shared.error
 
     def check(self) -> None:
         """Raise the error that ended the channel, if any; in a forked child, whose threads are gone, there is one."""
-        if os.getpid() != self._process:
-            self._error = ServerError("this trainer belongs to another process, which forked this one: connect anew")
-        if self._error is not None:
-            self._told = self._error
-            raise self._error
+        if not (self._shared.error or self._thread.is_alive()):
+            raise ServerError("this trainer belongs to another process, which forked this one: connect anew")
+        if self._shared.error is not None:
+            self._shared.told = self._shared.error
+            raise self._shared.error
 
     @property
     def _unconfirmed(self) -> int:
@@ -377,14 +378,14 @@ class Channel:
             while not self._over:
                 try:
                     with ExitStack() as ending:
-                        with self._settings.pace.turn:
+                        with self._shared.turn:
                             link = ending.enter_context(closing(self._called()))
                             self._join(link)
                         self._converse(link)
                 except GoneError as error:
                     self._lost(error)
                 finally:
-                    self._settings.pace.joined.discard(self._settings.index)
+                    self._shared.joined.discard(self._settings.index)
         except Exception as error:
             self._fail(error)
 
@@ -396,9 +397,10 @@ class Channel:
 
     def _join(self, link: Link) -> None:
         """Join. Raises GoneError."""
-        pace = self._settings.pace
-        ahead = pace.ahead if pace.joined else None
-        asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed), "ahead": ahead}
+        with self._changed:
+            sent = max(self.saved, next(reversed(self._log), 0))
+        pace = (self._shared.ahead, sent, WINDOW * bool(self._shared.joined))
+        asked = {"trainer": self._settings.trainer, "agreed": dict(self.layout.agreed), "pace": pace}
         link.send(Kind.JOIN, json.dumps(asked).encode())
         self._joined = False
         while not self._over and not self._joined:
@@ -407,7 +409,7 @@ class Channel:
 
     def _converse(self, link: Link) -> None:
         """Do what is to be done, until another server decides the pace anew. Raises GoneError."""
-        while not self._over and self._ahead == self._settings.pace.ahead:
+        while not self._over and self._ahead == self._shared.ahead:
             if (due := self._due()) is not None:
                 version = min((due.base.version, *self._floors[due.base.joins :]))
                 told = {"number": due.number, "version": version, "loss": due.loss, "flags": due.flags}
@@ -435,7 +437,7 @@ class Channel:
                 said = f"the server's answer cannot be read ({error}): do both run the same version of thinwire?"
             elif self._floors and not isinstance(error, (ServerError, FingerprintError)):
                 said = f"the thread that listens to the server has failed: {type(error).__name__}: {error}"
-            self._error = ServerError(said) if said else error
+            self._shared.error = ServerError(said) if said else error
             self._changed.notify_all()
 
     def _lost(self, error: GoneError) -> None:
@@ -490,8 +492,8 @@ class Channel:
                 f"than the {self.saved} it had saved: start it from its checkpoint, or restart this trainer"
             )
         life, restored, self._ahead = LIFE.unpack_from(frame.body)
-        self._settings.pace.ahead = self._ahead
-        self._settings.pace.joined.add(self._settings.index)
+        self._shared.ahead = self._ahead
+        self._shared.joined.add(self._settings.index)
         self.copy.take(frame.body[LIFE.size :], Base(frame.version, len(self._floors) + 1))
         floor = frame.version if life == self._life else restored  # to which the server went back
         self.copy.rejoined(floor)

@@ -22,7 +22,7 @@ from thinwire.codecs import Codec
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.reducer import Reducer
-from thinwire.trainer.channel import Base, Channel, Pace, Settings, drainable, wanted
+from thinwire.trainer.channel import Base, Channel, Settings, Shared, drainable, wanted
 from thinwire.waits import refuse_captured
 from thinwire.wire.frames import Flag
 from thinwire.wire.layout import claimed, finite, layouts, named, pack
@@ -243,8 +243,8 @@ class Trainer:
             ServerError: If a server that is gone may lack updates. Everything else is done.
         """
         with self._ending, ExitStack() as closing:  # all of it, whatever is raised
-            for channel in self._channels:  # first: who sends may wait for room in a log, with our lock
-                channel.stop()
+            for channel in self._channels:  # first: they wait for each other's turns, and who sends has our lock
+                channel.stop(goodbye=goodbye)
             closing.enter_context(self._lock)
             closing.callback(self._catch_up)  # so that the model has what has come
             for channel in self._channels:
@@ -358,14 +358,15 @@ def connect(
     with ExitStack() as ending:
         ending.enter_context(claimed([("this recipe", memory) for memory in memories], residuals))
         its = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
+        for layout in its:  # before it waits for servers, which may take as long where nothing is cached
+            layout.compile()
         places, who = addresses(address, servers, max(timeout, reconnect)), secrets.token_hex(16)
         if len(tickets) not in (1, servers):
             raise ValueError(f"{len(tickets)} tickets for {servers} servers; expected one, or one for each")
-        channels, pace = list[Channel](), Pace()
+        channels, shared = list[Channel](), Shared()
         for i, layout in enumerate(its):
-            layout.compile()
             ending.enter_context(layout.claimed(model))
-            settings = Settings(places[i], i, tickets[i % len(tickets)], who, timeout, reconnect, log_bytes, pace)
+            settings = Settings(places[i], i, tickets[i % len(tickets)], who, timeout, reconnect, log_bytes, shared)
             channels.append(Channel(settings, layout, model))
             ending.callback(channels[-1].close, goodbye=False)
         for memory in memories:

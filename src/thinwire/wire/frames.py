@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import NamedTuple, final
 
 Bytes = bytes | memoryview
-PROTOCOL = 11
+PROTOCOL = 12
 MAGIC = b"TWPS"
 HEADER = struct.Struct("<4sHBBQQQdQ")
 PIECE = 1 << 16
