@@ -11,15 +11,14 @@ from typing import Annotated, Any, Protocol, final, runtime_checkable
 import torch.distributed as dist
 import torchft
 from torch import nn
+from typing_extensions import override
 
 from thinwire import integrations
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group, adopt_group, forget_group
-from thinwire.handle import MemoryUse
 from thinwire.integrations import Replicas
 from thinwire.integrations.attachments.assembly import Optimizers
-from thinwire.integrations.attachments.attachment import LossScaler
-from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.attachments.attachment import Attached, LossScaler
 from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.reducer import Reducer
 
@@ -85,18 +84,18 @@ class ProcessGroupGloo(torchft.ProcessGroupGloo):  # type: ignore[misc]  # mypy 
 
 
 @final
-class Members(Served):
+class Members(Attached):
     """What `replicate` returns: a handle for a changing set of replicas."""
 
     def __init__(self, manager: Manager, links: ProcessGroupGloo, replicas: Replicas) -> None:
         self._manager, self._links, self._replicas = manager, links, replicas
-        self.attachment = replicas.attachment
+        self._attachment = replicas.attachment
         manager.register_state_dict_fn("thinwire", self.attachment.membership.join, self._for_a_newcomer)
 
     @property
-    def memory(self) -> MemoryUse:
-        """Bytes that this rank holds between steps and needs during one, by purpose."""
-        return self._replicas.memory
+    @override
+    def _copies(self) -> int:
+        return self._replicas._copies
 
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas of this step, through the recipe.

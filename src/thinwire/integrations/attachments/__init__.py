@@ -1,1 +1,1 @@
-"""A recipe at work on one model: `assembly` puts it together, `served` has the verbs of handles that use it."""
+"""A recipe at work on one model: `assembly` puts it together, `attachment` does the work and has the handles' verbs."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.futures import Future
+from typing_extensions import override
 
 from thinwire.collectives import Group, Staging, of_torch, used_here
 from thinwire.errors import MomentumError, StateError
@@ -37,8 +38,112 @@ class LossScaler(Protocol):
         """Return the factor on the loss."""
 
 
+class Attached(Handle):
+    """A handle whose `attachment` does the work: it has the steps, memories and figures."""
+
+    _attachment: "Attachment"
+
+    @property
+    def attachment(self) -> "Attachment":
+        """What reduces the gradients: of `attach`, this handle itself."""
+        return self._attachment
+
+    @property
+    def group(self) -> Group:
+        """The ranks that exchange gradients."""
+        return self.attachment.membership.group
+
+    @property
+    def memory(self) -> MemoryUse:
+        """Bytes that this rank holds between steps and needs during one. Copies of gradients count as staging."""
+        waiting = sum(memory.nbytes for memory in self.attachment.recipe.memories())
+        staging = self.attachment.staging
+        return MemoryUse(waiting, staging.nbytes + self._copies, staging.needed)
+
+    @property
+    def _copies(self) -> int:
+        """Bytes of the second copies of gradients. By default there are none."""
+        return 0
+
+    def stats(self) -> Stats:
+        """Return the figures of the latest step and of all steps so far. Call it after the optimizer's step.
+
+        It reads the residuals once. After the first call, each gradient is read once more per step. On a GPU it makes
+        the host wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
+        """
+        attachment = self.attachment
+        attachment.steps.close_if_done()
+        return attachment.meter.stats(lambda: [x for m in attachment.recipe.memories() for x in m.waiting()])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's memories and step, as tensors and plain containers. Save it on every rank.
+
+        It leaves out gradients that no optimizer has taken yet.
+        """
+        return self.attachment.membership.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from this rank's `state_dict`; a collective, so call it on every rank.
+
+        Raises:
+            ValueError: If any rank's state does not fit it or the other ranks' states, on every rank, and nothing has
+                changed.
+        """
+        self.attachment.membership.load_state_dict(saved)
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
+        """Return what this rank would resume from `saved`, as `load_state_dict` takes it.
+
+        Raises:
+            ValueError: If `load_state_dict` would raise it, on this rank alone.
+        """
+        return self.attachment.membership.check_state_dict(saved)
+
+    def differing_parameters(self) -> list[str]:
+        """Return the names of parameters that differ between ranks in any bit. A collective: call it on every rank.
+
+        Frozen ones too, and buffers that DDP broadcasts; but not those of batch normalisation, which differ from one
+        forward pass to the next.
+        """
+        return differing(self.attachment.everything(), self.group)
+
+    def forget(self) -> None:
+        """Drop all residuals, including momentum in the memories. Call it on every rank."""
+        attachment = self.attachment
+        attachment.steps.settle_all(keep=False)
+        for memory in attachment.recipe.memories():
+            memory.restore({})
+        attachment.membership.handover.accept()
+        attachment.steps.fresh = True
+
+    def keep_step(self) -> None:
+        """Note that the current gradients have been applied.
+
+        Call it only if neither a torch.optim optimizer nor an update in place applies them, for example where master
+        weights are kept elsewhere.
+        """
+        self.attachment.steps.settle_all(keep=True)
+
+    def drop_step(self) -> None:
+        """Note that the current gradients will not be applied. Zeroing them does the same."""
+        self.attachment.steps.settle_all(keep=False)
+
+    def remove(self) -> None:
+        """Detach: from now on gradients are averaged uncompressed. A collective; call it between steps.
+
+        If the recipe applies momentum, the optimizer gets it back. With momentum correction, the residual is applied at
+        once. With other recipes, whatever the optimizer does not take back is sent with the next gradients.
+        `recipes.orthogonal`'s residual cannot be sent that way: it is dropped, with a warning. DDP cannot drop a hook,
+        so the hook stays and sums gradients as DDP would; the logger "thinwire" says so.
+
+        Raises:
+            RuntimeError: If the recipe corrects momentum and no optimizer can take it back.
+        """
+        self.attachment.membership.release(averages="DDP's hook, or reduce(), does that")
+
+
 @final
-class Attachment(Handle):
+class Attachment(Attached):
     """What `attach` returns: it reduces the gradients of one model with a recipe, and keeps residuals between steps.
 
     A step ends when an optimizer takes the gradients. Several backward passes may accumulate into one step. Gradients
@@ -75,8 +180,8 @@ class Attachment(Handle):
     ) -> None:
         self.parameters: Mapping[str, nn.Parameter] = dict(parameters)
         self.names: Mapping[nn.Parameter, str] = {p: name for name, p in parameters.items()}
-        self._everything = everything or (lambda: self.parameters)
-        held = self._everything().items()
+        self.everything = everything or (lambda: self.parameters)
+        held = self.everything().items()
         self.membership = Membership(
             recipe,
             self.parameters,
@@ -89,7 +194,7 @@ class Attachment(Handle):
         self._scaler, self._may_be_unused = scaler, may_be_unused
         self._gpus = {p.device for p in parameters.values() if p.is_cuda}
         self._watch = any(memory.stateful for memory in recipe.memories())
-        self._round, self._staging = Round(step=0, group=group, scale=1.0), Staging()
+        self._round, self.staging = Round(step=0, group=group, scale=1.0), Staging()
         self.ended = False
         self.sharing: weakref.WeakSet[Attachment] = weakref.WeakSet()
         self.exchanges = True
@@ -104,9 +209,9 @@ class Attachment(Handle):
         return type(None), ()
 
     @property
-    def group(self) -> Group:
-        """The ranks that exchange gradients."""
-        return self.membership.group
+    @override
+    def attachment(self) -> "Attachment":
+        return self
 
     @property
     def recipe(self) -> Reducer:
@@ -131,27 +236,9 @@ class Attachment(Handle):
         return self.steps.step
 
     @property
-    def memory(self) -> MemoryUse:
-        """Bytes that this rank holds between steps and needs during one, by purpose."""
-        waiting = sum(memory.nbytes for memory in self.recipe.memories())
-        return MemoryUse(waiting, self._staging.nbytes, self._staging.needed)
-
-    @property
     def waits(self) -> bool:
         """Whether this rank holds a residual."""
         return self.membership.waits
-
-    def keep_step(self) -> None:
-        """Note that the current gradients have been applied.
-
-        Call it only if neither a torch.optim optimizer nor an update in place applies them, for example where master
-        weights are kept elsewhere.
-        """
-        self.steps.settle_all(keep=True)
-
-    def drop_step(self) -> None:
-        """Note that the current gradients will not be applied. Zeroing them does the same."""
-        self.steps.settle_all(keep=False)
 
     def reduce(self, flat: Tensor, parameters: list[nn.Parameter], *, joined: bool = False) -> "Future[Tensor]":
         """Start reducing a bucket of these parameters' gradients, one after another, each in its memory order.
@@ -313,23 +400,6 @@ class Attachment(Handle):
             "recipes.dense(), or an optimizer that takes one gradient a step"
         )
 
-    def differing_parameters(self) -> list[str]:
-        """Return the names of parameters that differ between ranks in any bit. A collective: call it on every rank.
-
-        Frozen ones too, and buffers that DDP broadcasts; but not those of batch normalisation, which differ from one
-        forward pass to the next.
-        """
-        return differing(self._everything(), self.group)
-
-    def stats(self) -> Stats:
-        """Return the figures of the latest step and of all steps so far. Call it after the optimizer's step.
-
-        It reads the residuals once. After the first call, each gradient is read once more per step. On a GPU it makes
-        the host wait. Steps that DDP reduces without a hook are counted while "auto" watches them, and not otherwise.
-        """
-        self.steps.close_if_done()
-        return self.meter.stats(lambda: [x for memory in self.recipe.memories() for x in memory.waiting()])
-
     def why(self) -> Why:
         """Return why each tensor is sent as it is, if a plan or "auto" chose it; `print` shows it as a table.
 
@@ -339,38 +409,6 @@ class Attachment(Handle):
         if self._why is None:
             raise RuntimeError('you chose the recipe yourself; why() explains the choice of a plan or of "auto"')
         return self._why()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's memories and step, as tensors and plain containers. Save it on every rank.
-
-        It leaves out gradients that no optimizer has taken yet.
-        """
-        return self.membership.state_dict()
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from this rank's `state_dict`; a collective, so call it on every rank.
-
-        Raises:
-            ValueError: If any rank's state does not fit it or the other ranks' states, on every rank, and nothing has
-                changed.
-        """
-        self.membership.load_state_dict(saved)
-
-    def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
-        """Return what this rank would resume from `saved`, as `load_state_dict` takes it.
-
-        Raises:
-            ValueError: If `load_state_dict` would raise it, on this rank alone.
-        """
-        return self.membership.check_state_dict(saved)
-
-    def forget(self) -> None:
-        """Drop all residuals, including momentum in the memories. Call it on every rank."""
-        self.steps.settle_all(keep=False)
-        for memory in self.recipe.memories():
-            memory.restore({})
-        self.membership.handover.accept()
-        self.steps.fresh = True
 
     def end(self) -> None:
         """Free all memory, and stop following gradients."""
@@ -384,19 +422,6 @@ class Attachment(Handle):
             memory.restore({})
         for attachments in _kept_by.values():
             attachments.discard(self)
-
-    def remove(self) -> None:
-        """Detach: from now on gradients are averaged uncompressed. A collective; call it between steps.
-
-        If the recipe applies momentum, the optimizer gets it back. With momentum correction, the residual is applied at
-        once. With other recipes, whatever the optimizer does not take back is sent with the next gradients.
-        `recipes.orthogonal`'s residual cannot be sent that way: it is dropped, with a warning. DDP cannot drop a hook,
-        so the hook stays and sums gradients as DDP would; the logger "thinwire" says so.
-
-        Raises:
-            RuntimeError: If the recipe corrects momentum and no optimizer can take it back.
-        """
-        self.membership.release(averages="DDP's hook, or reduce(), does that")
 
     def _enter(self, names: Sequence[str], parameters: Sequence[nn.Parameter], *, joined: bool) -> None:
         if captured():
@@ -427,9 +452,9 @@ class Attachment(Handle):
             scale=scale,
             watch=self._watch,
             listeners=(self.meter,),
-            staging=self._staging,
+            staging=self.staging,
         )
-        self._staging.turn()
+        self.staging.turn()
         for gpu in self._gpus:  # a reduction that was called off may still be decoding
             follow(torch.cuda.current_stream(gpu.index), stream_of(gpu, "decode"))
         membership.recipe.begin(self._round)

@@ -23,8 +23,7 @@ from thinwire.integrations.attachments.assembly import (
     listed,
     opening,
 )
-from thinwire.integrations.attachments.attachment import Attachment, LossScaler
-from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.attachments.attachment import Attached, Attachment, LossScaler
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
@@ -35,13 +34,13 @@ from thinwire.waits import refuse_captured
 
 
 @final
-class Replicas(Served):
+class Replicas(Attached):
     """Replicas of one model, and a handle, which `replicate` returns; `attachment` does the work."""
 
     def __init__(self, whole: nn.Module, attachment: Attachment) -> None:
         weights = sparse_weights(whole)
         managed = list(attachment.parameters.values())
-        self.attachment = attachment
+        self._attachment = attachment
         attachment.serve(whole)
         self._buckets = list(buckets([p for p in managed if p not in weights]))
         self._sparse = [p for p in managed if p in weights]

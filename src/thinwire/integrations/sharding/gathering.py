@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.gathers import Gathers, Lossless
-from thinwire.integrations.attachments.served import Served
+from thinwire.integrations.attachments.attachment import Attached
 from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.copies import Copies
@@ -36,7 +36,7 @@ def carried(model: nn.Module, how: Gathers | None, groups: Sequence[Group]) -> C
     return agreed(groups, lambda: Copies(modules, how, groups, names))
 
 
-class Gathering(Served):
+class Gathering(Attached):
     """A handle that knows how parameters are gathered."""
 
     _arrivals: Arrivals
@@ -86,7 +86,7 @@ class Gathering(Served):
     @override
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self._backwards.compare(lambda: self.check_state_dict(saved))
-        self.attachment.load_state_dict(saved)
+        super().load_state_dict(saved)
         self.refresh()
 
     @override

@@ -64,7 +64,7 @@ class Scattered(Gathering):
         *,
         overlap: bool,
     ) -> None:
-        self.attachment, self._contributions = attachment, contributions
+        self._attachment, self._contributions = attachment, contributions
         attachment.serve(model)
         group = attachment.group
         self.layout = Layout.whole(group, {})
@@ -91,7 +91,7 @@ class Scattered(Gathering):
                 f"the state belongs to shard {saved['shard']} of a model with replicas, but this one has none: load it "
                 "with thinwire.shard"
             )
-        return self.attachment.check_state_dict(saved)
+        return super().check_state_dict(saved)
 
     @override
     def _differing(self) -> list[str]:

@@ -60,7 +60,7 @@ class Shards(Gathering):
         *,
         overlap: bool,
     ) -> None:
-        self.attachment = attachment
+        self._attachment = attachment
         attachment.serve(model)
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
@@ -80,7 +80,7 @@ class Shards(Gathering):
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
-        standing = self.attachment.check_state_dict(saved)
+        standing = super().check_state_dict(saved)
         if saved.get("shard") != self.layout.shard:
             raise ValueError(
                 f"the state belongs to shard {saved.get('shard')} (rank and size in each mesh dimension), but this is "
