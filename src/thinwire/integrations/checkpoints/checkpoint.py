@@ -39,6 +39,7 @@ from thinwire.memories import Noted
 _log = logging.getLogger("thinwire")
 
 State = dict[str, Any]
+_Handle = Attachment | Replicas | Scattered | Shards | Outer
 Headers = tuple[dict[int, Header], dict[int, str]]
 """Headers by rank and, for those that cannot be read, why."""
 T = TypeVar("T")
@@ -74,12 +75,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self,
-        handle: Attachment | Replicas | Scattered | Shards | Outer,
-        saved: Saved | None = None,
-        *,
-        key: str | None = None,
-        partial: bool = False,
+        self, handle: _Handle, saved: Saved | None = None, *, key: str | None = None, partial: bool = False
     ) -> None:
         self._handle, self._saved, self._key, self._partial = handle, saved, key, partial
         self._layout = _layout(handle)
@@ -127,14 +123,7 @@ class Checkpoint:
 class _Loading:
     """Reading what a handle's ranks need of a checkpoint. Every method is a collective but `one_entry`."""
 
-    def __init__(
-        self,
-        handle: Attachment | Replicas | Scattered | Shards | Outer,
-        saved: Saved,
-        key: str | None,
-        *,
-        partial: bool,
-    ) -> None:
+    def __init__(self, handle: _Handle, saved: Saved, key: str | None, *, partial: bool) -> None:
         self._handle, self._layout, self._partial = handle, _layout(handle), partial
         groups, mine = self._layout.groups, self._layout.ranks
         self._storage = _together(groups, lambda: Storage(saved, key))

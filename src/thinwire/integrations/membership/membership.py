@@ -62,12 +62,8 @@ class Membership:
     def agree(self) -> None:
         """Compare where the ranks stand, once. A collective. Raises StateError where they differ."""
         if not self.agreed:
-            self.compare()
+            state.agree(self.group, self.standing)
             self.agreed = True
-
-    def compare(self) -> None:
-        """Compare where the ranks stand now. They may yet load. A collective. Raises StateError where they differ."""
-        state.agree(self.group, self._standing)
 
     def weight(self, *, joined: bool) -> float:
         """Return this rank's share of all samples. `joined`: it has no data. A collective."""
@@ -120,7 +116,7 @@ class Membership:
 
     def regroup(self, group: Group, divisor: Divisor) -> None:
         """Go on with another group from the latest step of its ranks, and with this rank's residuals; a collective."""
-        standing = state.latest(group, self._standing())
+        standing = state.latest(group, self.standing())
         self.recipe.prepare(group)
         self.steps.restart(standing.step, standing.draw)
         factor = self.group.size() / group.size()
@@ -180,7 +176,8 @@ class Membership:
         level = logging.DEBUG if self.group.rank() else logging.WARNING
         _log.log(level, "removed: gradients are averaged uncompressed from now on; %s", averages)
 
-    def _standing(self) -> state.Standing:
+    def standing(self) -> state.Standing:
+        """Return where this rank stands."""
         return state.Standing(step=self.steps.step, draw=self.steps.draw)
 
     def _go_on_from(self, saved: Mapping[str, Any]) -> None:

@@ -81,8 +81,7 @@ class Replicas(Attached):
         for p, future in rows:
             mean = future.wait()
             p.grad = mean if p in used else None
-        parameters = self.attachment.parameters
-        self.attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
+        self.attachment.steps.drop_idle(used)
 
     def regroup(self, group: Group) -> None:
         """Continue with the ranks of another group: see `Membership.regroup`."""

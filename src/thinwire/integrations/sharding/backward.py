@@ -99,8 +99,7 @@ class Arrivals:
         self._all_reduce_failures(error)
         for bucket in self.buckets:
             bucket.hand_back(used)
-        parameters = self._attachment.parameters
-        self._attachment.steps.drop_idle([name for name, p in parameters.items() if p not in used])
+        self._attachment.steps.drop_idle(used)
 
     def _start_next(self) -> None:
         bucket = self.buckets[len(self.started)]
@@ -266,8 +265,7 @@ class Backwards:
 
     def _agree(self) -> None:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
-        steps = self._attachment.steps
-        self.compare(lambda: state.Standing(step=steps.step, draw=steps.draw))
+        self.compare(self._attachment.membership.standing)
 
 
 def _arrived(followed: "weakref.ref[Backwards]", name: str, p: nn.Parameter) -> None:

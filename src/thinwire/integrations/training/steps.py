@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thinwire.integrations.training.gradients import Gradients, accumulator
 from thinwire.integrations.training.optimizers import skipped_by_scaler
@@ -157,9 +157,10 @@ class Steps:
         """Take over the step of other shards. One without rows cannot tell when its gradients are zeroed."""
         self.step = max(self.step, step)
 
-    def drop_idle(self, names: Collection[str]) -> None:
-        """Drop what was staged for parameters of which no rank has a gradient for an optimizer. The step goes on."""
+    def drop_idle(self, used: Collection[Tensor]) -> None:
+        """Drop what was staged for all but `used`, which some rank has a gradient for. The step goes on."""
         self.close_if_done()
+        names = [name for name, p in self.parameters.items() if p not in used]
         for memory in self._memories if names else ():
             memory.rollback(names)
         self.pending.difference_update(names)
