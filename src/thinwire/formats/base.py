@@ -9,6 +9,7 @@ from typing import Annotated, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.checked import Range
@@ -114,28 +115,6 @@ class Format(ABC):
         return torch.uint8 if self.bits <= 8 else torch.int16
 
     @final
-    def codes(
-        self, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Sequence[int], out: Tensor | None
-    ) -> Tensor:
-        """Return the codes of numbers.
-
-        Args:
-            x: The numbers, float32 (n).
-            scales: float32, one for each group.
-            groups: Which numbers share a scale.
-            how: Which code a number gets.
-            seeds: For stochastic rounding, one for each run of the groups.
-            out: Where what the codes stand for is written, too.
-
-        Returns:
-            Of `code_dtype` (n).
-        """
-        codes = empty(x.numel(), self.code_dtype, x.device)
-        table = None if out is None else self.on(x.device)
-        kernels.codes_encode(codes, x, scales, groups, how, seeds, table, out)
-        return codes
-
-    @final
     def width(self, numel: int) -> int:
         """Return how many of `numel` values share a scale."""
         return self.group_size or max(1, numel)
@@ -144,6 +123,30 @@ class Format(ABC):
     def scale_count(self, numel: int) -> int:
         """Return how many scales `numel` values have."""
         return -(-numel // self.width(numel))
+
+
+class Scaled(Format):
+    """A format that scales each group first: then each number's code follows by itself."""
+
+    @property
+    @abstractmethod
+    def how(self) -> How:
+        """Which code a number gets."""
+
+    @abstractmethod
+    def scales(self, x: Tensor, groups: Groups) -> Tensor:
+        """Return the scale of each group of numbers, float32 both."""
+
+    @final
+    @override
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x, groups = flat32(x), self.groups(runs)
+        scales, codes = self.scales(x, groups), empty(x.numel(), self.code_dtype, x.device)
+        decoded = () if out is None else (self.on(x.device), out)
+        kernels.codes_encode(codes, x, scales, groups, self.how, seeds, *decoded)
+        return codes, scales
 
 
 # A format is a value, so its table need be computed only once.

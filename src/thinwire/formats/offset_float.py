@@ -1,23 +1,23 @@
 """A float of few bits, with its numbers where gradients are."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.checked import checked
-from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
+from thinwire.formats.base import Bits, GroupSize, Scaled, peaks
 from thinwire.formats.grid import MANTISSA, Lowest, Mantissa, Normal, balanced_eps, number, pattern, powers
-from thinwire.kernels import OffsetGrid, Rounding
+from thinwire.kernels import Groups, OffsetGrid, Rounding
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class OffsetFloat(Format):
+class OffsetFloat(Scaled):
     """A float32 cut to a few bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
 
     Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. Values beyond max and min saturate.
@@ -91,13 +91,18 @@ class OffsetFloat(Format):
         base, most, least = (pattern(value) >> shift for value in (self.eps, self.max, self._lowest))
         return OffsetGrid(shift, base, most - base + 1, least - base + 1, self.rounding)
 
-    def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return codes and a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
-        x, groups = flat32(x), self.groups(runs)
-        scales = self._scales(peaks(x, groups))
-        return self.codes(x, scales, groups, self.grid, seeds, out), scales
+    @property
+    @override
+    def how(self) -> OffsetGrid:
+        return self.grid
+
+    def scales(self, x: Tensor, groups: Groups) -> Tensor:
+        """Return a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
+        peak = peaks(x, groups)
+        if not self.scaled:
+            return torch.where(peak.isnan(), torch.nan, torch.ones_like(peak))
+        top = number((self.grid.positives + self.grid.base - 1) << self.grid.shift)
+        return powers(peak, top, max(self.max, self._lowest))
 
     def table(self) -> Tensor:
         """Return zero, eps..max, -eps..min, and NaN for the unused codes."""
@@ -108,12 +113,6 @@ class OffsetFloat(Format):
     def _numbers(self, count: int) -> Tensor:
         base, shift = self.grid.base, self.grid.shift
         return (torch.arange(base, base + count, dtype=torch.int32) << shift).view(torch.float32)
-
-    def _scales(self, peak: Tensor) -> Tensor:
-        if not self.scaled:
-            return torch.where(peak.isnan(), torch.nan, torch.ones_like(peak))
-        top = number((self.grid.positives + self.grid.base - 1) << self.grid.shift)
-        return powers(peak, top, max(self.max, self._lowest))
 
     @property
     def _lowest(self) -> float:

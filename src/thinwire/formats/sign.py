@@ -1,20 +1,21 @@
 """One bit for a number: its sign, scaled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from thinwire.checked import checked
-from thinwire.formats.base import Format, GroupSize, flat32, means
+from thinwire.formats.base import GroupSize, Scaled, means
+from thinwire.kernels import Groups
+from thinwire.kernels.codes.reference import How
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Sign(Format):
+class Sign(Scaled):
     """Send the sign, times the group's mean magnitude; a zero counts as plus (EF-SGD, Karimireddy et al. 2019).
 
     It is biased and needs error feedback. A vector of zeros stays zero, because its scale is 0.
@@ -25,14 +26,11 @@ class Sign(Format):
 
     group_size: GroupSize = None
     bits: int = field(default=1, init=False)
+    how: ClassVar[How] = "sign"
 
-    def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return codes 0 (plus) or 1 (minus), and the mean magnitudes."""
-        x, groups = flat32(x), self.groups(runs)
-        scales = means(x, groups)
-        return self.codes(x, scales, groups, "sign", seeds, out), scales
+    def scales(self, x: Tensor, groups: Groups) -> Tensor:
+        """Return the mean magnitudes, of codes 0 (plus) and 1 (minus)."""
+        return means(x, groups)
 
     def table(self) -> Tensor:
         """Return 1 and -1."""

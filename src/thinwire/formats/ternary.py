@@ -1,22 +1,23 @@
 """Minus one, zero or one, scaled: TernGrad."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.formats.base import Format, GroupSize, flat32, widths
+from thinwire.formats.base import GroupSize, Scaled, widths
+from thinwire.kernels import Groups
+from thinwire.kernels.codes.reference import How
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Ternary(Format):
+class Ternary(Scaled):
     """Send ±scale with probability `|x|` / scale, otherwise zero (TernGrad, Wen et al. 2017).
 
     Args:
@@ -28,15 +29,12 @@ class Ternary(Format):
     clip: Positive | None = None
     group_size: GroupSize = None
     bits: int = field(default=2, init=False)
+    how: ClassVar[How] = "ternary"
 
-    def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return codes 0 (zero), 1 (plus) or 2 (minus), and the scales, with 0 for a group of zeros."""
-        x, groups = flat32(x), self.groups(runs)
+    def scales(self, x: Tensor, groups: Groups) -> Tensor:
+        """Return the scales of codes 0 (zero), 1 (plus) and 2 (minus), with 0 for a group of zeros."""
         counts = None if self.clip is None else widths(groups, x.device)
-        scales = kernels.group_scales(x, groups, math.inf, counts, 0.0, self.clip)
-        return self.codes(x, scales, groups, "ternary", seeds, out), scales
+        return kernels.group_scales(x, groups, math.inf, counts, 0.0, self.clip)
 
     def table(self) -> Tensor:
         """Return 0, 1, -1 and NaN."""

@@ -4,7 +4,7 @@ The loops take elements lo to hi, group after group. Every code is computed with
 group vectorises. Codes must equal those of the reference, so nothing is contracted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import Ints
 from thinwire.kernels.ranges import map_groups, map_ranges
 
 _ALIGN = 64
@@ -46,14 +47,7 @@ class _Stochastic(NamedTuple):
 
 
 def codes_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    how: How,
-    seeds: Sequence[int],
-    table: Tensor | None = None,
-    out: Tensor | None = None,
+    codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Ints, *decoded: Tensor
 ) -> None:
     found, given = codes.numpy(), x.numpy()
     if how == "sign":
@@ -61,7 +55,8 @@ def codes_encode(
     else:
         drawn = np.array([keys(seed) for seed in seeds], np.uint32)
         _over_pieces(_encode_loop, groups, found, given, scales.numpy(), drawn, _numbers(how))
-    if table is not None and out is not None:
+    if decoded:
+        table, out = decoded
         table_decode(out, codes, table, scales, groups)
 
 

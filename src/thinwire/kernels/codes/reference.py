@@ -15,6 +15,7 @@ from thinwire.kernels.bits.reference import unpack_bits
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.reference import mix
 from thinwire.kernels.matrices.reference import row_sums
+from thinwire.kernels.parts import Ints
 
 Rounding = Literal["truncate", "nearest", "stochastic"]
 
@@ -67,16 +68,9 @@ Signs are written whatever the scale.
 
 
 def codes_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    how: How,
-    seeds: Sequence[int],
-    table: Tensor | None = None,
-    out: Tensor | None = None,
+    codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Ints, *decoded: Tensor
 ) -> None:
-    """Write the code of each number; with a table, also what `table_decode` makes of it, to `out`."""
+    """Write the code of each number; with a table and room, also what `table_decode` makes of it."""
     for (place, part, some, width), seed in zip(groups.parts(codes, x, scales=scales), seeds, strict=True):
         if how == "sign":
             torch.lt(part, 0, out=place)
@@ -89,7 +83,8 @@ def codes_encode(
         else:
             found = torch.where(part < 0, 2, 1) * (_drawn(part, seed).mul_(each) < part.abs())
         place.copy_(torch.where(each.isnan(), 0, found))
-    if table is not None and out is not None:
+    if decoded:
+        table, out = decoded
         table_decode(out, codes, table, scales, groups)
 
 

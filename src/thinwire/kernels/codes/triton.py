@@ -14,6 +14,7 @@ from thinwire.kernels.codes.reference import How, OffsetGrid, Packed
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import Ints
 from thinwire.kernels.replay import Changing
 from thinwire.kernels.triton import launch, table_of, tiles_of, tiles_of_each, wide
 
@@ -24,17 +25,11 @@ _NUMBERS = ["begin", "first", "group", "high", "low"]
 
 
 def codes_encode(
-    codes: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    groups: Groups,
-    how: How,
-    seeds: Sequence[int],
-    table: Tensor | None = None,
-    out: Tensor | None = None,
+    codes: Tensor, x: Tensor, scales: Tensor, groups: Groups, how: How, seeds: Ints, *decoded: Tensor
 ) -> None:
     kind = how if isinstance(how, str) else how.rounding if isinstance(how, OffsetGrid) else "uniform"
-    grid, last = () if isinstance(how, str) else tuple(how), 0 if table is None else table.numel() - 1
+    grid, (table, out) = () if isinstance(how, str) else tuple(how), decoded or (None, None)
+    last = 0 if table is None else table.numel() - 1
     _run(_encode, (codes, x, scales, table, out), groups, seeds, HOW=kind, GRID=grid, LAST=last)
 
 
