@@ -36,6 +36,7 @@ class Memory(ABC):
     """Whether the residual can be sent with an uncompressed gradient, by `release`."""
     keeps_length: ClassVar[bool] = True
     """Whether what is sent is large where the gradients are, so that uncompressed ones may come before and after it."""
+    _loss_scale = 1.0
 
     @property
     def scratch(self) -> Scratch:
@@ -106,6 +107,7 @@ class Memory(ABC):
 
     def rescale(self, factor: float) -> None:
         """Multiply every residual by `factor`, the change of the loss scale (1 at first)."""
+        self._loss_scale *= factor
         for held in self.tensors().values():
             held.rescale(factor)
 

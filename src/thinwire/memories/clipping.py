@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import final
 
 import torch
 from torch import Tensor
@@ -10,24 +9,18 @@ from torch import Tensor
 from thinwire.waits import on_host
 
 
-@final
-class LocalClipping:
-    """Clips each rank's gradient, per tensor, to a norm of limit/√world_size times the loss scale. None: no limit."""
+def limited_each(
+    gradients: Sequence[Tensor], scale: float, limit: float | None, loss_scale: float
+) -> tuple[Sequence[Tensor], Sequence[float]]:
+    """Return gradients and factors that make the limited ones times `scale`, 1/world_size; NaN stays.
 
-    def __init__(self, limit: float | None) -> None:
-        self._limit, self._loss_scale = limit, 1.0
-
-    def limited_each(self, gradients: Sequence[Tensor], scale: float) -> tuple[Sequence[Tensor], Sequence[float]]:
-        """Return gradients and factors that make the limited ones times `scale`, 1/world_size; NaN stays."""
-        if self._limit is None:
-            return gradients, [scale] * len(gradients)
-        limit = self._limit * self._loss_scale * math.sqrt(scale)
-        limited, factors = zip(*(_limited(gradient, scale, limit) for gradient in gradients), strict=True)
-        return limited, factors
-
-    def rescale(self, factor: float) -> None:
-        """Follow the loss scale, which has been multiplied by `factor`."""
-        self._loss_scale *= factor
+    Each is clipped to a norm of limit/√world_size times the loss scale. None: no limit.
+    """
+    if limit is None:
+        return gradients, [scale] * len(gradients)
+    most = limit * loss_scale * math.sqrt(scale)
+    limited, factors = zip(*(_limited(gradient, scale, most) for gradient in gradients), strict=True)
+    return limited, factors
 
 
 def _limited(gradient: Tensor, scale: float, limit: float) -> tuple[Tensor, float]:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels.parts import Ints, Vectors
 from thinwire.memories.applied_momentum import AppliedMomentum
-from thinwire.memories.clipping import LocalClipping
+from thinwire.memories.clipping import limited_each
 from thinwire.memories.error_feedback import Summing
 from thinwire.memories.staged import Staged
 from thinwire.signals import Signals
@@ -44,11 +44,6 @@ class FadingMomentum(Summing, AppliedMomentum):
     _sum: Staged = field(init=False, repr=False)
     _seeds: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
-    _clipping: LocalClipping = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._clipping = LocalClipping(self.clip_norm)
 
     @property
     @override
@@ -69,10 +64,5 @@ class FadingMomentum(Summing, AppliedMomentum):
         Raises:
             RuntimeError: When no decay is known.
         """
-        clipped = self._clipping.limited_each(gradients, scale)
+        clipped = limited_each(gradients, scale, self.clip_norm, self._loss_scale)
         return self.add_each(names, *clipped, seeds, list(map(self._decay, names)))
-
-    @override
-    def rescale(self, factor: float) -> None:
-        super().rescale(factor)
-        self._clipping.rescale(factor)

@@ -13,7 +13,7 @@ from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Sum
 from thinwire.kernels.parts import Ints, Vectors, sizes
 from thinwire.memories.base import Memory
-from thinwire.memories.clipping import LocalClipping
+from thinwire.memories.clipping import limited_each
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
 from thinwire.signals import Plain, Signal, Signals, SummedEach
@@ -46,10 +46,6 @@ class MomentumCorrection(Memory):
     clip_norm: Positive | None = None
     _residual: Staged = field(default_factory=Staged, init=False, repr=False)
     _velocity: Staged = field(default_factory=Staged, init=False, repr=False)
-    _clipping: LocalClipping = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._clipping = LocalClipping(self.clip_norm)
 
     def adopt(self, momentum: float, *, nesterov: bool) -> None:
         """Take over an optimizer's `momentum`, and whether it is Nesterov's."""
@@ -67,7 +63,7 @@ class MomentumCorrection(Memory):
         """
         if self.momentum is None:
             raise RuntimeError("momentum is not known: attach with optimizer=, or give the recipe momentum=")
-        gradients, scales = self._clipping.limited_each(gradients, scale)
+        gradients, scales = limited_each(gradients, scale, self.clip_norm, self._loss_scale)
         if self._residual.continue_any(names):
             parts = zip(names, gradients, scales, strict=True)
             return Signals([self._one(name, gradient, own, self.momentum) for name, gradient, own in parts])
@@ -106,11 +102,6 @@ class MomentumCorrection(Memory):
     @override
     def tensors(self) -> Mapping[str, Staged]:
         return {"residual": self._residual, "velocity": self._velocity}
-
-    @override
-    def rescale(self, factor: float) -> None:
-        super().rescale(factor)
-        self._clipping.rescale(factor)
 
 
 def _all_went(delivered: Payload, residuals: Sequence[Tensor]) -> list[bool | Tensor]:

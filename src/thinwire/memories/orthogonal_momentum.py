@@ -62,7 +62,6 @@ class OrthogonalMomentum(AppliedMomentum):
     _update: Staged = field(default_factory=Staged, init=False, repr=False)
     _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _begun: "dict[str, Callable[[], _Update]]" = field(default_factory=dict, init=False, repr=False)
-    _loss_scale: float = field(default=1.0, init=False, repr=False)
 
     @property
     def own_decay(self) -> float | None:
@@ -133,11 +132,6 @@ class OrthogonalMomentum(AppliedMomentum):
     def rollback(self, names: Collection[str] | None = None) -> None:
         super().rollback(names)
         self._end(names)
-
-    def rescale(self, factor: float) -> None:
-        """Multiply m, E and the factor of O."""
-        super().rescale(factor)
-        self._loss_scale *= factor
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load copies of the momenta and the residuals."""
