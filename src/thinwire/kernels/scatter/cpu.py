@@ -23,7 +23,7 @@ _AHEAD = 16
 def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0) -> None:
     dtype = outs[0].dtype
     arrays = indices.numpy(), values.to(dtype).numpy()
-    _add_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
+    _each_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
 
 
 def scatter(
@@ -52,7 +52,7 @@ def scatter(
 
 
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
-    _mask_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy())
+    _each_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy(), None)
 
 
 def _places(xs: Vectors, offsets: Ints, runs: Ints) -> tuple[Array, ...]:
@@ -83,22 +83,16 @@ def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tenso
 
 
 @compiled
-def _add_loop(places, lengths, offsets, edges, indices, values, sign):
+def _each_loop(places, lengths, offsets, edges, indices, values, sign):
+    # Adds values times the sign; where it is None, clears where one is not 0.
     for at in range(lengths.size):
         out, offset = vector(places[at, 0], lengths[at], values), offsets[at]
         for run in range(at, edges.size - 1, lengths.size):
             for i in range(edges[run], edges[run + 1]):
-                out[indices[i] - offset] += sign * values[i]
-
-
-@compiled
-def _mask_loop(places, lengths, offsets, edges, indices, values):
-    for at in range(lengths.size):
-        x, offset = vector(places[at, 0], lengths[at], values), offsets[at]
-        for run in range(at, edges.size - 1, lengths.size):
-            for i in range(edges[run], edges[run + 1]):
-                if values[i] != 0:
-                    x[indices[i] - offset] = 0
+                if sign is not None:
+                    out[indices[i] - offset] += sign * values[i]
+                elif values[i] != 0:
+                    out[indices[i] - offset] = 0
 
 
 @compiled
