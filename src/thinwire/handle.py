@@ -27,10 +27,6 @@ class MemoryUse(NamedTuple):
         """What stays between steps: all but the scratch."""
         return self.waiting + self.staging
 
-    def and_staging(self, nbytes: int) -> "MemoryUse":
-        """Return the same with further buffers."""
-        return self._replace(staging=self.staging + nbytes)
-
 
 class Handle(ABC):
     """What `attach`, `replicate`, `shard`, `scatter`, `outer` and `sparsify` return has this interface."""

@@ -47,7 +47,7 @@ class Fragment:
         held, state = self.attachment.memory, self.optimizer.state.values()
         kept = [*self.parameters.values(), *(x for each in state for x in each.values() if isinstance(x, Tensor))]
         copies = sum(bucket.flat.nbytes for bucket in self._buckets)
-        return held._replace(waiting=held.waiting + sum(x.nbytes for x in kept)).and_staging(copies)
+        return MemoryUse(held.waiting + sum(x.nbytes for x in kept), held.staging + copies, held.scratch)
 
     @property
     def device(self) -> torch.device:
