@@ -435,6 +435,7 @@ def _refusals() -> dict[str, str]:
     frozen.requires_grad_(True)
     attempts: dict[str, Callable[[], object]] = {
         "module": lambda: tw.attach(mlp(torch.float32), tw.recipes.topk()),  # type: ignore[arg-type]
+        "compiled": lambda: tw.attach(torch.compile(hooked, backend="eager"), tw.recipes.topk()),
         "recipe": lambda: tw.attach(hooked, TopK(density=0.1)),  # type: ignore[arg-type]
         "factory": lambda: tw.attach(hooked, tw.recipes.topk),  # type: ignore[arg-type]
         "twice": lambda: tw.attach(model, tw.recipes.topk()),
@@ -462,6 +463,7 @@ def _message(attempt: Callable[[], object]) -> str:
 def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
     expected = {
         "module": ("TypeError", "wrap it in DDP"),
+        "compiled": ("TypeError", "torch.compile after attach"),
         "recipe": ("TypeError", "recipes.topk"),
         "factory": ("TypeError", "recipes.topk"),
         "twice": ("RuntimeError", "again"),

@@ -172,7 +172,8 @@ def _check(model: object, asked: Asked) -> None:
     if not isinstance(model, DistributedDataParallel):
         refuse_sharded(model, "attach")
         raise TypeError(
-            f"attach takes a DistributedDataParallel model; got {type(model).__name__}: wrap it in DDP first"
+            f"attach takes a DistributedDataParallel model; got {type(model).__name__}: wrap it in DDP first, and call "
+            "torch.compile after attach"
         )
     if model.mixed_precision is not None:
         raise RuntimeError("DDP's mixed_precision uses the only hook DDP has; use torch.autocast instead")
