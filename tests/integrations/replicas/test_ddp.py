@@ -435,7 +435,7 @@ def _refusals() -> dict[str, str]:
     frozen.requires_grad_(True)
     attempts: dict[str, Callable[[], object]] = {
         "module": lambda: tw.attach(mlp(torch.float32), tw.recipes.topk()),  # type: ignore[arg-type]
-        "compiled": lambda: tw.attach(torch.compile(hooked, backend="eager"), tw.recipes.topk()),
+        "compiled": lambda: tw.attach(torch.compile(hooked, backend="eager"), tw.recipes.topk()),  # type: ignore[arg-type]
         "recipe": lambda: tw.attach(hooked, TopK(density=0.1)),  # type: ignore[arg-type]
         "factory": lambda: tw.attach(hooked, tw.recipes.topk),  # type: ignore[arg-type]
         "twice": lambda: tw.attach(model, tw.recipes.topk()),
