@@ -240,6 +240,23 @@ def test_a_full_disk_is_survived_and_leaves_no_half_file(tmp_path: Path, monkeyp
     assert {each.name for each in tmp_path.iterdir()} - KEYS <= {"checkpoint", "checkpoint.previous"}
 
 
+def test_a_save_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, tried = started(checkpoint=tmp_path / "checkpoint", every=1e6), threading.Event()
+    trainer = joined(server)
+    trainer.model.give(gradients(1)[0])  # type: ignore[operator]
+    trainer.step()
+
+    def failing() -> dict[str, Any]:
+        tried.set()
+        monkeypatch.undo()
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(server._hub.central, "state", failing)
+    server._hub.saving.soon.set()
+    assert tried.wait(10)
+    assert trainer.settle(20)
+
+
 def test_closing_on_a_full_disk_is_an_error_and_lets_the_model_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -610,6 +627,27 @@ def test_leaving_without_a_goodbye_waits_for_nobody() -> None:
     closing.start()
     closing.join(10)
     assert not closing.is_alive()
+
+
+def test_leaving_without_a_goodbye_waits_for_no_update_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.wire.sockets._QUEUED", 1)
+    server, passing = started(Vector(10**6), dense(), timeout=600.0), threading.Event()
+    slow = Proxy(server.address, lambda data: data if len(data) < PIECE // 8 or passing.wait(60) else b"")
+    where: dict[str, Any] = {"address": slow.address, "ticket": server.ticket, "timeout": 600.0}
+    passing.set()
+    trainer = joined(server, dense(), Vector(10**6), **where)
+    passing.clear()
+    trainer.model.give(torch.ones(10**6, dtype=torch.float64))  # type: ignore[operator]
+    step = ThreadPoolExecutor(1).submit(trainer.step)
+    (channel,) = trainer._channels
+    assert soon(lambda: not channel._queue and channel._waiting == 1)
+    closing = ThreadPoolExecutor(1).submit(trainer.close, goodbye=False)
+    try:
+        closing.result(20)
+    finally:
+        passing.set()
+    with pytest.raises(ServerError, match="was closed"):
+        step.result(20)
 
 
 def test_a_trainer_that_was_killed_and_came_back_is_one() -> None:

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,18 +162,50 @@ def test_synchronous_training_is_plain_averaging(momentum: float) -> None:
         assert all(torch.equal(model.large, central.large) for model in models)
 
 
-def test_a_round_closes_without_a_trainer_that_is_gone() -> None:
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_a_round_closes_without_a_trainer_that_is_gone(goodbye: bool) -> None:
     models, steps, central = [Vector(), Vector()], gradients(4), Vector()
     with started(central, dense(), staleness=0, trainers=2) as server:
         first, second = (joined(server, dense(), model) for model in models)
-        _at_once((_trained, first, models[0], steps), (_leaving, server, second))
+        _at_once((_trained, first, models[0], steps), (_leaving, server, second, goodbye))
         torch.testing.assert_close(-central.large, sum(steps))
 
 
-def _leaving(server: Server, trainer: Trainer) -> None:
+def _leaving(server: Server, trainer: Trainer, goodbye: bool) -> None:
     while not server._hub.rule._held:  # until the other one waits
         time.sleep(0.01)
-    trainer.close()
+    trainer.close(goodbye=goodbye)
+
+
+def test_a_round_waits_for_a_trainer_whose_connection_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.server.central._BACK", 60.0)
+    models, steps, central = [Vector(), Vector()], gradients(2), Vector()
+    with started(central, dense(), staleness=0, trainers=2, timeout=60.0) as server:
+        hub, (first, second) = server._hub, [joined(server, dense(), each, reconnect=20.0) for each in models]
+        going = ThreadPoolExecutor(1).submit(_trained, first, models[0], steps[:1])
+        assert soon(lambda: bool(hub.rule._held))
+        with second._channels[0]._shared.turn, hub.lock:
+            hub.sessions[second._channels[0]._settings.trainer].end("lost")
+            hub.release()
+        _trained(second, models[1], steps[1:])
+        going.result(60)
+        torch.testing.assert_close(-central.large, sum(steps) / 2)
+
+
+def test_a_trainer_that_joins_again_is_no_further_ahead_than_the_bound() -> None:
+    models = [Vector(), Vector()]
+    with started(recipe=dense(), staleness=1, trainers=2) as server:
+        hub, (fast, slow) = server._hub, [joined(server, dense(), each, reconnect=20.0) for each in models]
+        name, paces = fast._channels[0]._settings.trainer, hub.rule.live
+        going = ThreadPoolExecutor(1).submit(_trained, fast, models[0], gradients(3))
+        for breaks in (True, True, True, False):
+            assert soon(lambda: name in hub.sessions and bool(hub.sessions[name].busy))
+            with hub.lock:
+                assert max(paces.values()) - min(paces.values()) == 1
+                if breaks:
+                    hub.sessions[name].end("lost")
+        _trained(slow, models[1], gradients(3))
+        going.result(60)
 
 
 def test_no_trainer_is_further_ahead_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from thinwire.wire.frames import Flag, Frame
 from thinwire.wire.layout import Entry, Layout, Part, Places, difference, finite
 
 logger = logging.getLogger("thinwire")
+_BACK = 1.0  # seconds in which a trainer whose connection broke joins again
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -250,9 +251,9 @@ def _copied(x: Any) -> Any:
 class Rule:
     """Decides over the updates of all trainers, of which so many must have joined before the first is applied.
 
-    At a `staleness` of 0, the mean of one update of each live trainer is applied in one step; who was away catches up
-    alone. Otherwise updates are applied as they come, and no trainer is over `staleness` ahead (stale-synchronous
-    parallel, Ho et al. 2013).
+    At a `staleness` of 0, the mean of one update of each live trainer, and of who vanished just now, is applied in one
+    step; who was away for longer catches up alone. Otherwise updates are applied as they come, and no trainer is over
+    `staleness` ahead (stale-synchronous parallel, Ho et al. 2013).
 
     A trainer has one update here at a time. The caller holds the server's lock, and calls `release` after each call.
     `timeout`: how long a rule that keeps trainers in step waits, after a restart, for those that were there; how long
@@ -261,6 +262,7 @@ class Rule:
 
     def __init__(self, central: Central, *, trainers: int, timeout: float, staleness: int | None) -> None:
         self.central, self._wanted, self._staleness, self.live = central, trainers, staleness, dict[str, int]()
+        self._bound = math.inf if staleness is None else max(1, staleness)
         self.patience, now = timeout, time.monotonic()
         self._goodbyes, self._begun = set[str](), bool(central.applied)
         self._lost = {"": now} if central.applied else dict[str, float]()
@@ -300,11 +302,8 @@ class Rule:
         return ahead
 
     def left(self, trainer: str, *, goodbye: bool) -> None:
-        """Wait for this trainer no longer. If it did not say BYE it may come back, perhaps under another number.
-
-        What it has sent counts, unless training has not begun.
-        """
-        for each in (self.live, self._applied, *(() if self.complete else (self._held,))):
+        """Wait for this trainer no longer. If it did not say BYE it may come back, and send what was not applied."""
+        for each in (self.live, self._applied, self._held):
             each.pop(trainer, None)
         self._goodbyes |= {trainer} if goodbye else set()
         self._lost |= {} if goodbye else {trainer: time.monotonic()}
@@ -321,29 +320,31 @@ class Rule:
         if self._returning and time.monotonic() > self._until:
             self._returning.clear()  # the next restart does not wait for them either
         self.central.present = {*self.live, *self._returning}
-        if self.complete and self._staleness == 0:
-            least = min(self.live.values(), default=0)
-            due = [each for who, each in self._held.items() if self.live.get(who, least) == least]
-            if due and self._held.keys() >= {who for who, pace in self.live.items() if pace == least}:
-                self._apply(due)
-        elif self.complete:
-            for update in list(self._held.values()):
-                self._apply([update])
+        least = min(self.live.values(), default=0)
+        due = [each for who, each in self._held.items() if self.live[who] - least < self._bound]
+        if self.complete and self._staleness != 0:
+            for each in due:
+                self._apply([each])
+        elif self.complete and due and self._held.keys() >= self._awaited(least):
+            self._apply(due)
         least = self.central.pace = min(self.live.values(), default=self.central.pace)
-        bound = self._staleness or math.inf
-        found = {who: dropped for who, dropped in self._applied.items() if self.live[who] - least < bound}
+        found = {who: dropped for who, dropped in self._applied.items() if self.live[who] - least < self._bound}
         for who in found:
             del self._applied[who]
         return found
 
+    def _awaited(self, least: int) -> set[str]:
+        """Return the slowest, and who vanished just now, as one whose connection broke is soon back."""
+        lost = time.monotonic() - min(_BACK, self.patience)
+        slowest = {who for who, pace in self.live.items() if pace == least}
+        return slowest | {who for who, when in self._lost.items() if when > lost}
+
     def _apply(self, updates: list[Update]) -> None:
-        who = [each.trainer for each in updates]
-        for each in who:
-            del self._held[each]
         dropped = self.central.apply(updates)
-        for each in self.live.keys() & who:
-            self.live[each] += 1
-            self._applied[each] = each in dropped
+        for who in (each.trainer for each in updates):
+            del self._held[who]
+            self.live[who] += 1
+            self._applied[who] = who in dropped
 
     def late(self, hosts: Mapping[str, str]) -> str:
         """Return in words who is waited for; `hosts`: where each is."""

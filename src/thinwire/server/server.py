@@ -119,7 +119,7 @@ class Server:
                 continue
             try:
                 self.save()
-            except OSError as error:
+            except Exception as error:
                 logger.error("the checkpoint could not be saved: %s. Trainers keep their updates", error)
                 self._closing.wait(1.0)
 

@@ -393,7 +393,8 @@ class Channel:
         """Return a new connection. Raises ServerError, GoneError, or ValueError for what is no ticket."""
         its = self._settings
         key = ticket(its.ticket, its.address, its.index, seconds=its.timeout)
-        return Link(its.address, key, self._bell, Talk(self.layout.told, self.counted), timeout=its.timeout)
+        talk = Talk(self.layout.told, self.counted)
+        return Link(its.address, key, self._bell, talk, timeout=its.timeout, over=lambda: self._over)
 
     def _join(self, link: Link) -> None:
         """Join. Raises GoneError."""

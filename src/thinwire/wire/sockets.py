@@ -277,10 +277,12 @@ class Listener:
 
 @final
 class Link:
-    """A trainer's connection to a server, whose frames `talk` has. One thread at a time uses it."""
+    """A trainer's connection to a server, whose frames `talk` has. One thread at a time uses it, until it is `over`."""
 
-    def __init__(self, address: str, ticket: Key, bell: Bell, talk: Talk, *, timeout: float) -> None:
-        self._end, self.talk, self._bell = resolved(address), talk, bell
+    def __init__(
+        self, address: str, ticket: Key, bell: Bell, talk: Talk, *, timeout: float, over: Callable[[], bool] = bool
+    ) -> None:
+        self._end, self.talk, self._bell, self._over = resolved(address), talk, bell, over
         self._gone: GoneError | None = None
         self._spoke, self._pause = time.monotonic(), timeout / 3
         mine, self._context = ticket.trainers, zmq.Context[Any]()
@@ -302,7 +304,7 @@ class Link:
 
     def flush(self) -> None:
         """Send all that has yet to leave, when there is room for it. Raises GoneError."""
-        while self.talk.flush(self._sent):
+        while self.talk.flush(self._sent) and not self._over():
             self._look()
             if self._gone is not None:
                 raise self._gone
