@@ -1,6 +1,5 @@
-"""What all front doors share: who may attach, recipes of one's own, and a word on clipping."""
+"""What all front doors share: who may attach, and recipes of one's own."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire.frameworks.attaching import attached, check_replicas, say_what_is_clipped
+from thinwire.frameworks.attaching import attached, check_replicas
 
 
 def test_a_process_alone_has_nobody_to_exchange_with() -> None:
@@ -50,24 +49,3 @@ def _twice() -> tuple[bool, bool]:
 
 def test_a_model_that_is_wrapped_anew_goes_on_with_what_waits(ranks: Ranks) -> None:
     assert ranks.run(2, _twice) == [(True, True)] * 2
-
-
-def _clipped(clip_norm: float | None) -> list[str]:
-    module, heard = nn.Linear(64, 64), list[str]()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    recipe = thinwire.recipes.dgc(density=0.01, clip_norm=clip_norm)
-    handle = attached(DistributedDataParallel(module), recipe, [optimizer], None)
-    listener = logging.Handler()
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]  # to hear it
-    logging.getLogger("thinwire").addHandler(listener)
-    say_what_is_clipped(handle, "Trainer(gradient_clip_val=1.0)")
-    logging.getLogger("thinwire").removeHandler(listener)
-    return heard
-
-
-def test_clipping_momentum_is_said_once(ranks: Ranks) -> None:
-    (said,), silence = ranks.run(2, _clipped, None)
-    assert said.startswith("Trainer(gradient_clip_val=1.0) clips the reduced gradient")
-    assert "clip_norm=" in said
-    assert not silence
-    assert ranks.run(2, _clipped, 0.1) == [[], []]

@@ -16,7 +16,6 @@ from thinwire.errors import StateError
 from thinwire.integrations import Attachment, Checkpoint, attach
 from thinwire.integrations.attachments.attachment import LossScaler
 from thinwire.integrations.sharding.fsdp import refuse_sharded
-from thinwire.memories import FadingMomentum, MomentumCorrection
 from thinwire.planner import Budget, Plan
 from thinwire.reducer import Reducer
 
@@ -52,19 +51,6 @@ def check_replicas(model: nn.Module, processes: int, fix: str) -> None:
         f"thinwire attaches to a model in DistributedDataParallel; got {type(model).__name__} on {processes} "
         f"processes: {fix}"
     )
-
-
-def say_what_is_clipped(handle: Attachment, setting: str) -> None:
-    """Warn that this setting clips momentum too, if the recipe does not clip gradients before it adds them up."""
-    memories = handle.recipe.memories()
-    parts = [part for memory in memories for part in memory.parts]
-    limits = [part.clip_norm for part in parts if isinstance(part, MomentumCorrection | FadingMomentum)]
-    if handle.group.rank() == 0 and None in limits:
-        _log.warning(
-            "%s clips the reduced gradient, which with this recipe includes momentum: to clip each worker's own "
-            "gradient instead, set the recipe's clip_norm=",
-            setting,
-        )
 
 
 MISSING = (

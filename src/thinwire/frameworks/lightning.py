@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from thinwire.checked import checked
 from thinwire.errors import StateError
-from thinwire.frameworks.attaching import MISSING, How, attached, check_replicas, gathered, say_what_is_clipped
+from thinwire.frameworks.attaching import MISSING, How, attached, check_replicas, gathered
 from thinwire.integrations import Attachment, redistribute
 
 __all__ = ["ThinwireCallback"]
@@ -58,8 +58,6 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
             raise StateError(MISSING.format(place=trainer.ckpt_path))
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._handle = attached(trainer.strategy.model, self._how, trainer.optimizers, scaler)
-        if trainer.gradient_clip_val:
-            say_what_is_clipped(self._handle, f"Trainer(gradient_clip_val={trainer.gradient_clip_val})")
         if saved is not None:
             self._handle.load_state_dict(saved)
         elif trainer.ckpt_path and self._handle.step:

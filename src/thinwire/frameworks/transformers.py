@@ -9,7 +9,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from thinwire.checked import checked
-from thinwire.frameworks.attaching import How, attached, check_replicas, load, save, say_what_is_clipped
+from thinwire.frameworks.attaching import How, attached, check_replicas, load, save
 from thinwire.integrations import Attachment
 
 __all__ = ["ThinwireCallback", "attach"]
@@ -76,10 +76,7 @@ class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told n
 
     def _attached(self, trainer: Trainer) -> Attachment:
         self._model, optimizer = trainer.model_wrapped, trainer.optimizer.optimizer  # Accelerate has wrapped both
-        handle = attached(self._model, self._how, [optimizer], trainer.accelerator.scaler)
-        if trainer.args.max_grad_norm:
-            say_what_is_clipped(handle, f"TrainingArguments(max_grad_norm={trainer.args.max_grad_norm})")
-        return handle
+        return attached(self._model, self._how, [optimizer], trainer.accelerator.scaler)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put every rank's state beside the optimizer's. A collective."""

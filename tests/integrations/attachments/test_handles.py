@@ -456,9 +456,9 @@ def test_rows_count_as_ddp_sends_them(ranks: Ranks, recipe: str) -> None:
 def _not_finite() -> tuple[bool, bool]:
     """One gradient that is not finite, between others."""
     model = DistributedDataParallel(nn.Linear(50, 50))
-    handle = tw.attach(model, tw.recipes.topk(density=0.05))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    handle = tw.attach(model, tw.recipes.topk(density=0.05), scaler=scaler)
     nan = []
     for step in range(5):
         optimizer.zero_grad()

@@ -432,6 +432,24 @@ def test_gradients_that_no_reduction_made_are_said(
             assert "leave no_sync()" in warned
 
 
+def _unused(recipe: str) -> str:
+    """Step on a model of which layers are not used, as far as attach is to blame: DDP's own error comes later."""
+    model = DistributedDataParallel(Branching(torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    tw.attach(model, RECIPES[recipe].make(), optimizer=optimizer if RECIPES[recipe].momentum else None)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model(batch(0, 0, torch.float64), left=True).sum().backward()
+        return "".join([told(optimizer.step), *(str(each.message) for each in found)])
+
+
+@pytest.mark.parametrize("recipe", ["topk", "dgc"])
+def test_layers_without_gradients_that_ddp_waits_for_are_named(ranks: Ranks, recipe: str) -> None:
+    for said in ranks.run(2, _unused, recipe):
+        assert "if DDP waits for 'right.weight', 'right.bias', 'never.weight' and 1 more" in said
+        assert "wrap the module in DDP with find_unused_parameters=True" in said
+
+
 def _late(recipe: str) -> str:
     """Thaw a layer, or add one, once ranks are at work."""
     training = Training("several buckets", dtype=torch.float64, momentum=0.0)
@@ -468,6 +486,43 @@ def _taken_twice() -> list[str]:
 def test_a_step_by_a_gradient_that_is_taken_is_said_where_momentum_has_moved(ranks: Ranks) -> None:
     (message,) = ranks.run(1, _taken_twice)[0]
     assert "SGD steps twice on one gradient" in message
+
+
+def _scaled(limit: float | None, knows: bool, scales: bool, clips: bool, views: bool) -> list[str]:
+    """Return what is said of 20 steps by `dgc`, or of `topk` with limit -1."""
+    model = DistributedDataParallel(nn.Linear(WIDTH, 60), gradient_as_bucket_view=views)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", enabled=scales)
+    recipe = tw.recipes.topk() if limit == -1 else tw.recipes.dgc(clip_norm=limit)
+    tw.attach(model, recipe, optimizer=None if limit == -1 else optimizer, scaler=scaler if knows else None)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(20):
+            optimizer.zero_grad()
+            scaler.scale(model(batch(step, 0, torch.float32)).square().mean()).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    return [str(each.message) for each in found]
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_scaler_that_is_not_known_and_late_clipping_are_said_once(ranks: Ranks, views: bool) -> None:
+    def said(limit: float | None, *, knows: bool, scales: bool, clips: bool) -> list[str]:
+        return ranks.run(1, _scaled, limit, knows, scales, clips, views)[0]
+
+    for limit in (None, -1):
+        assert not said(limit, knows=True, scales=True, clips=False)
+        assert not said(limit, knows=False, scales=False, clips=False)
+        (unknown,) = said(limit, knows=False, scales=True, clips=False)
+        assert "a GradScaler has SGD step, and thinwire was not given it" in unknown
+    for scales in (False, True):
+        (late,) = said(None, knows=True, scales=scales, clips=True)
+        assert late.startswith("the gradients of 'weight', 'bias' were changed between backward and the optimizer's")
+        assert not said(0.1, knows=True, scales=scales, clips=True)
+        assert not said(-1, knows=True, scales=scales, clips=True)
 
 
 # --- states that are loaded while something waits ---

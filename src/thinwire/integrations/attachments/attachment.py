@@ -21,7 +21,7 @@ from thinwire.integrations.momentum.first_moments import ErrorFeedbackAdvice
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import own_length, put_in_place, shape_in_memory
-from thinwire.integrations.training.optimizers import Whole, observe, stop_observing
+from thinwire.integrations.training.optimizers import Whole, observe, scaled_here, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
 from thinwire.kernels.streams import follow, stream_of
 from thinwire.planner import Why
@@ -340,23 +340,34 @@ class Attachment(Attached):
         if not self.exchanges:
             return
         if unreduced := self.steps.unreduced(optimizer):
-            self._object(_UNREDUCED, unreduced)
+            idle = [] if self._may_be_unused else [name for name, p in self.parameters.items() if p.grad is None]
+            self._object(_UNREDUCED, _first(unreduced), _UNUSED.format(_first(idle)) if idle else "")
         if self._whole is not None and (late := self._whole.late(optimizer)):
-            self._object(_LATE, late)
+            self._object(_LATE, _first(late))
         if self.membership.handover.active and self.steps.takes_again(optimizer):
             self._warn(_AGAIN, type(optimizer).__name__)
+        if self._watch and not self.steps.step % _LOOKS_EVERY:
+            self._look_for_scaling(optimizer)
 
-    def _object(self, text: str, names: Sequence[str]) -> None:
+    def _look_for_scaling(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn of a GradScaler that we were not given, and of clipping that comes too late."""
+        if self._scaler is None and self.steps.owned_by(optimizer) and scaled_here():
+            self._warn(_SCALED, type(optimizer).__name__)
+        parts = (part for memory in self.recipe.memories() for part in memory.parts)
+        unlimited = any(getattr(part, "clip_norm", 0) is None for part in parts)
+        if unlimited and (changed := self.steps.changed(optimizer)):
+            self._warn(_CHANGED, _first(changed))
+
+    def _object(self, text: str, *told: str) -> None:
         """Warn of what becomes of these parameters, or raise MomentumError where momentum has moved."""
-        told = ", ".join(map(repr, names[:3])) + f" and {len(names) - 3} more" * (len(names) > 3)
         if self.membership.handover.active:
-            raise MomentumError(text.format(told) + ". The recipe holds their momentum, which would not be applied")
-        self._warn(text, told)
+            raise MomentumError(text.format(*told) + ". The recipe holds their momentum, which would not be applied")
+        self._warn(text, *told)
 
-    def _warn(self, text: str, what: str) -> None:
+    def _warn(self, text: str, *what: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text.format(what), stacklevel=2)
+            warnings.warn(text.format(*what), stacklevel=2)
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
         """Keep what was staged for an optimizer's gradients.
@@ -503,6 +514,10 @@ class Attachment(Attached):
         return of_torch(future.then(finish))
 
 
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + f" and {len(names) - 3} more" * (len(names) > 3)
+
+
 # The residual lives as long as its optimizer. If the model is wrapped anew, it is still there.
 _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = weakref.WeakKeyDictionary()
 
@@ -510,12 +525,22 @@ _kept_by: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Attachment]] = we
 _UNREDUCED = (
     "an optimizer applies gradients of {} that were never reduced, so ranks drift apart: call the wrapped model "
     "itself, not its .module or a replaced forward; leave no_sync() before a step's last backward; step after "
-    "backward, not within it; and call reduce() if the handle has that"
+    "backward, not within it; and call reduce() if the handle has that{}"
 )
+_UNUSED = "; and if DDP waits for {}, which got no gradient, wrap the module in DDP with find_unused_parameters=True"
 _LATE = (
     "an optimizer applies gradients of {}, which were unfrozen or added after the model was wrapped. Nothing reduces "
     "them, so ranks drift apart: wrap the model again and attach"
 )
+_SCALED = (
+    "a GradScaler has {} step, and thinwire was not given it, so each change of its scale makes the residual too large "
+    "or too small: pass it, as in attach(..., scaler=scaler)"
+)
+_CHANGED = (
+    "the gradients of {} were changed between backward and the optimizer's step, as clipping does. With this recipe "
+    "they contain momentum by then: to clip each worker's own gradient instead, set the recipe's clip_norm="
+)
+_LOOKS_EVERY = 16  # steps from one look for these two to the next
 _AGAIN = (
     "{} steps twice on one gradient, as where optimizer.step() follows scaler.step(optimizer). The recipe applies "
     "momentum once per backward: leave out one of the two"

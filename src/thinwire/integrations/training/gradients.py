@@ -89,10 +89,16 @@ class Gradients:
         sent = self._sent.get(name)
         if sent is None or name not in sent.written:
             return False
-        plain = not is_dtensor(held)
-        if plain and held.untyped_storage().data_ptr() == sent.flat.untyped_storage().data_ptr():
+        if sent.holds(held):
             return sent.intact
-        return 0 <= held._version - sent.written[name] <= plain
+        return 0 <= held._version - sent.written[name] <= (not is_dtensor(held))
+
+    def changed(self, name: str) -> bool:
+        """Whether a mean was written to after it arrived, but by DDP, once. A GradScaler leaves no trace."""
+        sent, held = self._sent.get(name), self._parameters[name].grad
+        if sent is None or held is None or name not in sent.written:
+            return False
+        return held._version - sent.written[name] > (not is_dtensor(held) and not sent.holds(held))
 
 
 @final
@@ -104,6 +110,12 @@ class _Sent:
     version: int
     written: Mapping[str, int]
     intact: bool = False
+
+    def holds(self, gradient: Tensor) -> bool:
+        """Whether this gradient is a view of the bucket, as with `gradient_as_bucket_view`."""
+        return not is_dtensor(gradient) and (
+            gradient.untyped_storage().data_ptr() == self.flat.untyped_storage().data_ptr()
+        )
 
 
 def is_dtensor(x: object) -> bool:

@@ -3,10 +3,10 @@
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from threading import RLock
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar, final
 
 import torch
@@ -69,12 +69,21 @@ def take_part(participant: Participant) -> None:
 
 def nested(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this hook's step is part of another of the same optimizer, by the stack: counts err after raises."""
+    return sum(held["args"][0] is optimizer for held in _running(_STEP)) > 1
+
+
+def scaled_here() -> bool:
+    """Whether a GradScaler that is enabled takes this hook's step, by the stack."""
+    return any(held["self"].is_enabled() for held in _running(_SCALED_STEP))
+
+
+def _running(code: CodeType) -> Iterator[Mapping[str, Any]]:
+    """Yield the local variables of this code's calls on the stack, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    found = 0
-    while frame is not None and found < 2:
-        found += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+    while frame is not None:
+        if frame.f_code is code:
+            yield frame.f_locals
         frame = frame.f_back
-    return found > 1
 
 
 def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
@@ -92,6 +101,7 @@ def _stepping(kind: type[torch.optim.Optimizer]) -> tuple[Any, Callable[..., Any
 
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__  # what torch wraps around any step
+_SCALED_STEP = torch.amp.GradScaler.step.__code__
 
 
 def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
@@ -164,10 +174,8 @@ def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step whose hook calls this is its class's own, not that of a subclass which goes on to it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _STEP:
-        frame = frame.f_back
-    return frame is None or inspect.unwrap(frame.f_locals["func"]) is _hooks[optimizer][2]
+    held = next(_running(_STEP), None)
+    return held is None or inspect.unwrap(held["func"]) is _hooks[optimizer][2]
 
 
 def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:

@@ -234,6 +234,10 @@ class Steps:
         added = (self.gradients.added & self.gradients.reduced) - self._seen
         return [name for name in self.owned_by(optimizer) if name in added] if added else []
 
+    def changed(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Return for which parameters of this optimizer something has written to a mean, as clipping does."""
+        return [n for n in self.owned_by(optimizer) if self.has_reduced(n) and self.gradients.changed(n)]
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Keep what was staged for this optimizer's gradients; return whether it holds any of the parameters."""
         owned = self.owned_by(optimizer)
