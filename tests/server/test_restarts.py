@@ -288,6 +288,19 @@ def test_settling_has_the_server_save_so_that_others_need_not_wait(in_flight: in
     assert trainer.traffic().saved == 9
 
 
+def test_settling_on_several_servers_takes_no_longer_than_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers, told = [started(servers=2, index=i) for i in range(2)], list[float]()
+    trainer = joined(servers[0], address=[each.address for each in servers], servers=2)
+
+    def settled(_: Channel, seconds: float) -> bool:
+        told.append(seconds)
+        return True
+
+    monkeypatch.setattr(Channel, "settle", settled)
+    assert trainer.settle(20.0)
+    assert 20.0 >= told[0] > told[1]
+
+
 def test_a_server_that_has_gone_far_back_does_not_hold_up_the_others_for_a_trainer_that_is_new() -> None:
     first, other, again = (started(recipe=dense(), servers=2, index=i, staleness=1) for i in (0, 1, 0))
 

@@ -228,7 +228,8 @@ class Trainer:
         Returns:
             Whether they have saved it.
         """
-        settled = all(channel.settle(seconds) for channel in self._channels)
+        end = time.monotonic() + seconds
+        settled = all(channel.settle(end - time.monotonic()) for channel in self._channels)
         self._catch_up()
         return settled
 
