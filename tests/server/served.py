@@ -17,7 +17,7 @@ from thinwire import codecs, exchanges, memories, recipes
 from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
 from thinwire.trainer.channel import Uplink
-from thinwire.wire.frames import NONE, Bytes, Flag, Frame, GoneError, Kind, Talk
+from thinwire.wire.frames import Bytes, Frame, GoneError, Kind, Talk
 from thinwire.wire.layout import layouts, pack
 from thinwire.wire.rendezvous import said, ticket
 from thinwire.wire.sockets import Bell, Link, open_sockets
@@ -266,7 +266,7 @@ class Raw:
         sections = self._uplink.encode(number, {"large": gradient, "small": gradient[:3]}, drain=False)
         return pack(sections)
 
-    def update(self, number: int, body: Sequence[Any], *, version: int = 0, flags: Flag = NONE) -> Frame:
+    def update(self, number: int, body: Sequence[Any], *, version: int = 0, flags: int = 0) -> Frame:
         """Send an update and return the answer."""
         self.send(Kind.UPDATE, *body, number=number, version=version, flags=flags)
         return self.receive()

@@ -44,7 +44,6 @@ from thinwire.wire.frames import (
     AROUND,
     HEADER,
     MAGIC,
-    NONE,
     PIECE,
     PROTOCOL,
     Flag,
@@ -666,7 +665,7 @@ def test_bodies_come_whole_in_pieces_of_bounded_length(sizes: tuple[int, ...]) -
 def test_headers_are_read_or_refused() -> None:
     limits = {Kind.PING: 0, Kind.UPDATE: 10}
     plain = _framed(Kind.UPDATE, length=10)[: HEADER.size]
-    assert [*parse(plain, limits)] == [Kind.UPDATE, NONE, 1, 0, 0, 0.0, bytes(10)]
+    assert [*parse(plain, limits)] == [Kind.UPDATE, Flag(0), 1, 0, 0, 0.0, bytes(10)]
     flagged = HEADER.pack(MAGIC, PROTOCOL, Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, 3, 1.5, 4)
     assert [*parse(flagged, limits)] == [Kind.UPDATE, Flag.SAVE | Flag.DRAINED, 1, 2, 3, 1.5, bytes(4)]
     for wrong in (

@@ -200,8 +200,7 @@ class Central:
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
             scheduler.load_state_dict(state)
         self.version = self.restored = self.sound = saved["version"]
-        self.dropped = saved["dropped"]
-        self.applied, self.staleness = dict(saved["applied"]), Counter(saved["staleness"])
+        self.dropped, self.applied, self.staleness = saved["dropped"], {**saved["applied"]}, Counter(saved["staleness"])
         self.present, self.pace = set(saved.get("present", ())), saved.get("pace", 0)
         for name, x in self.changed.items():
             x.copy_(saved["changed"][name])
@@ -261,8 +260,8 @@ class Rule:
     """
 
     def __init__(self, central: Central, *, trainers: int, timeout: float, staleness: int | None) -> None:
-        self.central, self._wanted, self._staleness, self.live = central, trainers, staleness, dict[str, int]()
-        self._bound = math.inf if staleness is None else max(1, staleness)
+        self.central, self._wanted, self.live = central, trainers, dict[str, int]()
+        self._together, self._bound = staleness == 0, math.inf if staleness is None else max(1, staleness)
         self.patience, now = timeout, time.monotonic()
         self._goodbyes, self._begun = set[str](), bool(central.applied)
         self._lost = {"": now} if central.applied else dict[str, float]()
@@ -322,16 +321,13 @@ class Rule:
         self.central.present = {*self.live, *self._returning}
         least = min(self.live.values(), default=0)
         due = [each for who, each in self._held.items() if self.live[who] - least < self._bound]
-        if self.complete and self._staleness != 0:
+        if self.complete and not self._together:
             for each in due:
                 self._apply([each])
         elif self.complete and due and self._held.keys() >= self._awaited(least):
             self._apply(due)
         least = self.central.pace = min(self.live.values(), default=self.central.pace)
-        found = {who: dropped for who, dropped in self._applied.items() if self.live[who] - least < self._bound}
-        for who in found:
-            del self._applied[who]
-        return found
+        return {who: self._applied.pop(who) for who in [*self._applied] if self.live[who] - least < self._bound}
 
     def _awaited(self, least: int) -> set[str]:
         """Return the slowest, and who vanished just now, as one whose connection broke is soon back."""

@@ -172,10 +172,10 @@ class Session:
         self.talk.say(kind, *body, number=number, version=version, saved=saved, flags=flags)
 
     def answer(self, *, dropped: bool) -> None:
-        """Answer the update which the rule has let go; if it came over an earlier connection, it is not here."""
+        """Answer the update which the rule has let go."""
         if self.busy:
             self._reply(self.busy, Flag.DROPPED * dropped)
-            self.busy = None
+        self.busy = None
 
     def end(self, why: str, flags: int = 0) -> None:
         """Say why it ends, hear no more, and close the connection."""
@@ -276,8 +276,7 @@ class Hub:
         """Serve until `close`."""
         try:
             while self._open:
-                blocked = any(each.talk.outbox for each in self._peers.values())
-                self.listener.wait(_SOON if blocked else TICK)
+                self.listener.wait(_SOON if any(each.talk.outbox for each in self._peers.values()) else TICK)
                 heard = self._take_all()
                 with self.lock:
                     self._tick(heard)

@@ -60,7 +60,6 @@ class Flag(IntFlag):
     """Of an END: the trainer cannot join again."""
 
 
-NONE = Flag(0)
 LIFE = struct.Struct("<QQq")
 """At the start of the answer to JOIN: a number that the server drew when it started, and at which version that was."""
 
