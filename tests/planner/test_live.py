@@ -25,7 +25,7 @@ from thinwire.planner import Budget, Plan, decide, step_seconds
 from thinwire.planner.decide import winner
 from thinwire.planner.live import Adaptive
 from thinwire.planner.live.policy import TOLERANCE, Alarm, _spans, _with_rest, _with_slower_links, decision, proposals
-from thinwire.planner.live.step_log import Decided, Policy, steps
+from thinwire.planner.live.step_log import Decided, Policy, in_words, steps
 from thinwire.planner.probe.links import fit
 from thinwire.reducer import Bucket, Round, Segment
 
@@ -469,6 +469,11 @@ def test_the_first_rank_says_what_was_decided(ranks: Ranks) -> None:
     assert other == []
 
 
+def test_one_tensor_is_not_called_several() -> None:
+    said = in_words({"a": "qsgd", "b": "topk:0.01", "c": "qsgd"})
+    assert said == "2 tensors by qsgd and 1 tensor by topk:0.01"
+
+
 # --- plans that were made before ---
 
 
@@ -504,7 +509,7 @@ def test_where_nothing_pays_ddp_stays_plain(ranks: Ranks) -> None:
 
 
 def _refused(what: str) -> None:
-    model, plan = _model(), _paying(True)
+    model, plan = _model(), _paying(what == "stranger")
     if what == "twice":
         tw.attach(model, Budget(names=()))
         tw.attach(model, Budget(names=()))
@@ -516,7 +521,12 @@ def _refused(what: str) -> None:
 
 @pytest.mark.parametrize(
     ("what", "error"),
-    [("word", "got 'always'"), ("stranger", "which this model lacks"), ("twice", "already")],
+    [
+        ("word", "got 'always'"),
+        ("stranger", "which this model lacks"),
+        ("dense stranger", "this model lacks"),
+        ("twice", "already"),
+    ],
 )
 def test_what_cannot_be_attached_is_refused(ranks: Ranks, what: str, error: str) -> None:
     with pytest.raises(RankError, match=error):

@@ -52,7 +52,7 @@ def chosen(
     if isinstance(asked, Budget):
         adaptive = Adaptive(asked, sizes=[p.numel() for p in parameters.values() if p not in sparse], caps=caps)
         return adaptive, adaptive.why
-    if strangers := sorted(asked.choice.keys() - parameters.keys()):
+    if strangers := sorted({row.name for row in asked.rows} - parameters.keys()):
         raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: make a plan for this model")
     return asked.reducer(), asked.why
 

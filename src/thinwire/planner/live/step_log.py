@@ -1,5 +1,6 @@
 """Steps as a policy sees them: which choice each one uses, and when things happened on this rank."""
 
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, Protocol, TypeVar, final
@@ -60,8 +61,8 @@ def compressed(choice: Choice) -> Choice:
 
 def in_words(choice: Choice) -> str:
     """Return in words how many tensors use which candidate."""
-    given = list(choice.values())
-    return " and ".join(f"{given.count(name)} tensors by {name}" for name in dict.fromkeys(given)) or "uncompressed"
+    counts = Counter(choice.values()).items()
+    return " and ".join(f"{n} tensor{'s' * (n > 1)} by {name}" for name, n in counts) or "uncompressed"
 
 
 @final
