@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -132,6 +133,21 @@ def test_both_sides_of_a_silent_link_know_that_the_other_may_be_there(monkeypatc
             assert there.ended.wait(60.0)
     there.closed = True
     assert there.silent
+
+
+def test_who_takes_nothing_and_still_speaks_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SILENCE", 0.5)
+    monkeypatch.setattr(links, "CONNECTIONS", 1)
+    here, words = Owner(), b'{"kind": "nothing"}'
+    with socket.create_connection(serve(here, "127.0.0.1")) as deaf, suppress(ConnectionError):
+        deaf.sendall(NAMED + (frame := links._HEAD.pack(links._MAGIC, len(words), 0) + words))
+        assert here.has("nothing", 60.0)
+        assert here.link
+        here.link.send({"kind": "share"}, bytes(1 << 26))
+        while not here.ended.wait(0.05):
+            deaf.sendall(frame)
+    assert here.ended.wait(60.0)
+    assert here.silent
 
 
 def test_a_link_of_which_one_connection_ends_is_made_anew() -> None:

@@ -66,7 +66,7 @@ class Link:
     """Connections to another worker, whose id is `peer` once it has said so. `arriving`: whether a body is."""
 
     def __init__(self, connections: Sequence[socket.socket], owner: Owner) -> None:
-        self.peer, self.arriving = "", False
+        self.peer, self.arriving, self._silent = "", False, False
         self._connections, self._owner = connections, owner
         self._queue: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         self._turn = threading.Lock()  # TLS is for one thread at a time
@@ -81,7 +81,6 @@ class Link:
 
     def listen(self) -> None:
         """Take frames until the connection ends."""
-        silent = False
         try:
             for turn in self._turns():
                 magic, words, body = _HEAD.unpack(self._read(turn[:1], _HEAD.size))
@@ -93,13 +92,13 @@ class Link:
                     raise TimeoutError("the other side has heard nothing")
                 self._owner.take(self, said, whole)
         except TimeoutError:
-            silent = True
+            self._silent = True
             self.send(_UNHEARD)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         finally:
             self.close()
-            self._owner.lost(self, silent=silent)
+            self._owner.lost(self, silent=self._silent)
 
     def close(self) -> None:
         """End the connection once what is queued has been sent, or cannot be."""
@@ -107,13 +106,15 @@ class Link:
         self._shut(socket.SHUT_RD)
 
     def _say(self) -> None:
-        with suppress(OSError):
+        try:
             for turn in self._turns():
                 if (frame := self._next()) is None:
                     break
                 words, body = frame
                 self._write(turn[:1], _HEAD.pack(_MAGIC, len(words), len(body)) + words)
                 self._write(turn, body)
+        except OSError as error:
+            self._silent |= isinstance(error, TimeoutError)  # who takes nothing may yet be there
         self._shut(socket.SHUT_RDWR)
         for each in self._connections:
             each.close()
