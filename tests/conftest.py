@@ -1,6 +1,7 @@
 """Fixtures for every test, and which cells of a grid run by default."""
 
 import fcntl
+import gc
 import os
 import sys
 import time
@@ -76,6 +77,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cannot be compiled fails in the tests that use it. Each of pytest's processes compiles its share, and waits for the
     others before it begins.
     """
+    gc.freeze()  # of a million objects none is garbage, and tests that collect garbage would look through all
     if session.config.option.collectonly or not any("ranks" in getattr(i, "fixturenames", ()) for i in session.items):
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")

@@ -64,11 +64,15 @@ def _near(x: Any) -> Any:
 @contextmanager
 def moved_far(model: nn.Module) -> Iterator[None]:
     """Move a model there; within, tensors may go there and back."""
+    gc.freeze()  # or `far_bytes` would look through a million older objects
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(Far(p.detach())))
-    with _Both():
-        yield
+    try:
+        with _Both():
+            yield
+    finally:
+        gc.unfreeze()
 
 
 def far_bytes() -> int:

@@ -1,5 +1,6 @@
 """Ranks as processes on Gloo, started once and used by every test that needs a group."""
 
+import gc
 import importlib
 import multiprocessing
 import pickle
@@ -147,6 +148,7 @@ def mesh_of(*shape: int, names: tuple[str, ...]) -> DeviceMesh:
 
 
 def _serve(pipe: Connection) -> None:
+    gc.freeze()  # what was imported is no garbage
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")  # see pyproject.toml
