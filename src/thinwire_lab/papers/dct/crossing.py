@@ -46,9 +46,12 @@ class Boundaries(Evidence):
         if not path.exists():
             raise Absent(f"{self._name} has not been run")
         document = Trainings.read(path)
-        found = {row.name: document.of(self.problem, row.name) for row in rows(self.problem)}
+        found = {
+            row.name: [run for run in document.of(self.problem, row.name) if run.seed in self.seeds]
+            for row in rows(self.problem)
+        }
         for name, runs in found.items():
-            if not {run.seed for run in runs} >= set(self.seeds):
+            if len(runs) < len(self.seeds):
                 raise Absent(f"{name} of {self.problem} has {len(runs)} of {len(self.seeds)} seeds")
         return Losses(runs=found)
 
@@ -78,7 +81,7 @@ class Losses:
         return ", ".join(f"{row.split(' | ')[1]} {self.over(row, other)}" for row in named)
 
 
-DLRM, TEXT = Boundaries(problem="dlrm", seeds=tuple(range(12))), Boundaries(problem="transformer")
+DLRM, TEXT = Boundaries(problem="dlrm", seeds=tuple(range(15))), Boundaries(problem="transformer")
 HYBRID = Document(
     name="hybrid",
     words="python -m thinwire_lab.studies.server_hybrid --link 100mbit --steps 60 --rounds 5 --rate 0.3",

@@ -17,7 +17,10 @@ RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 
 
 OVER_SEEDS = "{} seeds"
 _WITHOUT_DATA = ("transformer", "xml")
-_T = (math.inf, math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
+_T = (
+    *(math.inf, math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447),
+    *(2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145),
+)
 """The 97.5 % quantile of Student's t, by the number of values."""
 
 
