@@ -140,8 +140,11 @@ def test_a_key_is_made_beside_the_checkpoint_and_kept(home: Path, tmp_path: Path
         assert theirs == server.ticket
         assert own.removeprefix(SECRET)[:64] not in theirs  # a trainer cannot be taken for the server
     files[0].chmod(0o640)
-    with pytest.raises(ValueError, match="can be read by other users"):
-        started(checkpoint=tmp_path / "server.pt")
+    for content in (own, ""):
+        files[0].write_text(content)
+        with pytest.raises(ValueError, match="can be read by other users"):
+            started(checkpoint=tmp_path / "server.pt")
+        assert files[0].read_text() == content  # no key is written where others may read it
 
 
 @pytest.mark.usefixtures("home")

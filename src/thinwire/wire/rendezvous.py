@@ -52,7 +52,7 @@ def key_of(path: Path | None) -> Key:
         with path.open("r+") as file:
             with suppress(OSError):  # there are no locks
                 flock(file, LOCK_EX)  # of servers that start at once, one writes it
-            if not path.stat().st_size:
+            if not _private(path):
                 file.write(SECRET + made.text)
     found = Key.read((text := _private(path)).removeprefix(SECRET), str(path))
     if not text.startswith(SECRET):
