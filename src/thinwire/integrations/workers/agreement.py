@@ -11,8 +11,9 @@ again once a share of its was in time.
 
 A store that is started anew has forgotten. So what one decides counts once half of the electors have noted it (with the
 store, that is most), and its next life decides only for more than half, who have said that they note nothing of an
-earlier one any more; what any of them has noted is proposed again. Who is gone for long is in no half: only if such
-a worker still reached the store, and that is started anew, could two have gone on, and they raise as they meet again.
+earlier one any more; what any of them has noted is proposed again. Who is gone for long is in no half, nor who closes
+or resets a link, as a process does that ends: only if such a worker still reached the store, and that is started anew,
+could two have gone on, and they raise as they meet again.
 
 If all who have a share die before the others have it, those have an elector make the open step void by the store, and
 with it all that were decided since the last that they could take. Nobody gets past it by the void ones: neither the
