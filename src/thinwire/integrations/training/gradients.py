@@ -113,9 +113,7 @@ class _Sent:
 
     def holds(self, gradient: Tensor) -> bool:
         """Whether this gradient is a view of the bucket, as with `gradient_as_bucket_view`."""
-        return not is_dtensor(gradient) and (
-            gradient.untyped_storage().data_ptr() == self.flat.untyped_storage().data_ptr()
-        )
+        return not is_dtensor(gradient) and (gradient.untyped_storage()._cdata == self.flat.untyped_storage()._cdata)
 
 
 def is_dtensor(x: object) -> bool:
