@@ -51,7 +51,7 @@ def _cases(*often: tuple[str, int]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.usefixtures("group")
-@_cases(("signsgd", 1), ("bf16", 3))
+@_cases(("signsgd", 1), ("bf16", 3), ("dct_steered", 1))
 def test_a_replayed_bucket_is_the_one_that_would_have_been_reduced(name: str, tensors: int) -> None:
     case = Case(recipe=name, tensors=tensors, dtype="float32", numel=tensors * 1088)
     with gpu_path(), imitating():
@@ -85,8 +85,9 @@ def test_a_bucket_is_replayed_alike_while_other_graphs_come_and_go() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_step_that_is_called_off_is_replayed_alike() -> None:
-    case = Case(recipe="signsgd", tensors=1, dtype="float32", numel=1088)
+@pytest.mark.parametrize("recipe", ["signsgd", pytest.param("topk", marks=pytest.mark.slow)])
+def test_a_step_that_is_called_off_is_replayed_alike(recipe: str) -> None:
+    case = Case(recipe=recipe, tensors=1, dtype="float32", numel=1088)
     with gpu_path(), imitating():
         plain, replayed = Work(case, CPU), Work(case, CPU)
         replayed.gradients = plain.gradients
