@@ -119,7 +119,7 @@ class Server:
                 continue
             try:
                 self.save()
-            except Exception as error:
+            except Exception as error:  # whatever it is, or nothing would be saved any more
                 logger.error("the checkpoint could not be saved: %s. Trainers keep their updates", error)
                 self._closing.wait(1.0)
 
