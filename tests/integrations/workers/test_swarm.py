@@ -1399,7 +1399,7 @@ def _cut_off(one: Swarm) -> Iterator[None]:
         lost(swarm, link, silent=True)
 
     cut = patch.multiple(one, take=Mock(side_effect=OSError), _hello=Mock(side_effect=OSError))
-    with cut, patch.object(Swarm, "lost", falls_silent):
+    with patch.object(Swarm, "lost", falls_silent), cut:  # in this order: a frame may come in between
         for link in list(one._links.values()):
             link.close()
         _wait(lambda: not one._links)
