@@ -53,9 +53,9 @@ class Verdict:
         self._checks.append((flat, [error] * flat.numel()))
         self.withheld = False
 
-    def withhold(self, flags: Tensor) -> None:
-        """Take it that the checks' bools are in one tensor, and that what they speak of is 0 if one of them is set."""
-        self._checks, self.withheld = [(flags, self.errors)], True
+    def withhold(self, flags: Tensor, first: Error) -> None:
+        """Take it that one tensor has the checks' bools, behind another, and that all is 0 if one of them is set."""
+        self._checks, self.withheld = [(flags, [first, *self.errors])], True
 
     def take_in(self, other: "Verdict") -> None:
         """Note what another one has noted."""

@@ -29,8 +29,8 @@ _OWNED = {"out": FLOAT, "starts": INT, "stops": INT, "indices": INT, "values": F
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "total", "count", "fixed_count"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
-_READ = {"flags": "*i1", "columns": LONG, **_TILES} | dict.fromkeys(
-    ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c"), "i32"
+_READ = {"flags": "*i1", "columns": LONG, "fixed": INT, **_TILES} | dict.fromkeys(
+    ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"), "i32"
 )
 _DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
@@ -162,7 +162,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         )
     ),
     *(
-        ("codes", "_read", {"out": out, "rows": BYTE, **rest, **_READ}, {"BITS": bits, "LAST": 15, "SUMMED": summed})
+        (
+            "codes",
+            "_read",
+            {"out": out, "rows": BYTE, **rest, **_READ},
+            {"BITS": bits, "LAST": 15, "SUMMED": summed, "FIXED": 64},
+        )
         for out, rest, bits, summed in (
             (FLOAT, {"table": FLOAT, "given": "*i1"}, 4, True),
             ("*bf16", {"given": "*i1", "given_b": "*i1", "given_c": "*i1"}, 0, False),

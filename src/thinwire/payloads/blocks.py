@@ -149,12 +149,10 @@ class Blocks(Keyed):
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's blocks after another's."""
         count, space = self.keys.numel(), self.key_space
-        lengths = (*numbers.lengths(self.values, self.coded), indices.length(self._coding, count, space))
-        wire.check_buffers(buffers, self._head(), *lengths)
-        body = buffers[:, _HEAD:]
-        start = numbers.nbytes(self.values, self.coded)
-        keys = indices.read(self._coding, body[:, start:], count, space, least=1).view(-1)
-        values = numbers.read(body, self.values, self.coded).view(-1)
+        named = indices.length(self._coding, count, space)
+        rows = numbers.Rows(buffers, self._head(), self.values, self.coded, named)
+        keys = indices.read(self._coding, rows.named, count, space, least=1).view(-1)
+        values = rows.read().view(-1)
         return replace(self, keys=keys, values=values, runs=self.runs * buffers.shape[0], coded=None, held=())
 
     @cached_property

@@ -85,16 +85,14 @@ class Chunks(Payload):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
-        wire.check_buffers(buffers, self._head, *numbers.lengths(self.values, self.coded), self._cut.named_nbytes)
-        body = buffers[:, len(self._head) :]
-        named = body[:, numbers.nbytes(self.values, self.coded) :]
+        rows = numbers.Rows(buffers, self._head, self.values, self.coded, self._cut.named_nbytes)
         sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._cut.runs]
-        parts = list(zip(named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True))
+        parts = list(zip(rows.named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True))
         if not on_host(buffers) and all(numbered_alone(chunking) for chunking, _ in self._cut.runs):
             positions: Sequence[Tensor] = [_read_at_once(part, *run) for part, run in parts]
         else:
             positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
-        values = numbers.read(body, self.values, self.coded).view(-1)
+        values = rows.read().view(-1)
         each = [part.to(torch.int16).flatten(1) for part in positions]
         flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
         return replace(self, positions=flat.view(-1), values=values, coded=None)

@@ -113,8 +113,7 @@ class Dense(Payload):
         return cls(values=values, numel=numel, regions=regions, coded=numbers.joined([part.coded for part in parts]))
 
     def _read(self, buffers: Tensor, *, summed: bool) -> Tensor:
-        wire.check_buffers(buffers, self._header, *numbers.lengths(self.values, self.coded))
-        return numbers.read(buffers[:, wire.HEADER_BYTES :], self.values, self.coded, summed=summed)
+        return numbers.Rows(buffers, self._header, self.values, self.coded).read(summed=summed)
 
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -89,37 +89,50 @@ def header(kind: int, values: Tensor, coded: Coded | None, count: int, numel: in
     return wire.Header(kind, dtype, count, numel, bits, coding).pack()
 
 
-def read(buffers: Tensor, values: Tensor, coded: Coded | None, *, summed: bool = False) -> Tensor:
-    """Return every rank's numbers, (ranks, count), from sections like those of `values`, whose padding was checked.
+@final
+class Rows:
+    """The ranks' buffers, laid out like this rank's: a header, its numbers, and sections (bytes) that name them.
 
-    Args:
-        buffers: The sections.
-        values: This rank's numbers.
-        coded: Its codes, if codes travel.
-        summed: Return the sum over the ranks instead, (count).
-
-    Returns:
-        The numbers. Where the host must not wait for what was checked, they are 0 if anything was wrong.
+    Header and padding are checked: where the host must not wait, in the pass that reads the numbers, so last.
     """
-    own, packed = (0, 0) if coded is None else lengths(values, coded)
-    start, bits = wire.padded(own), 0 if coded is None else coded.format.bits
-    if on_host(buffers):
-        if coded is None:
-            rows = plain(buffers, values.numel(), values.dtype)
-        else:
-            found = [_unpack(row[:own], row[start : start + packed], coded) for row in buffers]
-            rows = torch.stack([each.values(values.dtype) for each in found])
-        return kernels.row_sums(rows) if summed else rows
-    if used := values.numel() * bits % 8:
-        refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(_spare, used))
-    groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
-    table = values.new_empty(0) if coded is None else coded.format.on(values.device)
-    verdict, at = noted_in(), Packed(0, start, bits)
-    wrong = [] if verdict is None else verdict.checks
-    rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, summed)
-    if wrong and verdict is not None:
-        verdict.withhold(flags)
-    return rows
+
+    def __init__(self, buffers: Tensor, head: bytes, values: Tensor, coded: Coded | None, *named: int) -> None:
+        self._buffers, self._values, self._coded, self._start = buffers, values, coded, len(head)
+        self._fixed, self._error = wire.unread(buffers, head, *lengths(values, coded), *named)
+        if on_host(buffers) or noted_in() is None:
+            refuse_if(kernels.differ(buffers, self._fixed), self._error)
+
+    @property
+    def named(self) -> Tensor:
+        """The sections behind the numbers."""
+        return self._buffers[:, self._start + nbytes(self._values, self._coded) :]
+
+    def read(self, *, summed: bool = False) -> Tensor:
+        """Return every rank's numbers, (ranks, count), or if `summed` the sum over the ranks, (count).
+
+        Where the host must not wait for what was checked, they are 0 if anything was wrong.
+        """
+        values, coded, buffers = self._values, self._coded, self._buffers
+        own, packed = (0, 0) if coded is None else lengths(values, coded)
+        start, bits = self._start + wire.padded(own), 0 if coded is None else coded.format.bits
+        if on_host(buffers):
+            if coded is None:
+                rows = plain(buffers[:, start:], values.numel(), values.dtype)
+            else:
+                scales = buffers[:, self._start : self._start + own]
+                pairs = zip(scales, buffers[:, start : start + packed], strict=True)
+                rows = torch.stack([_unpack(*pair, coded).values(values.dtype) for pair in pairs])
+            return kernels.row_sums(rows) if summed else rows
+        if used := values.numel() * bits % 8:
+            refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(_spare, used))
+        groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
+        table = values.new_empty(0) if coded is None else coded.format.on(values.device)
+        verdict, at = noted_in(), Packed(self._start, start, bits)
+        wrong = [] if verdict is None else verdict.checks
+        rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, self._fixed, summed)
+        if verdict is not None:
+            verdict.withhold(flags, self._error)
+        return rows
 
 
 def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:

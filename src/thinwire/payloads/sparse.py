@@ -161,10 +161,8 @@ class Sparse(Keyed):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's elements after another's."""
-        wire.check_buffers(buffers, self._header, *numbers.lengths(self.values, self.coded), self.layout.length)
-        body = buffers[:, wire.HEADER_BYTES :]
-        found = self.layout.read(body[:, numbers.nbytes(self.values, self.coded) :])
-        values = numbers.read(body, self.values, self.coded).view(-1)
+        rows = numbers.Rows(buffers, self._header, self.values, self.coded, self.layout.length)
+        found, values = self.layout.read(rows.named), rows.read().view(-1)
         return self._plain(found.view(-1), values, self.runs * buffers.shape[0], ascending=self.layout.ascends)
 
     def write(self, out: Tensor) -> None:

@@ -13,7 +13,7 @@ from thinwire.collectives import room
 from thinwire.errors import PayloadError
 from thinwire.kernels import Section
 from thinwire.kernels.memory import constant, kept, sent
-from thinwire.waits import on_host, refuse_if
+from thinwire.waits import Error, on_host, refuse_if
 
 HEADER_BYTES = 16
 VERSION = 2
@@ -128,12 +128,17 @@ def check_padding(body: Tensor, *sections: int) -> None:
 
 def check_buffers(buffers: Tensor, head: bytes, *sections: int) -> None:
     """Raise PayloadError unless each row of `buffers` is `head` and then `sections` (bytes), each padded with zeros."""
+    fixed, error = unread(buffers, head, *sections)
+    refuse_if(kernels.differ(buffers, fixed), error)
+
+
+def unread(buffers: Tensor, head: bytes, *sections: int) -> tuple[Tensor, Error]:
+    """Check only what the host can see, and return what `kernels.differ` compares, and the error if it does differ."""
     fixed = _fixed(head, sections)
     nbytes = len(head) + sum(map(padded, sections))
     if buffers.dtype != torch.uint8 or buffers.dim() != 2 or buffers.shape[1] != nbytes:
         raise PayloadError(f"got {buffers.dtype} of shape {tuple(buffers.shape)}; expected buffers of {nbytes} uint8")
-    wrong = kernels.differ(buffers, constant(fixed, torch.int32, buffers.device).view(3, -1))
-    refuse_if(wrong, partial(_unlike, buffers, head, sections))
+    return constant(fixed, torch.int32, buffers.device).view(3, -1), partial(_unlike, buffers, head, sections)
 
 
 @lru_cache(maxsize=1024)  # layouts stay the same from step to step

@@ -16,6 +16,7 @@ from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.reference import mix
 from thinwire.kernels.matrices.reference import row_sums
 from thinwire.kernels.parts import Ints
+from thinwire.kernels.places.reference import differ
 
 Rounding = Literal["truncate", "nearest", "stochastic"]
 
@@ -126,14 +127,15 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 
 
 def numbers_read(
-    rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor], summed: bool
-) -> tuple[Tensor, Tensor]:
+    rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
+    fixed: Tensor, summed: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the numbers in each of uint8 `rows` (ranks, bytes): (ranks, n), or `summed` as `row_sums` does.
 
-    Codes are decoded by `table_decode`. If any of the `wrong` (bools) is set, all numbers are 0. These are returned,
-    too, as one tensor.
+    Codes are decoded by `table_decode`. If rows `differ` from what is fixed, or any of the `wrong` (bools) is set, all
+    numbers are 0. Both are returned, too, as one tensor.
     """
-    flags, count = torch.cat([rows.new_empty(0, dtype=torch.bool), *wrong]), sum(groups.runs)
+    flags, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
     found = torch.empty(rows.shape[0], count, dtype=dtype, device=rows.device)
     if not at.bits:
         found.view(torch.uint8).copy_(rows[:, at.codes : at.codes + count * dtype.itemsize])

@@ -15,6 +15,7 @@ from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Ints
+from thinwire.kernels.places.triton import FIXED, differs
 from thinwire.kernels.replay import Changing
 from thinwire.kernels.triton import launch, table_of, tiles_of, tiles_of_each, wide
 
@@ -38,21 +39,22 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 
 
 def numbers_read(
-    rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor], summed: bool
-) -> tuple[Tensor, Tensor]:
+    rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
+    fixed: Tensor, summed: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     tiles, (ranks, _), count = tiles_of_each(groups.runs, rows.device, _BLOCK), rows.shape, sum(groups.runs)
     first, width = (at.scales, 4) if at.bits else (at.codes, dtype.itemsize)
     if not count or (rows.storage_offset() + first) % width or rows.stride(0) % width:
-        return reference.numbers_read(rows, at, table, groups, dtype, wrong, summed)
+        return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed)
     checks = [torch.cat(list(wrong))] if len(wrong) > _CHECKS else list(wrong)
     out = torch.empty((count,) if summed else (ranks, count), dtype=dtype, device=rows.device)
-    flags = torch.empty(sum(check.numel() for check in checks), dtype=torch.bool, device=rows.device)
+    flags = torch.empty(1 + sum(check.numel() for check in checks), dtype=torch.bool, device=rows.device)
     given = [x for check in [*checks, *[None] * _CHECKS][:_CHECKS] for x in (check, 0 if check is None else len(check))]
     begins, firsts = (accumulate(lengths, initial=0) for lengths in (groups.runs, groups.counts))
     rest = [n for column in zip(begins, groups.runs, firsts, groups.widths, strict=False) for n in column]
     columns = constant(tuple(rest), torch.int64, rows.device), tiles, len(tiles)
-    args = (out, rows, table, rows.stride(0), *at[:2], *columns, ranks, count, flags, *given)
-    sizes = {"BITS": at.bits, "LAST": table.numel() - 1, "SUMMED": summed, "BLOCK": _BLOCK}
+    args = (out, rows, table, rows.stride(0), *at[:2], *columns, ranks, count, flags, *given, fixed, fixed.shape[1])
+    sizes = {"BITS": at.bits, "LAST": table.numel() - 1, "SUMMED": summed, "BLOCK": _BLOCK, "FIXED": FIXED}
     launch(_read, len(tiles) * (1 if summed else ranks), *args, **sizes)
     return out, flags
 
@@ -191,14 +193,18 @@ def _number(row, table, scales, codes, at, scale, there, like, BITS: tl.constexp
     return found
 
 
-@triton.jit(do_not_specialize=["stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c"])
+@triton.jit(
+    do_not_specialize=["stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"]
+)
 def _read(
     out, rows, table, stride, scales, codes, columns, tiles, programs, ranks, count, flags,
-    given, n, given_b, n_b, given_c, n_c,
-    BITS: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, BLOCK: tl.constexpr,
+    given, n, given_b, n_b, given_c, n_c, fixed, fixed_count,
+    BITS: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
-    wrong = _any(flags, given, n, 0, BLOCK) | _any(flags, given_b, n_b, n, BLOCK)
-    wrong |= _any(flags, given_c, n_c, n + n_b, BLOCK)
+    wrong = differs(rows, fixed, ranks, stride, 1, fixed_count, FIXED)
+    tl.store(flags, wrong, mask=tl.program_id(0) == 0)
+    wrong |= _any(flags, given, n, 1, BLOCK) | _any(flags, given_b, n_b, 1 + n, BLOCK)
+    wrong |= _any(flags, given_c, n_c, 1 + n + n_b, BLOCK)
     rank, tile = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
     run = columns + 4 * tl.load(tiles + 3 * tile)
     within = tl.load(tiles + 3 * tile + 1).to(tl.int64) + tl.arange(0, BLOCK)

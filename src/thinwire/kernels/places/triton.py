@@ -14,6 +14,7 @@ from thinwire.kernels.triton import launch, tiles_of, tiles_of_each
 _BLOCK = 1024
 FIXED = 64
 """How many fixed bytes are compared at a time."""
+_ROWS = tl.constexpr(16)
 
 
 def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[int]) -> Tensor:
@@ -86,14 +87,15 @@ def _differ(wrong, bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr
 @triton.jit
 def differs(bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr):
     """Whether rows of bytes do not all have the fixed ones."""
-    bad = tl.zeros([BLOCK], tl.int32)
+    bad = tl.zeros([_ROWS, BLOCK], tl.int32)
     for first in range(0, count, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        there = at < count
-        place = tl.load(fixed + at, mask=there, other=0).to(tl.int64)
-        expected = tl.load(fixed + count + at, mask=there, other=0)
-        bits = tl.load(fixed + 2 * count + at, mask=there, other=0)
-        for row in range(rows):
+        at = first + tl.arange(0, BLOCK)[None, :]
+        place = tl.load(fixed + at, mask=at < count, other=0).to(tl.int64)
+        expected = tl.load(fixed + count + at, mask=at < count, other=0)
+        bits = tl.load(fixed + 2 * count + at, mask=at < count, other=0)
+        for above in range(0, rows, _ROWS):
+            row = above + tl.arange(0, _ROWS).to(tl.int64)[:, None]
+            there = (row < rows) & (at < count)
             found = tl.load(bytes_ + row * stride + place * step, mask=there, other=0).to(tl.int32)
-            bad |= ((found & bits) != expected).to(tl.int32)
-    return tl.max(bad, 0) > 0
+            bad |= (there & ((found & bits) != expected)).to(tl.int32)
+    return tl.max(tl.max(bad, 1), 0) > 0

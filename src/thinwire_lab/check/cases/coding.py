@@ -40,6 +40,7 @@ def _groups(n: int) -> Iterator[Groups]:
 
 def _numbers_read(kit: Kit, n: int) -> Trials:
     """Three ranks' bytes, in rows with a gap between them: sound ones, and ones of which a check found fault."""
+    none = kit.whole(0, 0, 1).view(3, 0)
     table, fault = kit.vector(1 << BITS).float(), kit.whole(2000, 0, 1).bool()
     for groups, summed, wrong in product(_groups(n), (False, True), ([], [fault[:5], fault], [fault] * 3 + [~fault])):
         scales = torch.stack([_scales(kit, groups).view(torch.uint8)] * 3)
@@ -47,11 +48,12 @@ def _numbers_read(kit: Kit, n: int) -> Trials:
         at = Packed(8, 8 + -(-scales.shape[1] // 8) * 8, BITS)
         rows = scales.new_zeros(3, -(-(at.codes + codes.shape[1]) // 8) * 8 + 8)
         rows[:, 8 : 8 + scales.shape[1]], rows[:, at.codes : at.codes + codes.shape[1]] = scales, codes
-        yield Trial((rows, at, table, groups, torch.float32, wrong, summed))
+        yield Trial((rows, at, table, groups, torch.float32, wrong, none, summed))
     plain = torch.stack([kit.vector(n, seed) for seed in range(3)])
     rows = torch.nn.functional.pad(plain.view(torch.uint8), (16, 16 - n * plain.element_size() % 8))
-    for summed, wrong in ((False, []), (True, [fault]), (False, [~fault])):
-        yield Trial((rows, Packed(0, 16, 0), kit.vector(0), Groups((n,)), plain.dtype, wrong, summed))
+    other = kit.seeds([0, 1, 255]).int().view(3, 1)  # bytes that are not there
+    for summed, wrong, fixed in ((False, [], none), (True, [fault], none), (False, [~fault], none), (True, [], other)):
+        yield Trial((rows, Packed(0, 16, 0), kit.vector(0), Groups((n,)), plain.dtype, wrong, fixed, summed))
 
 
 def _pack_bits(kit: Kit, n: int) -> Trials:
