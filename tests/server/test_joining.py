@@ -179,6 +179,19 @@ def test_torchruns_store_is_asked_no_longer_than_told(
         connect(Vector(), dense(), address=address, timeout=0.1)
 
 
+def test_a_job_that_torchrun_starts_again_finds_no_earlier_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(rendezvous, "_stores", [HashStore()])
+    monkeypatch.setattr(rendezvous, "_announced", set())
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        with pytest.raises(ServerError, match=r"torchrun's store within 0\.1 s"):
+            rendezvous.addresses(None, 1, 0.1)
+        rendezvous.announce("address", 0, f"localhost:{attempt}")
+        assert rendezvous.addresses(None, 1, 0.1) == [f"localhost:{attempt}"]
+
+
 FORGED = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, bytes(1)) + b"\x01" + bytes(31)
 """What a ZMTP server says first."""
 

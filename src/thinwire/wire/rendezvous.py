@@ -29,7 +29,6 @@ logger = logging.getLogger("thinwire")
 Given = Annotated[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None, BODY]
 """Tickets, or files that hold them: one for all servers, or one for each. No error may show one."""
 VARIABLE = "THINWIRE_TICKET"
-_KEY = "thinwire/{}/{}"
 _announced = set[int]()
 _stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -104,7 +103,7 @@ def place(index: int | None, servers: int, address: str | None) -> int:
 def announce(what: str, index: int, text: str) -> None:
     """Put a server's "address" or "ticket" into the job's store, if there is one, where all can read it."""
     if (store := _store(agent=what == "ticket")) is not None:
-        store.set(_KEY.format(what, index), text)
+        store.set(_key(what, index), text)
         _announced.update([index] * (what == "address"))
 
 
@@ -153,7 +152,7 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
 
 def _awaited(what: str, servers: Sequence[int], seconds: float) -> list[str]:
     """Return what servers have announced, nothing if there is no store. Raises ServerError."""
-    keys = [_KEY.format(what, index) for index in servers]
+    keys = [_key(what, index) for index in servers]
     try:
         if (store := _store(agent=what == "ticket", seconds=seconds)) is None:
             return []
@@ -164,6 +163,10 @@ def _awaited(what: str, servers: Sequence[int], seconds: float) -> list[str]:
             "wait for it, with reconnect=, in seconds"
         ) from error
     return [store.get(key).decode() for key in keys]
+
+
+def _key(what: str, index: int) -> str:
+    return f"thinwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{what}/{index}"  # the store outlives an attempt
 
 
 def _store(*, agent: bool = False, seconds: float = 1800.0) -> dist.distributed_c10d.Store | None:
