@@ -4,12 +4,13 @@
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, final
 
 import torch
+from torch import Tensor
 
 from thinwire.checked import BODY, Amount, Count, Fraction, Part, Size, checked
 from thinwire.codecs import Cast, ChunkTopK
@@ -26,6 +27,24 @@ __all__ = ["MakeOptimizer", "OuterSteps", "diloco", "muloco", "sparseloco", "str
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer of a list of parameters, as torch.optim's classes do."""
+
+
+def made_optimizer(make: MakeOptimizer, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+    """Return what it makes; TypeError for no optimizer, ValueError unless that holds these and nothing else trained."""
+    made: object = make(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(
+            f"make_optimizer made a {type(made).__name__}; expected one of torch.optim's, as in "
+            "make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
+        )
+    held = {id(p) for each in made.param_groups for p in each["params"] if p.requires_grad}
+    if held != {id(p) for p in parameters}:
+        raise ValueError(
+            f"the optimizer {type(made).__name__} holds {len(held)} parameters; expected the {len(parameters)} that it "
+            "is given: build it from its argument, as in make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
+        )
+    return made
+
 
 NESTEROV: MakeOptimizer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 

@@ -540,6 +540,20 @@ def test_an_optimizer_that_moves_other_rows_is_refused() -> None:
         started(Table(), dense(), make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
 
 
+@pytest.mark.parametrize(
+    "of", [lambda model: model.parameters(), lambda model: [model.out.bias], lambda _: Vector().parameters()]
+)
+def test_an_optimizer_of_other_parameters_than_it_is_given_is_refused(of: Callable[[Table], Any]) -> None:
+    model = Table()
+    with pytest.raises(ValueError, match=r"optimizer SGD holds \d parameters; expected the \d that it is given"):
+        started(model, dense(), make_optimizer=lambda _: torch.optim.SGD(of(model), lr=0.1))
+    with pytest.raises(TypeError, match="made a NoneType"):
+        started(model, dense(), make_optimizer=lambda _: None)
+    model.out.bias.requires_grad_(False)
+    more = {"make_rows_optimizer": torch.optim.SGD}
+    started(model, dense(), make_optimizer=lambda p: torch.optim.SGD([*p, model.out.bias], lr=0.1), **more)
+
+
 def test_momentum_is_applied_once() -> None:
     with pytest.raises(MomentumError, match="would again"):
         started(recipe=recipes.dgc(momentum=0.9), make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))

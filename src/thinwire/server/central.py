@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from thinwire.errors import ServerError, StateError
-from thinwire.outer_steps import MakeOptimizer
+from thinwire.outer_steps import MakeOptimizer, made_optimizer
 from thinwire.payloads import Blocks, Payload
 from thinwire.wire.frames import Flag, Frame
 from thinwire.wire.layout import Entry, Layout, Part, Places, difference, finite
@@ -79,9 +79,9 @@ class Central:
     def _made(self, make: MakeOptimizer, make_of_rows: MakeOptimizer | None) -> list[torch.optim.Optimizer]:
         rows = [self.parameters[each.name] for each in self.layout.rows]
         others = [self.parameters[segment.name] for _, segment in self.layout.segments]
-        made = [make(others)] if others else []
+        made = [made_optimizer(make, others)] if others else []
         if rows:
-            made.append((make_of_rows or make)(rows))
+            made.append(made_optimizer(make_of_rows or make, rows))
             _check_leaves_rows_alone(made[-1])
         return made
 

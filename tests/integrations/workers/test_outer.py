@@ -1068,7 +1068,7 @@ WRONG = {
     "many": "ValueError: (rank 1: )?fragments is 5; expected at most 4",
     "frozen": "ValueError: (rank 1: )?the model has no trainable parameters: unfreeze",
     "no outer optimizer": "TypeError.*made a int; expected one of torch.optim's",
-    "another's": "ValueError.*the outer optimizer SGD holds 4 parameters; expected the 4 that it is given",
+    "another's": "ValueError.*the optimizer SGD holds 4 parameters; expected the 4 that it is given",
     "at work": "RuntimeError.*already follow the steps of this SGD; call remove",
     "complex": "TypeError.*phase is complex; keep it as torch.view_as_real",
 }

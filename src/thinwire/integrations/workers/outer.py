@@ -43,7 +43,7 @@ from thinwire.integrations.workers.outer_state import plain
 from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.swarm import Swarm
 from thinwire.integrations.workers.weights import Weights
-from thinwire.outer_steps import OuterSteps
+from thinwire.outer_steps import OuterSteps, made_optimizer
 from thinwire.reducer import Compressed, Reducer
 from thinwire.reducer.base import words
 from thinwire.reducer.wrappers import Routing
@@ -212,7 +212,7 @@ def _fragment(
 ) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
     parameters = {name: nn.Parameter(_wide(local(p).detach(), offload=offload)) for name, p in own.items()}
-    optimizer = agreed([weights.group], lambda: _outer_optimizer(steps, parameters))
+    optimizer = agreed([weights.group], lambda: made_optimizer(steps.make_optimizer, [*parameters.values()]))
     attachment = assembled(
         [weights.group],
         copy.deepcopy(steps.recipe),
@@ -229,23 +229,6 @@ def _wide(x: Tensor, *, offload: bool) -> Tensor:
     """Return a copy in float32 or wider; in host memory, pinned if `x` is on a GPU, with `offload`."""
     copied = x.to("cpu" if offload else x.device, torch.promote_types(x.dtype, torch.float32), copy=True)
     return copied.pin_memory() if offload and x.is_cuda else copied
-
-
-def _outer_optimizer(steps: OuterSteps, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    made: object = steps.make_optimizer(list(parameters.values()))
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(
-            f"make_optimizer of OuterSteps made a {type(made).__name__}; expected one of torch.optim's, as in "
-            "make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
-        )
-    held = {id(p) for each in made.param_groups for p in each["params"]}
-    if held != {id(p) for p in parameters.values()}:
-        raise ValueError(
-            f"the outer optimizer {type(made).__name__} holds {len(held)} parameters; expected the {len(parameters)} "
-            "that it is given: build it from its argument, as in "
-            "make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
-        )
-    return made
 
 
 def _checked(
