@@ -249,6 +249,94 @@ def test_who_takes_over_a_state_keeps_what_it_has_learnt_since_an_outer_step(
     assert ranks.run(1, _takes_over, at) == [kept]
 
 
+def _is_overtaken(counts: bool) -> list[bool]:
+    """A state comes while a share is under way, with that in it or not. How far it then is, and whether it goes on."""
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0):
+        worker, states = Worker(store, tw.OuterSteps(every=2 * H, delay=2)).train(2 * H + 2), list[bytes]()
+        handle, before = _member(worker), list[Tensor]()
+        with (
+            patch.object(Swarm, "give", lambda self, state: states.append(state)),
+            patch.object(handle, "_counted", {handle.name: 4 * H} if counts else {}),
+        ):
+            handle._give()
+
+        def fetched(swarm: Swarm) -> Any:
+            before.extend(worker.ahead())
+            return 4 * H, swarm.known.view, *states
+
+        with patch.object(handle._swarm, "outcome", lambda tick: None), patch.object(Swarm, "fetch", fetched):
+            worker.train(2 * H)
+        after = worker.ahead()
+        worker.train(2 * H + 2)
+        found = handle._swarm.at == 6 * H and not handle.skipped
+        handle.remove()
+        kept = all(bool((x - y).abs().max() < 1e-14) for x, y in zip(before, after, strict=True))
+        return [any(bool(x.any()) for x in before), kept, any(bool(x.any()) for x in after), found]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_what_was_under_way_is_sent_again_unless_the_state_that_overtakes_it_has_it(ranks: Ranks, counts: bool) -> None:
+    assert ranks.run(1, _is_overtaken, counts) == [[True, not counts, not counts, True]]
+
+
+def _counts_unheard(method: str) -> tuple[list[bool], Log]:
+    """Rank 2 is cut off once the others have its share. It counts, and they go on until nobody keeps such old ones."""
+    with _store() as store, patch.object(agreement, "KEPT", 0):
+        worker, ahead = Worker(store, METHODS[method](), workers=3, grace=60.0, quorum=0.5).train(2 * H), list[bool]()
+        swarm, names = _member(worker)._swarm, [""] * 3
+        outcome = swarm.outcome
+        dist.all_gather_object(names, swarm.id)
+
+        def is_cut_off(tick: int) -> Any:
+            with patch.object(swarm._directory, "decide", side_effect=StoreError):
+                dist.barrier()
+                with _cut_off(swarm):
+                    for _ in range(2):
+                        dist.barrier()
+            ahead.append(any(bool(x.any()) for x in worker.ahead()))
+            return outcome(tick)
+
+        if dist.get_rank() == 2:
+            with patch.object(swarm, "outcome", is_cut_off):
+                worker.train(H)
+            ahead.append(any(bool(x.any()) for x in worker.ahead()))
+        else:
+            _wait(lambda: names[2] in swarm.known.shares[3 * H])
+            dist.barrier()
+            _wait(lambda: names[2] not in worker.handle.workers)
+            dist.barrier()
+            worker.train(3 * H)
+            dist.barrier()
+            worker.train_while_another_does(set(names[:2]))
+        worker.handle.remove()
+        return ahead, worker.log
+
+
+@pytest.mark.parametrize("method", ["sparseloco", "dense"])
+def test_a_share_that_counts_while_its_maker_is_cut_off_counts_once(ranks: Ranks, method: str) -> None:
+    ahead, logs = zip(*ranks.run(3, _counts_unheard, method), strict=True)
+    assert ahead[2] == [True, False]
+    assert 3 * H in _agree(list(logs[:2])) - logs[2].keys()
+    _agree(list(logs))
+
+
+def _joins_with_delay() -> int:
+    """Rank 1 joins once rank 0 has taken an outer step."""
+    with _store() as store:
+        if dist.get_rank() == 1:
+            dist.barrier()
+        worker = Worker(store, tw.OuterSteps(every=2 * H, delay=2), grace=60.0).train(2 * H + 2)
+        if dist.get_rank() == 0:
+            dist.barrier()
+            worker.train_while_another_does({worker.handle.name})
+        worker.handle.remove()
+        return worker.handle.skipped
+
+
+def test_who_joins_where_exchanges_are_delayed_has_skipped_none(ranks: Ranks) -> None:
+    assert ranks.run(2, _joins_with_delay) == [0, 0]
+
+
 def _far_away(delay: int) -> bool:
     """Frames are on their way until the worker has taken all steps but one of `delay`, or waits. Whether it waited."""
     send = Link.send
@@ -955,6 +1043,18 @@ def test_a_restarted_store_is_trusted_while_others_are_there() -> None:
         for each in others:
             each.close(goodbye=False)
         assert _shares_of(one) == {one.id}
+
+
+def test_what_a_worker_takes_next_is_kept_while_the_others_go_on() -> None:
+    with _swarms(2) as swarms, patch.object(agreement, "KEPT", 0):
+        one, other = _began(swarms, [True, False])
+        assert _shares_of(one) == {one.id}
+        assert other.outcome(1) is not None
+        for tick in (2, 3):
+            assert _shares_of(one, tick) == {one.id}
+        _wait(lambda: other.known.last == 3)
+        other.stand(1, {})
+        assert other.at == 1
 
 
 def test_a_store_that_is_gone_is_said_once_and_ends_the_training_when_it_is_needed(

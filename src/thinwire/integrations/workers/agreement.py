@@ -183,7 +183,7 @@ class Agreement:
         kept = 0
         for tick in sorted(self.shares, reverse=True):  # what those who are late may need, as far as there is room
             kept += sum(len(share.message) for share in self.shares[tick].values())
-            if tick < self.last and kept > KEPT:
+            if tick < self.last and tick != self.following(self.at) and kept > KEPT:
                 for held in (self.shares, self.decisions, self.have, self.times):
                     held.pop(tick, None)
 

@@ -1,8 +1,8 @@
 """A worker of a training that others join and leave: it finds them by a store."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, final
 
 from typing_extensions import override
@@ -29,6 +29,7 @@ class Member(Outer):
     def __init__(self, swarm: Swarm, *parts: Any) -> None:
         super().__init__(*parts)
         self._swarm, self._began = swarm, monotonic()
+        self._counted: dict[str, int] = {}  # whose share was last in a step that this worker's state has, and in which
         with ExitStack() as failing:
             failing.callback(self.remove)
             self._enter(self.ticks)
@@ -109,23 +110,24 @@ class Member(Outer):
 
     @override
     def _finish(self, parts: Sequence[int]) -> None:
-        found = self.fragments[parts[0]].meeting if parts else None
-        if not parts or (found and found.taken is None and not self._decided(found)):
+        tick, first = self.ticks - self.steps.delay, self.fragments[parts[0]] if parts else None
+        found = first.meeting if first and first.meeting and first.meeting.tick == tick else None
+        if first is None or not (found or first.arrived):  # a state that was taken over has it
+            return
+        if found and found.taken is None and not self._decided(found):
             return
         super()._finish(parts)
-        self._swarm.stand(self.ticks - self.steps.delay, self._digests())
+        self._swarm.stand(tick, self._digests())
         self._began = monotonic()
 
     def _decided(self, found: Meeting) -> bool:
         """Wait until it is decided whose shares count, and take them; or else a later state, and return False."""
         outcome = self._swarm.outcome(found.tick)
         if outcome is None:
-            found.fail()
-            for fragment in self.fragments:
-                fragment.land_if_possible()
-            self._take_over()
+            self._take_over(found)
             return False
         decision, shares = outcome
+        self._counted |= dict.fromkeys(decision.shares, found.tick)
         found.arrive([share.message for share in shares], taken=self.name in decision.shares)
         return True
 
@@ -142,20 +144,21 @@ class Member(Outer):
             self.ticks = self._swarm.at
         self.ticks = self.steps.following(self._swarm.at)
 
-    def _take_over(self) -> bool:
-        """Go on from the state of another worker. What this one has learnt since an outer step is yet to be sent.
+    def _take_over(self, sent: Meeting | None = None) -> bool:
+        """Go on from the state of another worker. What this one has learnt that is not in there is yet to be sent.
 
         Return False if this one has no state, and nobody who has one is there any more.
         """
         if (found := self._swarm.fetch()) is None:
             return False
         tick, view, body = found
-        if not body:
+        common = unpacked(body) if body else None
+        if common is None:
             _log.warning("outer steps after tick %d are void: only workers that are gone had them", self._swarm.at)
-        saved, running, frozen = unpacked(body) if body else self._common()
-        with ExitStack() as stack:
-            for fragment in self.fragments if self._swarm.at > 0 else ():
-                stack.enter_context(fragment.keeping_moves())
+        else:
+            self._counted = common[0]["counted"]
+        with self._overtaken(sent):
+            saved, running, frozen = common or self._common()
             outer_state.load(saved | {"step": tick}, self.fragments, self.steps, joining=True)
             self._running.take(running)
             for name, mine in self._frozen.items():
@@ -167,13 +170,36 @@ class Member(Outer):
         self._swarm.stand(tick, self._digests(), view)
         return True
 
+    @contextmanager
+    def _overtaken(self, sent: Meeting | None) -> Iterator[None]:
+        """End an exchange. Within, the global parameters become those of a state, which may have what was sent."""
+        counted = sent is not None and self._counted.get(self.name) == sent.tick
+        sharing = [fragment for fragment in self.fragments if sent and fragment.meeting is sent]
+        if sent and counted:
+            sent.arrive([sent.message.numpy().tobytes()], taken=True)
+        elif sent:
+            sent.fail()
+        for fragment in sharing:
+            with suppress(RuntimeError):
+                fragment.arrive()
+            fragment.meeting = None
+        taken = sharing if counted else []
+        with ExitStack() as stack:
+            for fragment in self.fragments if self._swarm.at > 0 else ():
+                if fragment not in taken:
+                    stack.enter_context(fragment.keeping_moves())
+            yield
+        for fragment in taken:
+            fragment.merge(self.steps.mixing)
+
     def _give(self) -> None:
         """Give others the state of the latest outer step, unless the next is under way."""
         if all(fragment.meeting is None or fragment.meeting.tick <= self._swarm.at for fragment in self.fragments):
             self._swarm.give(packed(self._common()))
 
     def _common(self) -> list[Any]:
-        return [without_residuals(self._state()) | {"step": self._swarm.at}, self._running.agreed, self._frozen]
+        words = {"step": self._swarm.at, "counted": self._counted}
+        return [without_residuals(self._state()) | words, self._running.agreed, self._frozen]
 
     @override
     def _leave(self, *, goodbye: bool) -> None:

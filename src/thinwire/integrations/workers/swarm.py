@@ -156,9 +156,9 @@ class Swarm:
             if view is not None:
                 known.begin(tick, view)
                 self._far = False
-            else:
-                view = known.view if tick == known.last else known.decisions[tick].view
-            known.at, self._view = tick, view
+            elif tick > known.at:
+                view = known.decisions[tick].view
+            known.at, self._view = tick, self._view if view is None else view
             self._compared.note(tick, digests)
             self._broadcast(self.status())
             self._consider()
