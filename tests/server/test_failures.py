@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import pytest
 import torch
 from served import (
+    NUMEL,
     Busy,
     Proxy,
     Raw,
@@ -112,6 +113,32 @@ def test_parameters_that_are_not_finite_end_training_and_are_never_saved(rows: b
     server.close()
     with started(make(), dense(), checkpoint=path) as again:
         assert again.status().version == 0
+
+
+def test_parameters_that_are_not_finite_are_not_served(tmp_path: Path) -> None:
+    central = Vector()
+    central.large.data[7] = torch.nan
+    with pytest.raises(ValueError, match="large is not finite"):
+        started(central, checkpoint=tmp_path / "server.pt")
+    assert not (tmp_path / "server.pt").exists()
+
+
+def test_nobody_waits_for_a_trainer_that_was_dropped() -> None:
+    server = started(staleness=0, trainers=2)
+    recipe, model = thresholded(), Vector()
+    other, dropped = joined(server), connect(model, recipe, address=server.address)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as ending:
+        ending.callback(other.close, goodbye=False)
+        step = pool.submit(other.step)
+        model.give(torch.ones(NUMEL, dtype=torch.float64))
+        dropped.step()
+        assert step.result()
+        assert waiting(recipe).any()
+        step = pool.submit(other.step)
+        del dropped
+        assert soon(step.done, 20.0)
+    assert soon(lambda: not waiting(recipe).any(), 20.0)
+    assert joined(server, recipe, model)
 
 
 def test_a_trainer_whose_gradients_are_never_finite_gives_up() -> None:

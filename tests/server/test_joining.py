@@ -474,6 +474,14 @@ def test_a_recipe_without_a_codec_is_refused() -> None:
         started(model=nn.Linear(64, 64), recipe=recipes.powersgd(start=0, minimum_size=0))
 
 
+def test_a_host_that_is_not_known_is_named() -> None:
+    told = r"no such host:9 cannot be found \(.*check the address"
+    with pytest.raises(OSError, match=told):
+        started(address="no such host:9")
+    with pytest.raises(ServerError, match=told):
+        connect(Vector(), dense(), address="no such host:9")
+
+
 def test_no_server_is_a_clear_error() -> None:
     server = started()
     server.close()

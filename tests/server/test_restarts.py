@@ -1,17 +1,19 @@
 """What becomes of trainers, updates and checkpoints when connections break and servers start again."""
 
+import math
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from served import closed, crash, cut, dense, gradients, joined, soon, started, thresholded, waiting
+from served import NUMEL, Vector, closed, crash, cut, dense, gradients, joined, soon, started, thresholded, waiting
 from torch import Tensor, nn
 
 from thinwire import codecs, recipes
@@ -153,6 +155,31 @@ def test_rates_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
     assert [g["lr"] for g in started(**options)._hub.central.optimizers[0].param_groups] == rates
 
 
+@pytest.mark.parametrize(
+    ("schedule", "moved"),
+    [
+        (None, [1.0, 1.0, 0.25]),
+        (partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5), [1.0, 0.5, 0.0625]),
+        (partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.5**step), [1.0, 0.5, 0.0625]),
+    ],
+)
+def test_a_server_that_is_started_again_with_another_learning_rate_takes_it(
+    schedule: Callable[..., Any] | None, moved: list[float], tmp_path: Path
+) -> None:
+    found = list[float]()
+    for rate in (1.0, 1.0, 0.25):
+        options: dict[str, Any] = {"make_optimizer": partial(torch.optim.SGD, lr=rate), "make_scheduler": schedule}
+        with (
+            started(central := Vector(), dense(), checkpoint=tmp_path / "server.pt", **options) as server,
+            joined(server, dense(), model := Vector()) as trainer,
+        ):
+            before = float(central.large.detach()[0])
+            model.give(torch.ones(NUMEL, dtype=torch.float64))
+            trainer.step()
+            found.append(before - float(central.large.detach()[0]))
+    assert found == moved
+
+
 @pytest.mark.parametrize("down", [None, codecs.TopK(density=1.0)])
 def test_parameters_stay_as_they_are_between_steps_while_a_trainer_joins_again(down: codecs.Codec | None) -> None:
     server = started(recipe=dense(), down=down)
@@ -286,6 +313,12 @@ def test_settling_has_the_server_save_so_that_others_need_not_wait(in_flight: in
     _train(trainer, gradients(9))
     assert trainer.settle(20)
     assert trainer.traffic().saved == 9
+
+
+def test_years_of_patience_are_as_good_as_endless(tmp_path: Path) -> None:
+    trainer = joined(started(checkpoint=tmp_path / "server.pt", every=1e12))
+    assert trainer.step()
+    assert trainer.settle(math.inf)
 
 
 def test_settling_on_several_servers_takes_no_longer_than_told(monkeypatch: pytest.MonkeyPatch) -> None:

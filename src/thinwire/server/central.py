@@ -64,6 +64,7 @@ class Central:
         self.parameters, self.flats = self.places.parameters, self.places.flats
         self._gradients, self._views = layout.flats()
         self.optimizers = self._made(make_optimizer, make_rows_optimizer)
+        self._rates = [[float(group.get("lr", 0)) for group in each.param_groups] for each in self.optimizers]
         self._schedulers = [make_scheduler(each) for each in self.optimizers] if make_scheduler else []
         self._damped = damped
         self.version = self.dropped = self.sound = 0
@@ -187,6 +188,7 @@ class Central:
         }
         numbers = {"version": self.version, "dropped": self.dropped, "applied": dict(self.applied)}
         rest = {"present": sorted(self.present), "pace": self.pace, "staleness": dict(self.staleness)}
+        rest["rates"] = self._rates
         return tree_map(_copied, states) | numbers | rest
 
     @torch.no_grad()
@@ -199,11 +201,23 @@ class Central:
             each.load_state_dict(state)
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
             scheduler.load_state_dict(state)
+        self._follow(saved.get("rates", self._rates))
         self.version = self.restored = self.sound = saved["version"]
         self.dropped, self.applied, self.staleness = saved["dropped"], {**saved["applied"]}, Counter(saved["staleness"])
         self.present, self.pace = set(saved.get("present", ())), saved.get("pace", 0)
         for name, x in self.changed.items():
             x.copy_(saved["changed"][name])
+
+    def _follow(self, earlier: Sequence[Sequence[float]]) -> None:
+        """Go on at the learning rates that optimizers were made with, where these changed; schedules in proportion."""
+        for i, optimizer in enumerate(self.optimizers):
+            bases = [each.base_lrs for each in self._schedulers[i : i + 1] if hasattr(each, "base_lrs")]
+            for j, (now, then) in enumerate(zip(self._rates[i], earlier[i], strict=True)):
+                if now != then:
+                    group = optimizer.param_groups[j]
+                    group["lr"] = now * (group["lr"] / then if then else 1)
+                    for each in bases:
+                        each[j] = now * (each[j] / then if then else 1)
 
     def _check(self, saved: Mapping[str, Any]) -> None:
         mine = {"parameters": self.parameters, "optimizers": self.optimizers, "schedulers": self._schedulers}

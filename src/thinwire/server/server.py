@@ -23,7 +23,7 @@ from thinwire.reducer import Reducer
 from thinwire.server.central import Central, MakeScheduler, Rule
 from thinwire.server.hub import Hub, ServerStatus
 from thinwire.server.saving import Saving
-from thinwire.wire.layout import layouts
+from thinwire.wire.layout import finite, layouts
 from thinwire.wire.rendezvous import announce, key_of, leave, place
 from thinwire.wire.sockets import TICK, Listener, check_installed, split
 
@@ -113,7 +113,7 @@ class Server:
     def _keep_saving(self) -> None:
         saving = self._hub.saving
         while not self._closing.is_set():
-            saving.soon.wait(self._every)
+            saving.soon.wait(min(self._every, threading.TIMEOUT_MAX))
             saving.soon.clear()
             if saving.durable is None or self._closing.is_set() or self._hub.central.failure:
                 continue
@@ -168,7 +168,8 @@ def serve(
         damped: Whether to multiply an update of staleness τ by 1/(1 + τ).
         down: How the server compresses what has changed; None sends all parameters in full.
         fetch_rows: Whether rows of sparse embeddings are left out of answers; trainers ask for those that they need.
-        checkpoint: A file to save to, and to resume from if it exists; each server has its own.
+        checkpoint: A file to save to, and to resume from if it exists; each server has its own. A learning rate that
+            `make_optimizer` has changed holds; schedules go on in proportion, and all other settings are as saved.
         every: Seconds between saves.
         timeout: Seconds of silence after which a trainer counts as gone. When the server has waited for this long, the
             log names the trainers it waits for.
@@ -178,8 +179,8 @@ def serve(
 
     Raises:
         ImportError: Without pyzmq.
-        ValueError: For a model that is not on the CPU, has no rows to fetch or is already in use in this process, a key
-            that others may read, or an optimizer that moves rows without a gradient.
+        ValueError: For a model that is not on the CPU, is not finite, has no rows to fetch or is already in use in this
+            process, a key that others may read, or an optimizer that moves rows without a gradient.
         MomentumError: If momentum would be applied twice.
         TypeError: For a recipe without memory and codec.
         StateError: For a checkpoint that does not fit or is damaged.
@@ -202,6 +203,8 @@ def serve(
         _check_momentum(recipe, central.optimizers)
         lock = threading.Condition(threading.RLock())
         saving = Saving(central, lock, checkpoint)
+        if bad := next((name for name, p in central.parameters.items() if not finite([p.detach()])), None):
+            raise ValueError(f"{bad} is not finite: initialise it, or load it, before serve")
         rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
         own = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
         listener = Listener(door, own, timeout=timeout, longest=layout.messages)

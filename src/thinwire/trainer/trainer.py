@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Self, final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from torch import Tensor, nn
 
@@ -83,6 +83,8 @@ class Trainer:
         self._waited = 0.0
         self._begun = WeakKeyDictionary[nn.Module, list[Base]]()
         """The versions that each replica's next gradient will have been computed on, at least."""
+        (forgotten := finalize(self, _leave, ending)).atexit = False
+        ending.callback(forgotten.detach)
 
     def step(self, module: nn.Module | None = None, *, loss: float | Tensor | None = None) -> bool:
         """Send the gradients of the model, or of a replica of it, and wait for new parameters.
@@ -228,7 +230,7 @@ class Trainer:
         Returns:
             Whether they have saved it.
         """
-        end = time.monotonic() + seconds
+        end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         settled = all(channel.settle(end - time.monotonic()) for channel in self._channels)
         self._catch_up()
         return settled
@@ -286,6 +288,12 @@ class Trainer:
             channel.wait(update, question)
         self._waited += time.monotonic() - start
         self._catch_up()
+
+
+def _leave(ending: ExitStack) -> None:
+    """End a trainer that nobody holds any more, as if it was killed; in a thread, as who dropped it may hold locks."""
+    ending.callback(logger.warning, "a trainer was dropped without close: what was on its way may be lost")
+    threading.Thread(target=ending.close, daemon=True).start()
 
 
 @checked

@@ -158,7 +158,7 @@ def resolved(address: str) -> tuple[str, int]:
     try:
         found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise GoneError(str(error)) from error
+        raise GoneError(f"{address} cannot be found ({error})", "check the address, and this host's DNS") from error
     host, port = min(found, key=lambda each: each[0] != socket.AF_INET)[4][:2]
     return str(host), int(port)
 
