@@ -24,7 +24,7 @@ _PLACES = {"indices": INT, "values": FLOAT, "totals": INT, "candidates": INT} | 
 _SUMS = {"high": "i32", "low": "i32"} | dict.fromkeys(
     ("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG
 )
-_ELEMENTS = {"indices": INT, **dict.fromkeys(("x", "offset", "begin", "end"), LONG), **_TILES}
+_ELEMENTS = {"indices": INT, **dict.fromkeys(("offset", "begin", "end"), LONG), **_TILES}
 _OWNED = {"out": FLOAT, "starts": INT, "stops": INT, "indices": INT, "values": FLOAT, "edges": INT, "count": "i32"}
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "total", "count", "fixed_count"), "i32")
@@ -50,10 +50,10 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         (
             "bits",
             "_read_bits",
-            {**{"rows": BYTE, "found": INT, "keys": INT, "space": "i32", "wrong": "*i1"}, **_ELIAS_FANO, **edges},
+            {**{"rows": BYTE, "keys": INT, "space": "i32", "wrong": "*i1"}, **_ELIAS_FANO, **more},
             {"BITS": 4096, "STEPS": 2},
         )
-        for edges in ({}, {"edges": INT, "inner": "i32"})
+        for more in ({"found": INT}, {"edges": INT, "inner": "i32"})
     ),
     ("hashing", "_encode", {"out": BYTE, "indices": INT, "misplaced": LONG, "seeds": LONG, **_PARTS}, {}),
     (
@@ -79,8 +79,10 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {"out": INT, "values": FLOAT, **dict.fromkeys(("held", "address", "slots", "start"), LONG), **_TILES},
         {},
     ),
-    ("scatter", "_add", {"values": FLOAT, "sign": "fp32", **_ELEMENTS}, {"CHUNK": 1024}),
-    ("scatter", "_mask", {"values": FLOAT, **_ELEMENTS}, {"CHUNK": 1024}),
+    *(
+        ("scatter", "_add", {"values": FLOAT, "sign": "fp32", **_ELEMENTS, **where}, {"CHUNK": 1024})
+        for where in ({"x": LONG}, {"masked": LONG}, {"x": LONG, "masked": LONG})
+    ),
     ("scatter", "_write", {**_OWNED, "steps": "i32"}, {"TILE": 16384, "CHUNK": 256, "RUNS": 32}),
     (
         "scatter",

@@ -29,6 +29,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
 shared = importlib.import_module("thinwire.kernels.triton")
+packing = importlib.import_module("thinwire.kernels.bits.triton")
 selecting = importlib.import_module("thinwire.kernels.select.triton")
 
 SEVERAL_TILES = 2 * 4096 + 17
@@ -724,9 +725,11 @@ def test_the_largest_of_one_vector_and_of_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "space"), [(0, 9), (1, 1), (3, 5), (40, 41), (63, 5000), (700, (1 << 31) - 8), (900, 1000)]
+    ("count", "space"), [(0, 9), (1, 1), (3, 5), (40, 41), (63, 5000), (700, (1 << 31) - 8), (900, 1000), (4700, 7000)]
 )
-def test_elias_fano(count: int, space: int) -> None:
+@pytest.mark.parametrize("alone", [64, 0])
+def test_elias_fano(count: int, space: int, alone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_ALONE", alone)
     generator = torch.Generator().manual_seed(count)
     rows = [torch.randint(space, (count,), generator=generator).sort().values.to(torch.int32) for _ in range(2)]
     for row in rows:

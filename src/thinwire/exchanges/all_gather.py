@@ -54,17 +54,17 @@ class AllGather(Exchange):
         return [Hops(stride=1, count=world_size - 1, nbytes=nbytes)]
 
 
-def received(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload:
+def received(mine: Payload, buffers: Tensor, verdict: Verdict | None, out: Tensor | None = None) -> Payload:
     """Return the sum of the ranks' buffers, laid out like `mine`. Raises PayloadError when malformed.
 
     If the host would have to wait for a GPU and there is a verdict, the fault is noted there instead of raised, and the
-    sum is zero.
+    sum is zero. It may lie in `out` already, if it is given (`Payload.summed_into`).
     """
     if verdict is None:
         return mine.from_buffers(buffers)
     found = Verdict()
     with noting(found):
-        total = mine.from_buffers(buffers)
+        total = mine.from_buffers(buffers) if out is None else mine.summed_into(buffers, out)
     verdict.take_in(found.moved(list))
     flags = found.flags
     return total if flags is None or found.withheld else total.with_values(torch.where(flags.any(), 0, total.values))

@@ -72,13 +72,14 @@ class MomentumCorrection(Memory):
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
         """Subtract what was delivered. With `masking`, clear its momentum too, unless everything was delivered."""
         residuals = self._residual.staged_each(names)
-        delivered.subtract_from(residuals)
         if not (self.masking and delivered.masks):
+            delivered.subtract_from(residuals)
             return
         velocities = self._velocity.staged_each(names)
         if (np.array(delivered.counts()) < sizes(residuals)).all():  # nowhere can all have gone
-            delivered.mask(velocities)
+            delivered.take_from(residuals, velocities)
             return
+        delivered.subtract_from(residuals)
         went = _all_went(delivered, residuals)
         unread = [(v, v.clone(), x) for v, x in zip(velocities, went, strict=True) if isinstance(x, Tensor)]
         delivered.mask([None if all_ is True else v for v, all_ in zip(velocities, went, strict=True)])

@@ -117,6 +117,15 @@ class Payload(ABC):
             PayloadError: Otherwise, before anything is written.
         """
 
+    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
+        """Return what `from_buffers` does.
+
+        Args:
+            buffers: As there.
+            out: What the sum is for: its values may lie there already, so that `write` need not copy them.
+        """
+        return self.from_buffers(buffers)
+
     @abstractmethod
     def write(self, out: Tensor) -> None:
         """Overwrite the regions of the flat tensor `out` (numel elements) with this vector."""
@@ -137,6 +146,16 @@ class Payload(ABC):
 
         A payload that carries every element masks nothing.
         """
+
+    def take_from(self, parts: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
+        """Do what `subtract_from` and `mask` do.
+
+        Args:
+            parts: What is subtracted from.
+            masked: What is masked.
+        """
+        self.subtract_from(parts)
+        self.mask(masked)
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out`, just written, is finite everywhere this payload wrote."""

@@ -94,6 +94,12 @@ class Dense(Payload):
         return self.with_values(self._read(buffers, summed=True))
 
     @override
+    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
+        there = whole(Parts(out, cut_at(self.regions)))
+        alone = len(there) == 1 and out.dtype == self.values.dtype and self.coded is not None
+        return self.with_values(self._read(buffers, summed=True, out=there[0] if alone else None))
+
+    @override
     def write(self, out: Tensor) -> None:
         regions, values = whole(Parts(out, cut_at(self.regions))), self._values()
         values = values if len(values) == len(regions) else (self.values,)  # without gaps: all at once
@@ -112,8 +118,8 @@ class Dense(Payload):
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
         return cls(values=values, numel=numel, regions=regions, coded=numbers.joined([part.coded for part in parts]))
 
-    def _read(self, buffers: Tensor, *, summed: bool) -> Tensor:
-        return numbers.Rows(buffers, self._header, self.values, self.coded).read(summed=summed)
+    def _read(self, buffers: Tensor, *, summed: bool, out: Tensor | None = None) -> Tensor:
+        return numbers.Rows(buffers, self._header, self.values, self.coded).read(summed=summed, out=out)
 
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())

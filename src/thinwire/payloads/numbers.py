@@ -107,8 +107,8 @@ class Rows:
         """The sections behind the numbers."""
         return self._buffers[:, self._start + nbytes(self._values, self._coded) :]
 
-    def read(self, *, summed: bool = False) -> Tensor:
-        """Return every rank's numbers, (ranks, count), or if `summed` the sum over the ranks, (count).
+    def read(self, *, summed: bool = False, out: Tensor | None = None) -> Tensor:
+        """Return every rank's numbers, (ranks, count), or if `summed` the sum over the ranks, (count); maybe in `out`.
 
         Where the host must not wait for what was checked, they are 0 if anything was wrong.
         """
@@ -129,7 +129,7 @@ class Rows:
         table = values.new_empty(0) if coded is None else coded.format.on(values.device)
         verdict, at = noted_in(), Packed(self._start, start, bits)
         wrong = [] if verdict is None else verdict.checks
-        rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, self._fixed, summed)
+        rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, self._fixed, summed, out)
         if verdict is not None:
             verdict.withhold(flags, self._error)
         return rows

@@ -173,7 +173,11 @@ class Sparse(Keyed):
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
-        kernels.scatter_add(parts, self._offsets, self.indices, self.values, self.runs, -1.0)
+        self.take_from(parts, ())
+
+    def take_from(self, parts: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
+        """Do so, and set the masked to zero where a value is not 0."""
+        kernels.scatter_add(parts, self._offsets, self.indices, self.values, self.runs, -1.0, masked)
 
     def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
         """Subtract where values were sent; elsewhere nothing changes, so nothing is read."""

@@ -205,7 +205,7 @@ class Compressed(Reducer):
             if exchanged.buffers is None:
                 total = exchanged.total
             else:
-                total = all_gather.received(delivered, exchanged.buffers, found)
+                total = all_gather.received(delivered, exchanged.buffers, found, bucket.flat)
             if self.memory.stateful:  # first, as in `_decode`
                 self.memory.retain(bucket.segments.names, delivered)
             total.write(bucket.flat)

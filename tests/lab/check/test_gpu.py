@@ -29,15 +29,15 @@ CPU = torch.device("cpu")
 LAUNCHES = {
     "dense": (1, 1, 0),
     "bf16": (2, 1, 1),
-    "topk": (10, 3, 5),
-    "sampled_topk": (11, 3, 5),
-    "dgc": (10, 3, 6),
-    "dragonn": (14, 4, 5),
+    "topk": (10, 3, 4),
+    "sampled_topk": (11, 3, 4),
+    "dgc": (10, 3, 4),
+    "dragonn": (14, 4, 4),
     "fading": (5, 4, 4),
     "orthogonal": (46, 4, 4),
-    "qsgd": (3, 3, 2),
-    "terngrad": (4, 3, 2),
-    "signsgd": (3, 3, 3),
+    "qsgd": (3, 3, 1),
+    "terngrad": (4, 3, 1),
+    "signsgd": (3, 3, 2),
 }
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
 

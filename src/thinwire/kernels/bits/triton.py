@@ -16,6 +16,8 @@ from thinwire.kernels.triton import launch, tiles_of
 _BLOCK = 1024
 _BITS = 4096
 """How many bits of the unary part a program reads."""
+_ALONE = 64
+"""Up to so many programs of a row each count the bits of all: that takes less than a launch."""
 _SECTIONS = 6
 """At most so many are written in one launch."""
 
@@ -76,9 +78,11 @@ def _read(rows: Tensor, count: int, space: int, edges: Tensor | None) -> tuple[T
     ranks, layout = rows.shape[0], EliasFano.of(count, space)
     tiles = tiles_of(layout.unary_bits, _BITS)
     keys = torch.empty(ranks, count, dtype=torch.int32, device=rows.device)
-    found, wrong = keys.new_empty(ranks * tiles), torch.empty(ranks * tiles, dtype=torch.bool, device=rows.device)
+    found, wrong = None, torch.empty(ranks * tiles, dtype=torch.bool, device=rows.device)
     shape = (rows.stride(0), tiles, count, layout.low_bits, layout.low_nbytes, layout.unary_bits)
-    launch(_count_bits, ranks * tiles, rows, found, *shape, BITS=_BITS)
+    if tiles > _ALONE:
+        found = keys.new_empty(ranks * tiles)
+        launch(_count_bits, ranks * tiles, rows, found, *shape, BITS=_BITS, BLOCK=_BLOCK)
     inner, steps = (0, 0) if edges is None else (edges.numel(), edges.numel().bit_length())
     args = (rows, found, keys, *shape, space, wrong, edges, inner)
     launch(_read_bits, ranks * tiles, *args, STEPS=steps, BITS=_BITS, BLOCK=_BLOCK)
@@ -168,27 +172,39 @@ def _unpack(buffer, codes, count, nbytes, BITS: tl.constexpr, BLOCK: tl.constexp
 
 
 @triton.jit
-def _unary_bits(rows, row_stride, tiles, low_nbytes, BITS: tl.constexpr):
-    """Return a program's row, where it begins, the places of its bits in the unary part, and the bits."""
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    place = (tl.program_id(0) % tiles) * BITS + tl.arange(0, BITS)
-    start = rows + row * row_stride
-    return row, start, place
+def _bits_between(start, low_nbytes, unary_bits, first, last, BLOCK: tl.constexpr):
+    """Return how many bits are set in bytes of the unary part, and how many of its bytes have a bit of padding set."""
+    last = tl.minimum(last, (unary_bits + 63) // 64 * 8)
+    found, stray = unary_bits * 0, unary_bits * 0
+    for begin in range(first, last, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        byte = tl.load(start + low_nbytes + place, mask=place < last, other=0).to(tl.int32)
+        bits = byte & ((1 << tl.maximum(tl.minimum(unary_bits - 8 * place, 8), 0)) - 1)
+        stray += tl.sum((byte != bits).to(tl.int32), 0)
+        bits -= (bits >> 1) & 0x55
+        bits = (bits & 0x33) + ((bits >> 2) & 0x33)
+        found += tl.sum((bits + (bits >> 4)) & 0xF, 0)
+    return found, stray
+
+
+@triton.jit
+def _low_padding(start, count, low_bits, low_nbytes):
+    """Return how many bits of the low parts' padding are set: it has fewer than 64."""
+    last = count.to(tl.int64) * low_bits + tl.arange(0, 64)
+    rest = tl.load(start + last // 8, mask=last < low_nbytes.to(tl.int64) * 8, other=0).to(tl.int32)
+    return tl.sum((rest >> (last % 8).to(tl.int32)) & 1, 0)
 
 
 @triton.jit(do_not_specialize=["row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"])
-def _count_bits(rows, found, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, BITS: tl.constexpr):
+def _count_bits(
+    rows, found, row_stride, tiles, count, low_bits, low_nbytes, unary_bits, BITS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Count the bits that are set in each tile; −1 where a bit of padding is set."""
-    _row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
-    inside = place < (unary_bits + 63) // 64 * 64  # padding too
-    byte = tl.load(start + low_nbytes + place // 8, mask=inside, other=0).to(tl.int32)
-    bit = (byte >> (place % 8)) & 1
-    stray = tl.sum(tl.where(place >= unary_bits, bit, 0), 0)
-    if tl.program_id(0) % tiles == 0:  # the padding of the low parts, too: fewer than 64 bits
-        last = count.to(tl.int64) * low_bits + tl.arange(0, 64)
-        rest = tl.load(start + last // 8, mask=last < low_nbytes.to(tl.int64) * 8, other=0).to(tl.int32)
-        stray += tl.sum((rest >> (last % 8).to(tl.int32)) & 1, 0)
-    set_bits = tl.sum(tl.where(place < unary_bits, bit, 0), 0)
+    start, tile = rows + (tl.program_id(0) // tiles).to(tl.int64) * row_stride, tl.program_id(0) % tiles
+    first = tile * (BITS // 8)
+    set_bits, stray = _bits_between(start, low_nbytes, unary_bits, first, first + BITS // 8, BLOCK)
+    if tile == 0:
+        stray += _low_padding(start, count, low_bits, low_nbytes)
     tl.store(found + tl.program_id(0), tl.where(stray > 0, -1, set_bits))
 
 
@@ -214,14 +230,21 @@ def _read_bits(
 
     With edges, they are moved inside, and `wrong` says whether one was outside.
     """
-    row, start, place = _unary_bits(rows, row_stride, tiles, low_nbytes, BITS)
-    tile, before, total, stray = tl.program_id(0) % tiles, count * 0, count * 0, count * 0
-    for first in range(0, tiles, BLOCK):
-        each = first + tl.arange(0, BLOCK)
-        bits = tl.load(found + row * tiles + each, mask=each < tiles, other=0)
-        total += tl.sum(bits, 0)
-        before += tl.sum(tl.where(each < tile, bits, 0), 0)
-        stray += tl.sum((bits < 0).to(tl.int32), 0)
+    row, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    start, place = rows + row * row_stride, tile * BITS + tl.arange(0, BITS)
+    if found is None:
+        end, stray = tile * (BITS // 8), _low_padding(start, count, low_bits, low_nbytes)
+        before, _padding = _bits_between(start, low_nbytes, unary_bits, 0, end, BLOCK)
+        rest, padding = _bits_between(start, low_nbytes, unary_bits, end, tiles * (BITS // 8), BLOCK)
+        total, stray = before + rest, stray + padding
+    else:
+        before, total, stray = count * 0, count * 0, count * 0
+        for first in range(0, tiles, BLOCK):
+            each = first + tl.arange(0, BLOCK)
+            bits = tl.load(found + row * tiles + each, mask=each < tiles, other=0)
+            total += tl.sum(bits, 0)
+            before += tl.sum(tl.where(each < tile, bits, 0), 0)
+            stray += tl.sum((bits < 0).to(tl.int32), 0)
     keys += row * count
     if (total != count) | (stray > 0):
         tl.store(wrong + tl.program_id(0), True)

@@ -128,12 +128,12 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 
 def numbers_read(
     rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
-    fixed: Tensor, summed: bool,
+    fixed: Tensor, summed: bool, out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the numbers in each of uint8 `rows` (ranks, bytes): (ranks, n), or `summed` as `row_sums` does.
 
     Codes are decoded by `table_decode`. If rows `differ` from what is fixed, or any of the `wrong` (bools) is set, all
-    numbers are 0. Both are returned, too, as one tensor.
+    numbers are 0. Both are returned, too, as one tensor. The numbers are written to `out`, if it is given.
     """
     flags, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
     found = torch.empty(rows.shape[0], count, dtype=dtype, device=rows.device)
@@ -141,10 +141,11 @@ def numbers_read(
         found.view(torch.uint8).copy_(rows[:, at.codes : at.codes + count * dtype.itemsize])
     else:
         scales = rows[:, at.scales : at.scales + 4 * sum(groups.counts)].clone().view(torch.float32)
-        for out, row, some in zip(found, rows, scales, strict=True):
+        for each, row, some in zip(found, rows, scales, strict=True):
             codes = unpack_bits(row[at.codes :], count, at.bits, torch.int32)
-            table_decode(out, codes, table, some, groups)
-    return (row_sums(found) if summed else found).masked_fill_(flags.any(), 0), flags
+            table_decode(each, codes, table, some, groups)
+    numbers = (row_sums(found) if summed else found).masked_fill_(flags.any(), 0)
+    return numbers if out is None else out.copy_(numbers), flags
 
 
 def _each(scales: Tensor, group: int, like: Tensor) -> Tensor:

@@ -40,14 +40,15 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 
 def numbers_read(
     rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
-    fixed: Tensor, summed: bool,
+    fixed: Tensor, summed: bool, out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     tiles, (ranks, _), count = tiles_of_each(groups.runs, rows.device, _BLOCK), rows.shape, sum(groups.runs)
     first, width = (at.scales, 4) if at.bits else (at.codes, dtype.itemsize)
     if not count or (rows.storage_offset() + first) % width or rows.stride(0) % width:
-        return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed)
+        return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed, out)
     checks = [torch.cat(list(wrong))] if len(wrong) > _CHECKS else list(wrong)
-    out = torch.empty((count,) if summed else (ranks, count), dtype=dtype, device=rows.device)
+    if out is None:
+        out = torch.empty((count,) if summed else (ranks, count), dtype=dtype, device=rows.device)
     flags = torch.empty(1 + sum(check.numel() for check in checks), dtype=torch.bool, device=rows.device)
     given = [x for check in [*checks, *[None] * _CHECKS][:_CHECKS] for x in (check, 0 if check is None else len(check))]
     begins, firsts = (accumulate(lengths, initial=0) for lengths in (groups.runs, groups.counts))

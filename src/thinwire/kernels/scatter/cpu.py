@@ -20,10 +20,14 @@ _AHEAD = 16
 """How many elements ahead of the one being added a run is fetched."""
 
 
-def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0) -> None:
+def scatter_add(
+    outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0, masked: Vectors = ()
+) -> None:
     dtype = outs[0].dtype
     arrays = indices.numpy(), values.to(dtype).numpy()
     _each_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
+    if masked:
+        mask(masked, offsets, indices, values, runs)
 
 
 def scatter(

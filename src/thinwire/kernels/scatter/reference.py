@@ -8,16 +8,20 @@ from torch import Tensor
 from thinwire.kernels.parts import Ints, Regions, Vectors
 
 
-def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0) -> None:
+def scatter_add(
+    outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0, masked: Vectors = ()
+) -> None:
     """Add sign · values to n ≥ 1 vectors at indices (int32), run after run; `runs` are their lengths.
 
     The runs belong to one vector after another, and after the last to the first again; indices count from minus the
     vector's offset on. Within a run, only elements of value 0 may share an index. So the runs fix the order of
-    summation, even on devices that add atomically.
+    summation, even on devices that add atomically. If there are vectors `masked`, `mask` is done to them.
     """
     for i, (index, value) in enumerate(zip(indices.split(list(runs)), values.split(list(runs)), strict=True)):
         at = i % len(outs)
         outs[at].index_add_(0, index - offsets[at], value.to(outs[at].dtype), alpha=sign)
+    if masked:
+        mask(masked, offsets, indices, values, runs)
 
 
 def scatter(

@@ -7,7 +7,6 @@ through all runs, and adds the elements that fall into its tiles.
 
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 import torch
 import triton
@@ -27,14 +26,17 @@ _FEW = 4
 """Up to this many runs are added by one launch each, whatever their elements."""
 
 
-def scatter_add(outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0) -> None:
+def scatter_add(
+    outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0, masked: Vectors = ()
+) -> None:
     """See `reference.scatter_add`; elements with value 0 are skipped, so padding needs no order."""
     values = values.to(outs[0].dtype)
     if len(outs) == 1 and len(runs) > _FEW:
         regions = ((0, outs[0].numel()),)
         _add_owned(outs[0], regions, _counted(indices, offsets[0]), values, runs, sign, clear=False)
-        return
-    _each(_add, outs, offsets, indices, values, runs, sign)
+        outs = ()
+    if outs or masked:
+        _each(outs, masked, offsets, indices, values, runs, sign)
 
 
 def scatter(
@@ -54,26 +56,31 @@ def scatter(
 
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
     if len(xs) == 1:
-        _each(_mask, xs, offsets, indices, values, [indices.numel()])
+        _each((), xs, offsets, indices, values, [indices.numel()], 1.0)
     else:
-        _each(_mask, xs, offsets, indices, values.to(xs[0].dtype), runs)
+        _each((), xs, offsets, indices, values.to(xs[0].dtype), runs, 1.0)
 
 
-def _each(kernel: Any, xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, *more: Any) -> None:
-    """Launch a kernel on one turn after another: a run of each vector."""
-    start = 0
-    for first in range(0, len(runs), len(xs)):
-        part = runs[first : first + len(xs)]
+def _each(
+    outs: Vectors, masked: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float
+) -> None:
+    """Add, mask or both in one turn after another: a run of each vector. If not both, one has no vectors."""
+    start, count = 0, len(outs or masked)
+    for first in range(0, len(runs), count):
+        part = runs[first : first + count]
         end = start + sum(part)
         index, value, start = indices[start:end], values[start:end], end
-        if len(xs) > 1:
+        if count > 1:
             tiles = tiles_of_each(tuple(part), value.device, _CHUNK)
             *starts, _ = edges = list(accumulate(part, initial=0))
-            places = table(value.device, addresses(xs), offsets, starts, edges[1:])
-            launch(kernel, len(tiles), value, index, *places, tiles, *more, CHUNK=_CHUNK)
+            columns = addresses(outs or masked), addresses(masked or outs), offsets, starts, edges[1:]
+            out, mask_, *places = table(value.device, *columns)
+            args = (value, index, out if outs else None, mask_ if masked else None, *places, tiles, sign)
+            launch(_add, len(tiles), *args, CHUNK=_CHUNK)
         else:
-            args = (value, _counted(index, offsets[0]), xs[0], None, None, index.numel(), None, *more)
-            launch(kernel, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
+            out, mask_ = ((xs or (None,))[0] for xs in (outs, masked))
+            args = (value, _counted(index, offsets[0]), out, mask_, None, None, index.numel(), None, sign)
+            launch(_add, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
 
 
 def _counted(indices: Tensor, offset: int) -> Tensor:
@@ -176,28 +183,21 @@ def _add_share(
 
 
 @triton.jit
-def _elements(values, indices, x, offset, begin, end, tiles, CHUNK: tl.constexpr):
-    """Return where a program's elements go, which exist, and their values: of one vector, or of several by a table."""
+def _add(values, indices, x, masked, offset, begin, end, tiles, sign, CHUNK: tl.constexpr):
+    """Add to x, and set `masked` to zero, where a value is not 0: of one vector, or of several by a table."""
     if tiles is None:
         place = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
         there = place < end
-        index = tl.load(indices + place, mask=there, other=0)
+        index = tl.load(indices + place, mask=there, other=0).to(tl.int64)
     else:
         vector, within = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
         place = tl.load(begin + vector) + within + tl.arange(0, CHUNK)
         there = place < tl.load(end + vector)
         index = tl.load(indices + place, mask=there, other=0) - tl.load(offset + vector)
-        x = pointer(x, vector, values)
-    return x, index, there, tl.load(values + place, mask=there, other=0.0)
-
-
-@triton.jit
-def _add(values, indices, x, offset, begin, end, tiles, sign, CHUNK: tl.constexpr):
-    out, index, there, value = _elements(values, indices, x, offset, begin, end, tiles, CHUNK)
-    _add_to(out, index, value, sign, there)
-
-
-@triton.jit
-def _mask(values, indices, x, offset, begin, end, tiles, CHUNK: tl.constexpr):
-    out, index, there, value = _elements(values, indices, x, offset, begin, end, tiles, CHUNK)
-    tl.store(out + index.to(tl.int64), tl.zeros([CHUNK], out.dtype.element_ty), mask=there & (value != 0))
+        x = x if x is None else pointer(x, vector, values)
+        masked = masked if masked is None else pointer(masked, vector, values)
+    value = tl.load(values + place, mask=there, other=0.0)
+    if x is not None:
+        _add_to(x, index, value, sign, there)
+    if masked is not None:
+        tl.store(masked + index, tl.zeros([CHUNK], masked.dtype.element_ty), mask=there & (value != 0))

@@ -54,6 +54,9 @@ def _numbers_read(kit: Kit, n: int) -> Trials:
     other = kit.seeds([0, 1, 255]).int().view(3, 1)  # bytes that are not there
     for summed, wrong, fixed in ((False, [], none), (True, [fault], none), (False, [~fault], none), (True, [], other)):
         yield Trial((rows, Packed(0, 16, 0), kit.vector(0), Groups((n,)), plain.dtype, wrong, fixed, summed))
+    yield Trial(
+        (rows, Packed(0, 16, 0), kit.vector(0), Groups((n,)), plain.dtype, [], other, True, kit.vector(n)), (8,)
+    )
 
 
 def _pack_bits(kit: Kit, n: int) -> Trials:

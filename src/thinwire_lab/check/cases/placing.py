@@ -35,6 +35,7 @@ def _scatter_add(kit: Kit, n: int) -> Trials:
     indices, values, runs = _runs(kit, n)
     yield Trial(([kit.vector(n, 1)], [0], indices, values, runs, -1.0), (0,))
     yield Trial((*_in_pieces(kit, n), -1.0), (0,))
+    yield Trial((*_in_pieces(kit, n), -1.0, _in_pieces(kit, n)[0]), (0, 6))
 
 
 def _subtract_rounded(kit: Kit, n: int) -> Trials:
