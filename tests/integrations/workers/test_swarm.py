@@ -958,6 +958,22 @@ def test_who_takes_over_from_one_that_dies_goes_on_from_its_own_state() -> None:
         assert fetched.result(60.0) == (2, {late.id: True}, b"")
 
 
+def test_who_only_heard_that_others_that_died_had_gone_on_takes_the_step_itself() -> None:
+    with _swarms(2, lost=1000.0, quorum=0.5) as (one, late), ExitStack() as stack:
+        _began([one, late], [True, True])
+        stack.enter_context(patch.multiple(late, _take_decided=Mock(), _consider=Mock()))
+        assert _shares_of(one) == {one.id}
+        _wait(lambda: late.missed() == 1)
+        pool = stack.enter_context(ThreadPoolExecutor())
+        stack.callback(setattr, late, "_error", StoreError())  # or a test that fails would wait for it
+        waiting = pool.submit(late.outcome, 1)
+        _wait(lambda: late.waited > 0.0)
+        one.close(goodbye=False)
+        assert waiting.result(60.0) is None
+        assert pool.submit(late.fetch).result(60.0) is None
+        assert late.missed() is None
+
+
 def test_a_link_that_ends_after_long_is_made_anew() -> None:
     with _swarms(2) as swarms:
         before = {link for one in swarms for link in one._links.values()}

@@ -1,8 +1,8 @@
 """A worker of a training that others join and leave: it finds them by a store."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, final
 
 from typing_extensions import override
@@ -13,6 +13,7 @@ from thinwire.integrations.membership.redistribution import without_residuals
 from thinwire.integrations.membership.state import Standing
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.awake import monotonic
+from thinwire.integrations.workers.fragments import Fragment
 from thinwire.integrations.workers.meeting import Meeting
 from thinwire.integrations.workers.outer_handle import Outer, digests
 from thinwire.integrations.workers.swarm import Swarm
@@ -147,9 +148,10 @@ class Member(Outer):
     def _take_over(self, sent: Meeting | None = None) -> bool:
         """Go on from the state of another worker. What this one has learnt that is not in there is yet to be sent.
 
-        Return False if this one has no state, and nobody who has one is there any more.
+        Return False if nobody is there any more of whom this one could take one.
         """
         if (found := self._swarm.fetch()) is None:
+            self._end(sent)
             return False
         tick, view, body = found
         common = unpacked(body) if body else None
@@ -157,12 +159,8 @@ class Member(Outer):
             _log.warning("outer steps after tick %d are void: only workers that are gone had them", self._swarm.at)
         else:
             self._counted = common[0]["counted"]
-        with self._overtaken(sent):
-            saved, running, frozen = common or self._common()
-            outer_state.load(saved | {"step": tick}, self.fragments, self.steps, joining=True)
-            self._running.take(running)
-            for name, mine in self._frozen.items():
-                mine.copy_(frozen[name])
+        counted = self._end(sent)
+        self._load(common or self._common(), tick, counted)
         if body and self._swarm.at <= 0:  # they may have resumed from a checkpoint: this start has no part in theirs
             self.go_back()
             self._learnt = False
@@ -170,26 +168,33 @@ class Member(Outer):
         self._swarm.stand(tick, self._digests(), view)
         return True
 
-    @contextmanager
-    def _overtaken(self, sent: Meeting | None) -> Iterator[None]:
-        """End an exchange. Within, the global parameters become those of a state, which may have what was sent."""
-        counted = sent is not None and self._counted.get(self.name) == sent.tick
-        sharing = [fragment for fragment in self.fragments if sent and fragment.meeting is sent]
-        if sent and counted:
+    def _end(self, sent: Meeting | None) -> list[Fragment]:
+        """End an exchange that others have overtaken. Return its fragments if their state has this worker's share."""
+        if not sent:
+            return []
+        if counted := self._counted.get(self.name) == sent.tick:
             sent.arrive([sent.message.numpy().tobytes()], taken=True)
-        elif sent:
+        else:
             sent.fail()
-        for fragment in sharing:
+        found = [fragment for fragment in self.fragments if fragment.meeting is sent]
+        for fragment in found:
             with suppress(RuntimeError):
                 fragment.arrive()
             fragment.meeting = None
-        taken = sharing if counted else []
+        return found if counted else []
+
+    def _load(self, common: Sequence[Any], tick: int, counted: Sequence[Fragment]) -> None:
+        """Take over what is common to all. What this worker has learnt stays, but for these fragments."""
+        saved, running, frozen = common
         with ExitStack() as stack:
             for fragment in self.fragments if self._swarm.at > 0 else ():
-                if fragment not in taken:
+                if fragment not in counted:
                     stack.enter_context(fragment.keeping_moves())
-            yield
-        for fragment in taken:
+            outer_state.load(saved | {"step": tick}, self.fragments, self.steps, joining=True)
+        self._running.take(running)
+        for name, mine in self._frozen.items():
+            mine.copy_(frozen[name])
+        for fragment in counted:
             fragment.merge(self.steps.mixing)
 
     def _give(self) -> None:

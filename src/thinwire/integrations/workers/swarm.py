@@ -59,7 +59,7 @@ class Swarm:
         self._compared = Comparison()
         self.wanting = set[str]()
         self._state: tuple[Words, bytes] | None = None
-        self._far = self._closed = self._fetches = self._begins = False
+        self._far = self._closed = self._fetches = self._begins = self._misses = False
         self._error: Exception | None = None  # for who waits
         self._dialled = dict[str, float]()  # whom, and since when
         self._opened = ExitStack()
@@ -176,7 +176,13 @@ class Swarm:
         """Return the tick of the first outer step that was decided and that this worker has not taken, if any."""
         with self._changed:
             tick = self.known.following(self.at)
-            return tick if max(self.known.last, self.furthest) >= tick else None
+            self._misses = max(self.known.last, self.furthest) >= tick
+            return tick if self._misses else None
+
+    def _misses_nothing(self) -> bool:
+        """Whether nobody is there any more from whom this worker could hear what it has missed, if anything."""
+        unheard = self.at < 0 or (self._misses and self.known.last <= self.at)
+        return unheard and not self.known.ahead
 
     def differing(self, mine: Digests, tick: int | None = None) -> list[str]:
         """Return of which parameters another one's digest differs, after the latest outer step that both have taken.
@@ -213,6 +219,8 @@ class Swarm:
     def outcome(self, tick: int) -> tuple[Decision, list[Share]] | None:
         """Wait until it is decided of whose shares the step is made, and return them; None to `fetch` a later state.
 
+        None as well if this worker has `missed` the step, and nobody is there any more who has taken it.
+
         Raises:
             StateError: If workers had different global parameters before it, or none of the electors can be reached.
         """
@@ -234,7 +242,7 @@ class Swarm:
                 began = began or (now if missing else 0.0)
                 late = self.known.last >= tick and not (found and found.shares)
                 lost = self._far or late or (began and now - began > agreement.LOST)
-                if self.known.void or (lost and self.known.ahead):
+                if self.known.void or (lost and self.known.ahead) or self._misses_nothing():
                     return None
                 if missing and now - asked > 1.0:
                     asked = now
@@ -252,8 +260,8 @@ class Swarm:
     def fetch(self) -> tuple[int, View, bytes] | None:
         """Wait for the state of a worker that is further on: its tick, the view after it, and the state.
 
-        Without a state, all later steps are void, and this worker goes on from its own. None if it has none, and nobody
-        is further on any more.
+        Without a state, all later steps are void, and this worker goes on from its own. None if nobody is further on
+        any more, and it has none or has `missed` what they took.
 
         Raises:
             StateError: If nobody who is further on can be reached.
@@ -269,7 +277,7 @@ class Swarm:
                     self._fetches = False
                     return void.tick, void.view, b""
                 ahead = self.known.ahead
-                if self.at < 0 and not ahead:
+                if self._misses_nothing():
                     self._fetches = False
                     return None
                 heard = self._heard(heard, bool(ahead))
