@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,33 @@ def test_years_of_patience_are_as_good_as_endless(tmp_path: Path) -> None:
     trainer = joined(started(checkpoint=tmp_path / "server.pt", every=1e12))
     assert trainer.step()
     assert trainer.settle(math.inf)
+
+
+def test_settling_does_not_wait_for_what_other_threads_send_meanwhile(tmp_path: Path) -> None:
+    trainer = joined(started(checkpoint=tmp_path / "server.pt", every=1000.0))
+    settled = threading.Event()
+
+    def go_on() -> None:
+        while not settled.is_set():
+            trainer.step()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(go_on)
+        try:
+            assert soon(lambda: trainer.traffic().updates > 10, 20.0)
+            assert trainer.settle(10.0)
+        finally:
+            settled.set()
+
+
+def test_a_checkpoint_stays_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = started(checkpoint="server.pt")
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    server.close()
+    assert (tmp_path / "server.pt").exists()
+    assert not [*elsewhere.iterdir()]
 
 
 def test_settling_on_several_servers_takes_no_longer_than_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ class Durable:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()  # wherever this process goes
         self._previous = self._path.with_name(f"{self._path.name}.previous")
         self._beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         self._mine, self._read = -1, False

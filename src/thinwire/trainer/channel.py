@@ -319,14 +319,16 @@ class Channel:
         return number
 
     def settle(self, seconds: float) -> bool:
-        """Have the server save once it has all, and wait until nothing is logged, at most so long. Return whether."""
+        """Have the server save once it has all that was sent, and wait for that, at most so long. Return whether."""
         end = time.monotonic() + seconds
         with self._changed:
-            self._changed.wait_for(lambda: self._shared.error or not self._unconfirmed, seconds)
-            self._full |= bool(self._log)
+            last = next(reversed(self._log), 0)  # other threads may go on
+            self._changed.wait_for(lambda: self._shared.error or self._answered >= last, seconds)
+            self._full |= self.saved < last
             self._bell.ring()
             left = end - time.monotonic()
-            return self._changed.wait_for(lambda: self._shared.error or not self._log, left) and not self._log
+            self._changed.wait_for(lambda: self._shared.error or self.saved >= last, left)
+            return self.saved >= last
 
     def stop(self, *, goodbye: bool) -> None:
         """Wake all waiting threads, accept no more updates, and leave: with a `goodbye`, when the server has all."""
