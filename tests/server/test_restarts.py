@@ -156,19 +156,27 @@ def test_rates_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
     assert [g["lr"] for g in started(**options)._hub.central.optimizers[0].param_groups] == rates
 
 
+def _warming(optimizer: torch.optim.Optimizer) -> Any:
+    """Half the rate for a step, then all of it, and from the fourth on halved each time."""
+    schedulers = torch.optim.lr_scheduler
+    warming = schedulers.ConstantLR(optimizer, factor=0.5, total_iters=1)
+    return schedulers.SequentialLR(optimizer, [warming, schedulers.LambdaLR(optimizer, lambda i: 0.5 ** (i + 1))], [3])
+
+
 @pytest.mark.parametrize(
     ("schedule", "moved"),
     [
-        (None, [1.0, 1.0, 0.25]),
-        (partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5), [1.0, 0.5, 0.0625]),
-        (partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.5**step), [1.0, 0.5, 0.0625]),
+        (None, [1.0, 1.0, 0.25, 0.25]),
+        (_warming, [0.5, 1.0, 0.25, 0.125]),
+        (partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5), [1.0, 0.5, 0.0625, 0.03125]),
+        (partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.5**step), [1.0, 0.5, 0.0625, 0.03125]),
     ],
 )
 def test_a_server_that_is_started_again_with_another_learning_rate_takes_it(
     schedule: Callable[..., Any] | None, moved: list[float], tmp_path: Path
 ) -> None:
     found = list[float]()
-    for rate in (1.0, 1.0, 0.25):
+    for rate in (1.0, 1.0, 0.25, 0.25):
         options: dict[str, Any] = {"make_optimizer": partial(torch.optim.SGD, lr=rate), "make_scheduler": schedule}
         with (
             started(central := Vector(), dense(), checkpoint=tmp_path / "server.pt", **options) as server,
@@ -314,6 +322,23 @@ def test_settling_has_the_server_save_so_that_others_need_not_wait(in_flight: in
     _train(trainer, gradients(9))
     assert trainer.settle(20)
     assert trainer.traffic().saved == 9
+
+
+@pytest.mark.parametrize("wait", [lambda trainer: trainer.settle(20.0), lambda trainer: trainer.drain() or True])
+def test_a_server_that_starts_again_meanwhile_saves_what_is_waited_for(
+    wait: Callable[[Trainer], bool], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "checkpoint", "every": 1e6}
+    server, found = started(**options), list[bool]()
+    trainer = joined(server, log_bytes=1900, reconnect=60.0)  # too few for what is drained
+    _train(trainer, gradients(2))
+    crash(server)
+
+    def start_again() -> None:
+        started(address=server.address, **options)
+
+    _in_threads(lambda: found.append(wait(trainer)), start_again)
+    assert found == [True]
 
 
 def test_years_of_patience_are_as_good_as_endless(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -211,7 +211,7 @@ class Central:
     def _follow(self, earlier: Sequence[Sequence[float]]) -> None:
         """Go on at the learning rates that optimizers were made with, where these changed; schedules in proportion."""
         for i, optimizer in enumerate(self.optimizers):
-            bases = [each.base_lrs for each in self._schedulers[i : i + 1] if hasattr(each, "base_lrs")]
+            bases = [each.base_lrs for each in _nested(self._schedulers[i : i + 1]) if hasattr(each, "base_lrs")]
             for j, (now, then) in enumerate(zip(self._rates[i], earlier[i], strict=True)):
                 if now != then:
                     group = optimizer.param_groups[j]
@@ -226,6 +226,13 @@ class Central:
                 "{0} is {2} in the checkpoint and {1} on this server: serve the model that was saved, with the same "
                 "arguments, or use another checkpoint".format(*found)
             )
+
+
+def _nested(schedulers: Iterable[Any]) -> Iterator[Any]:
+    """Yield all of them, and those that they consist of."""
+    for each in schedulers:
+        yield each
+        yield from _nested(getattr(each, "_schedulers", ()))
 
 
 def _written(update: Update, into: Mapping[torch.dtype, Tensor]) -> bool:

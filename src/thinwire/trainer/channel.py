@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -288,7 +288,7 @@ class Channel:
         with self._changed:
             self._full |= self._logged + size > room // 2
             self._bell.ring()
-            self._changed.wait_for(lambda: self._shared.error or not self._log or self._logged + size <= room)
+            self._until(lambda: not self._log or self._logged + size <= room)
             self.check()
             update = Request(next(self._orders), Kind.UPDATE, number, body, base, loss, flags)
             self._log[number] = update
@@ -320,15 +320,27 @@ class Channel:
 
     def settle(self, seconds: float) -> bool:
         """Have the server save once it has all that was sent, and wait for that, at most so long. Return whether."""
-        end = time.monotonic() + seconds
         with self._changed:
             last = next(reversed(self._log), 0)  # other threads may go on
-            self._changed.wait_for(lambda: self._shared.error or self._answered >= last, seconds)
-            self._full |= self.saved < last
-            self._bell.ring()
-            left = end - time.monotonic()
-            self._changed.wait_for(lambda: self._shared.error or self.saved >= last, left)
+            self._until(lambda: self.saved >= last, seconds)
             return self.saved >= last
+
+    def _until(self, enough: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until enough is saved, or this has ended. Have the server save when it has all that is logged now.
+
+        Over each connection: what an earlier one was told may be lost, and a server that started again has gone back.
+        """
+        last, asked = next(reversed(self._log), 0), 0
+
+        def so() -> bool:
+            nonlocal asked
+            done = bool(self._shared.error) or enough()
+            if not done and self._answered >= last and asked != len(self._floors):
+                asked, self._full = len(self._floors), True
+                self._bell.ring()
+            return done
+
+        self._changed.wait_for(so, seconds)
 
     def stop(self, *, goodbye: bool) -> None:
         """Wake all waiting threads, accept no more updates, and leave: with a `goodbye`, when the server has all."""
