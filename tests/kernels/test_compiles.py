@@ -17,13 +17,13 @@ FLOAT, INT, LONG, BYTE = "*fp32", "*i32", "*i64", "*u8"
 _ELIAS_FANO = dict.fromkeys(("row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"), "i32")
 _TILES = {"tiles": INT}
 _SEVERAL = {"at": LONG, "size": LONG, **_TILES}
-_PICKED = {"histograms": INT, "nans": INT, "rank": LONG, "counts": INT, "sums": INT, "kept": INT, **_SEVERAL}
+_PICKED = {"rank": LONG, "counts": INT, "sums": INT, "kept": INT, **_SEVERAL}
+_COUNTED = {"histograms": INT, "nans": INT, **_PICKED}
 _PLACES = {"indices": INT, "values": FLOAT, "totals": INT, "candidates": INT} | dict.fromkeys(
     ("capacity", "begin", "room", "among"), LONG
 )
-_SUMS = {"high": "i32", "low": "i32"} | dict.fromkeys(
-    ("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG
-)
+_SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG)
+_KEYS = {"high": "i32", "low": "i32"}
 _ELEMENTS = {"indices": INT, **dict.fromkeys(("offset", "begin", "end"), LONG), **_TILES}
 _OWNED = {"out": FLOAT, "starts": INT, "stops": INT, "indices": INT, "values": FLOAT, "edges": INT, "count": "i32"}
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
@@ -130,21 +130,34 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         },
         {"ROOM": 64, "GROUP": 32},
     ),
-    (
-        "sampled",
-        "_gather",
-        {
-            **{"like": FLOAT, **_PLACES, **_PICKED},
-        },
-        {**_DIGITS, "ROOM": 64},
+    ("sampled", "_gather", {"like": FLOAT, **_PLACES, **_COUNTED}, {**_DIGITS, "ROOM": 64}),
+    ("sampled", "_gather", {"like": FLOAT, "bars": LONG, **_PLACES, **_PICKED}, {**_DIGITS, "ROOM": 64}),
+    ("sampled", "_find", {"like": "*fp64", **_COUNTED}, {"HOW": "given", "LEVELS": 8, "TILE": 4096, "ROOM": 64}),
+    *(
+        ("sampled", *kernel)
+        for like, new, levels, how in ((FLOAT, "*bf16", 4, "nesterov"), ("*fp64", "*fp64", 8, "sum"))
+        for kernel in (
+            (
+                "_find",
+                {"like": like, "gradient_like": new, "bars": LONG, **_PICKED, **_SUMS},
+                {"HOW": how, "LEVELS": levels, "ROOM": 64},
+            ),
+            (
+                "_threshold",
+                {
+                    **{"bars": LONG, "like": like, "gradient_like": new, "sample": like, "clear": INT, **_SUMS},
+                    **{"cleared": "i32", **dict.fromkeys(("offset", "stride", "rank", "begin"), LONG)},
+                },
+                {"HOW": how, "LEVELS": levels, "CHUNK": 8192},
+            ),
+        )
     ),
-    ("sampled", "_find", {"like": "*fp64", **_PICKED}, {"LEVELS": 8, "TILE": 4096, "ROOM": 64}),
     ("sampled", "_trim", {"like": FLOAT, **_PLACES, "at": LONG, "size": LONG}, {"LEVELS": 4, "CHUNK": 8192}),
     *(
         (
             "accumulate",
             "_accumulate",
-            {"like": like, "gradient_like": new, "clear": INT, "cleared": "i32", **_SUMS, **_TILES},
+            {"like": like, "gradient_like": new, "clear": INT, "cleared": "i32", **_SUMS, **_KEYS, **_TILES},
             {"HOW": how},
         )
         for like, new, how in ((FLOAT, "*bf16", "nesterov"), (FLOAT, "*bf16", "fading"), ("*fp64", "*fp64", "sum"))

@@ -30,6 +30,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
 shared = importlib.import_module("thinwire.kernels.triton")
 packing = importlib.import_module("thinwire.kernels.bits.triton")
+sampling = importlib.import_module("thinwire.kernels.sampled.triton")
 selecting = importlib.import_module("thinwire.kernels.select.triton")
 
 SEVERAL_TILES = 2 * 4096 + 17
@@ -672,8 +673,15 @@ def test_of_equal_magnitudes_the_lowest_indices_come_first(
         assert chosen.tolist() == sorted(order[:k])
 
 
+SMALL_SAMPLES = pytest.mark.parametrize("small", [1 << 14, 0])
+
+
+@SMALL_SAMPLES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_more_picks_than_are_wanted_and_more_than_there_is_room_for(dtype: torch.dtype) -> None:
+def test_more_picks_than_are_wanted_and_more_than_there_is_room_for(
+    dtype: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_SMALL", small)
     xs = [vector(n, dtype=torch.float64).mul(4).round().to(dtype) for n in (9000, 1, 0, 300)]
     given = [framed(x) for x in xs]
     for rank, capacity in ((1, 700), (5, 20), (30, 5), (2, 0)):
@@ -702,7 +710,9 @@ def test_ties_that_do_not_fit_are_written_nowhere() -> None:
     assert values.tolist() == [1.0] * 8 + [-7.0] * 2
 
 
-def test_a_nan_in_the_sample_leaves_nothing_but_what_is_not_finite() -> None:
+@SMALL_SAMPLES
+def test_a_nan_in_the_sample_leaves_nothing_but_what_is_not_finite(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_SMALL", small)
     residuals, gradients = ([framed(vector(300, seed)) for seed in seeds] for seeds in ((1, 2), (3, 4)))
     gradients[1][8], gradients[1][20] = torch.nan, torch.inf
     draws = [kernels.Draw(offset=2, stride=3, rank=5, capacity=50)] * 2

@@ -1,5 +1,6 @@
 """Adding gradients to residuals. `total` is also the first half of the kernels that select in the same pass."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -65,17 +66,21 @@ def arguments(sums: Sum) -> tuple[Any, ...]:
 
 
 def _each(sums: Sum, clear: Tensor | None) -> None:
-    outs, like = sums.outs, sums.outs[0]
-    columns = (outs, sums.moving or outs, sums.residuals, sums.velocities or outs, sums.gradients)
-    lengths, momenta = [x.numel() for x in outs], sums.decays or [sums.momentum] * len(outs)
-    rates = factors(like, sums.scales), factors(like, momenta)
-    *places, size, scale, rate = table(like.device, *map(addresses, columns), lengths, *rates)
+    like, lengths = sums.outs[0], [x.numel() for x in sums.outs]
     tiles = tiles_of_each(tuple(lengths), like.device)
     if clear is not None and not len(tiles):
         clear.zero_()
     cleared = (clear, 0 if clear is None else clear.numel())
-    args = (like, sums.gradients[0], *places, scale, rate, 0, 0, size, tiles, *cleared)
-    launch(_accumulate, len(tiles), *args, HOW=sums.how, TILE=TILE, num_warps=8)
+    *of_each, size = arguments_of_each(sums, lengths)
+    launch(_accumulate, len(tiles), like, *of_each, 0, 0, size, tiles, *cleared, HOW=sums.how, TILE=TILE, num_warps=8)
+
+
+def arguments_of_each(sums: Sum, *columns: Sequence[int]) -> Sequence[Tensor]:
+    """Return the arguments that `of_vector` takes, between `like` and the vector; and more columns of the table."""
+    outs, like = sums.outs, sums.outs[0]
+    places = (outs, sums.moving or outs, sums.residuals, sums.velocities or outs, sums.gradients)
+    rates = factors(like, sums.scales), factors(like, sums.decays or [sums.momentum] * len(outs))
+    return sums.gradients[0], *table(like.device, *map(addresses, places), *rates, *columns)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
@@ -106,14 +111,22 @@ def _accumulate(
     start = tl.program_id(0).to(tl.int64) * TILE
     if tiles is not None:
         vector = tl.load(tiles + 3 * tl.program_id(0))
-        start = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64)
-        out, velocity_out = pointer(out, vector, like), pointer(velocity_out, vector, like)
-        residual, velocity = pointer(residual, vector, like), pointer(velocity, vector, like)
-        gradient, size = pointer(gradient, vector, gradient_like), tl.load(size + vector)
-        scale, momentum = factor_at(scale, vector, like), factor_at(momentum, vector, like)
+        start, size = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64), tl.load(size + vector)
+        out, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
+            like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
+        )
     at = tl.arange(0, TILE)
     there = at < size - start
     total(out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, there, HOW)
+
+
+@triton.jit
+def of_vector(like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector):
+    """Return one vector's tensors and factors, from the columns of a table."""
+    out, velocity_out = pointer(out, vector, like), pointer(velocity_out, vector, like)
+    residual, velocity = pointer(residual, vector, like), pointer(velocity, vector, like)
+    scale, momentum = factor_at(scale, vector, like), factor_at(momentum, vector, like)
+    return out, velocity_out, residual, velocity, pointer(gradient, vector, gradient_like), scale, momentum
 
 
 @triton.jit
@@ -127,30 +140,37 @@ def total(
     if HOW == "given":
         written = tl.load(out + start + at, mask=valid)
     else:
-        before = tl.load(residual + start + at, mask=valid)
-        new = tl.load(gradient + start + at, mask=valid)
-        if HOW == "rounded":
-            kept = before.to(tl.float32)
-            if momentum is not None:
-                kept *= tl.load(momentum)
-            after = _rounded(kept + tl.load(scale) * new.to(tl.float32), start + at, high, low)
-        else:
-            new = tl.load(scale) * wide(new.to(before.dtype))
-            if HOW == "sum":
-                after = wide(before) + new
-            elif HOW == "fading":
-                after = tl.load(momentum) * wide(before) + new
-            else:
-                moving = tl.load(momentum) * wide(tl.load(velocity + start + at, mask=valid)) + new
-                kept = moving.to(before.dtype)
-                tl.store(velocity_out + start + at, kept, mask=valid)
-                if HOW == "nesterov":
-                    after = wide(before) + new + tl.load(momentum) * wide(kept)
-                else:
-                    after = wide(before) + wide(kept)
-        written = after.to(before.dtype)
+        written, kept = summed(residual, velocity, gradient, scale, momentum, high, low, start + at, valid, HOW)
+        if (HOW == "momentum") | (HOW == "nesterov"):
+            tl.store(velocity_out + start + at, kept, mask=valid)
         tl.store(out + start + at, written, mask=valid)
     return written
+
+
+@triton.jit
+def summed(residual, velocity, gradient, scale, momentum, high, low, at, valid, HOW: tl.constexpr):
+    """Return sums, and the velocities with momentum, without writing them."""
+    before = tl.load(residual + at, mask=valid)
+    kept, new = before, tl.load(gradient + at, mask=valid)
+    if HOW == "rounded":
+        wider = before.to(tl.float32)
+        if momentum is not None:
+            wider *= tl.load(momentum)
+        after = _rounded(wider + tl.load(scale) * new.to(tl.float32), at, high, low)
+    else:
+        new = tl.load(scale) * wide(new.to(before.dtype))
+        if HOW == "sum":
+            after = wide(before) + new
+        elif HOW == "fading":
+            after = tl.load(momentum) * wide(before) + new
+        else:
+            moving = tl.load(momentum) * wide(tl.load(velocity + at, mask=valid)) + new
+            kept = moving.to(before.dtype)
+            if HOW == "nesterov":
+                after = wide(before) + new + tl.load(momentum) * wide(kept)
+            else:
+                after = wide(before) + wide(kept)
+    return after.to(before.dtype), kept
 
 
 @triton.jit
