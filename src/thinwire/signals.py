@@ -65,9 +65,9 @@ class Signal(ABC):
         """
 
     def pick(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        """Pick with a threshold from a sample. Returns `draw.capacity` indices and values: see `limited`."""
+        """Pick with a threshold from a sample. Returns `draw.capacity` indices and values: see `Signals.pick`."""
         threshold = draw.threshold(self.sample, self.device)
-        return limited(self.select(threshold, draw.room(self.numel)), draw.capacity)
+        return draw.placed(limited(self.select(threshold, draw.room(self.numel)), draw.capacity))
 
     def peak(self) -> Tensor:
         """Compute the vector, and return its largest magnitude (1): NaN if any is, 0 without elements."""
@@ -161,8 +161,8 @@ class Signals(Sequence[Signal]):
     def pick(self, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
         """Pick from each, with a threshold from a sample, and compute it.
 
-        Returns indices (int32), which count from each vector's first element, and values: as many as the first draw's
-        capacity, then as many as the next one's. Where fewer are picked, −1 with value 0 follows.
+        Returns indices (int32) and values: as many as the first draw's capacity, then as many as the next one's. Where
+        fewer are picked, the draw's `last` with value 0 follows.
         """
         return joined(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
 

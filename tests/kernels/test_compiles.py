@@ -20,7 +20,7 @@ _SEVERAL = {"at": LONG, "size": LONG, **_TILES}
 _PICKED = {"rank": LONG, "counts": INT, "sums": INT, "kept": INT, **_SEVERAL}
 _COUNTED = {"histograms": INT, "nans": INT, **_PICKED}
 _PLACES = {"indices": INT, "values": FLOAT, "totals": INT, "candidates": INT} | dict.fromkeys(
-    ("capacity", "begin", "room", "among"), LONG
+    ("capacity", "begin", "room", "among", "origin", "padding"), LONG
 )
 _SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG)
 _KEYS = {"high": "i32", "low": "i32"}
@@ -67,7 +67,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         "_hash_each",
         {
             "indices": INT,
-            "priorities": INT,
+            "priorities": "*bf16",
             **dict.fromkeys(("held", "length", "slots", "seed", "first", "size", "start"), LONG),
             **_TILES,
         },
@@ -76,7 +76,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     (
         "hashing",
         "_elements_of_each",
-        {"out": INT, "values": FLOAT, **dict.fromkeys(("held", "address", "slots", "start"), LONG), **_TILES},
+        {
+            "out": INT,
+            "values": FLOAT,
+            **dict.fromkeys(("held", "address", "length", "slots", "start", "offset"), LONG),
+            **_TILES,
+        },
         {},
     ),
     *(
@@ -117,7 +122,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         "_place_each",
         {
             **{"histograms": INT, "like": FLOAT, "wanted": LONG, "counts": LONG, "sums": LONG, "starts": LONG},
-            **{"indices": INT, "values": FLOAT, "span": "i32", **_SEVERAL},
+            **{"firsts": LONG, "indices": INT, "values": FLOAT, "span": "i32", **_SEVERAL},
         },
         _DIGITS,
     ),

@@ -135,7 +135,7 @@ def _in_float64(how: How, gradient: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("how", SUMS)
 def test_several_sums_are_those_of_each(how: How, dtype: torch.dtype) -> None:
     lengths = (300, 0, 1, 5000, 64)
-    draws = [kernels.Draw(offset=min(n, 2), stride=3, rank=n // 30, capacity=min(n, 20)) for n in lengths]
+    draws = [kernels.Draw(min(n, 2), 3, rank=n // 30, capacity=min(n, 20), first=n, last=7) for n in lengths]
     each = [summed(how, vector(n, n, dtype)) for n in lengths]
     plain, found, expected = (joined(each) for _ in range(3))
     kernels.accumulate.cpu(plain)
@@ -320,7 +320,7 @@ def test_hashed_slots(slots: int, seed: int) -> None:
         for picks in (indices, torch.nn.functional.pad(indices, (0, 3), value=-1)):
             args = (picks, torch.nn.functional.pad(priorities, (0, picks.numel() - indices.numel())), [picks.numel()])
             found, expected = (
-                call([x], *args, [slots], [seed])
+                call([x], *args, [slots], [seed], [(7, 200_000)])
                 for call in (kernels.hashed_slots_of_each.cpu, kernels.hashed_slots_of_each.reference)
             )
             assert all(map(torch.equal, found, expected))

@@ -249,7 +249,7 @@ def test_hashed_slots(slots: int, numel: int, seed: int) -> None:
     indices[5::7] = -1
     for most in (1, 3, 2**31 - 1):
         priorities = torch.randint(0, most, (numel,), generator=generator, dtype=torch.int32)
-        args = ([framed(vector(50_000))], framed(indices), framed(priorities), [numel], [slots], [seed])
+        args = ([framed(vector(50_000))], framed(indices), framed(priorities), [numel], [slots], [seed], [(7, 50_000)])
         calls = (kernels.hashed_slots_of_each.gpu, kernels.hashed_slots_of_each.reference)
         assert all(map(torch.equal, *(call(*args) for call in calls)))
 
@@ -813,7 +813,7 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.scatter.gpu(out, regions, indices, values, runs)
         kernels.scatter_add.gpu([out], [0], indices, values, runs, -1.0)
         kernels.mask.gpu([out], [0], indices, values, [80])
-        kernels.hashed_slots_of_each.gpu([x], picks, picks, [50], [20], [1])
+        kernels.hashed_slots_of_each.gpu([x], picks, values[:50], [50], [20], [1], [(0, 5000)])
         kernels.largest_of_each.gpu([x, y], [5, 50])
         draws = [kernels.Draw(offset=1, stride=7, rank=9, capacity=40)] * 2
         kernels.accumulate_sampled_select.gpu(Sum([out, velocity], [x, y], [y, x], [0.5, 0.5]), draws)

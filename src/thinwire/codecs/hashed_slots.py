@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
 from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.codecs.base import BucketCodec, kept
@@ -62,7 +60,6 @@ class HashedSlots(BucketCodec):
 
         draws = changing(drawn, len(slots))
         indices, values = signals.pick(draws)
-        magnitudes = values.abs().to(torch.float32).view(torch.int32)
         runs, vectors = [each.capacity for each in fixed(draws)], signals.tensors()
-        found = kernels.hashed_slots_of_each(vectors, indices, magnitudes, runs, slots, seeds)
+        found = kernels.hashed_slots_of_each(vectors, indices, values, runs, slots, seeds, cut.regions)
         return side_by_side(signals, found, slots, self.values, seeds=seeds, cut=cut, numel=numel, slots=True)

@@ -49,13 +49,15 @@ class MSTopK(BucketCodec):
         xs = signals.tensors()
         vectors = [wide(x) for x in xs]
         twice = [min(2 * k, x.numel()) for k, x in zip(counts, vectors, strict=True)]
-        picks, values = kernels.largest_of_each(vectors, twice)
+        picks, values = kernels.largest_of_each(vectors, twice, cut.offsets)
         rows = pad_sequence(values.abs().to(xs[0].dtype).split(twice), batch_first=True, padding_value=-1.0)
         means = torch.stack([torch.linalg.vector_norm(x, 1, dtype=torch.float64) / max(1, x.numel()) for x in vectors])
         chosen = _pick(rows, means, counts, self.rounds, seeds) if rows.numel() else rows
-        within, _ = kernels.largest_of_each([wide(row[:n]) for row, n in zip(chosen, twice, strict=True)], counts)
-        starts = accumulate(twice[:-1], initial=0)
-        places = kernels.placed(within, tuple(zip(starts, twice, strict=True)), counts)
+        rows_, starts = (
+            [wide(row[:n]) for row, n in zip(chosen, twice, strict=True)],
+            [*accumulate(twice[:-1], initial=0)],
+        )
+        places, _ = kernels.largest_of_each(rows_, counts, starts)
         found = picks.index_select(0, places), values.index_select(0, places)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
 

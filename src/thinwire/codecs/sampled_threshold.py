@@ -46,8 +46,8 @@ class SampledThreshold(BucketCodec):
         counts = [kept(self.density, length) for length in signals.lengths]
 
         def draws() -> list[Draw]:
-            each = zip(signals.lengths, counts, seeds, strict=True)
-            return [draw(length, self._picks(k), k, seed) for length, k, seed in each]
+            each = zip(counts, seeds, cut.regions, strict=True)
+            return [draw(n, self._picks(k), k, seed, first, first + n - 1) for k, seed, (first, n) in each]
 
         found = signals.pick(changing(draws, len(counts)))
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)

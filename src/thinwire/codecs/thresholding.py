@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.kernels import Draw, Picks
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Sparse, narrowed
@@ -20,22 +19,23 @@ from thinwire.signals import Signal, Signals, largest, limited
 PICKS_IN_SAMPLE = 80
 
 
-def draw(numel: int, picks: int, capacity: int, seed: int) -> Draw:
+def draw(numel: int, picks: int, capacity: int, seed: int, first: int = 0, last: int = -1) -> Draw:
     """Return how to pick about `picks` of the largest of `numel` magnitudes, of which at most `capacity` are wanted.
 
     The threshold is the ⌈picks/d · s⌉-th largest of a sample of s magnitudes. The sample is evenly spaced, and `seed`
     sets where it begins.
     """
     if picks >= numel:  # everything; the smallest of a sample would leave something out
-        return Draw(offset=0, stride=1, rank=0, capacity=min(numel, capacity))
+        return Draw(0, 1, 0, min(numel, capacity), first, last)
     stride = _stride(picks)
-    return _drawn(numel, picks, capacity, stride, seed % min(stride, numel))
+    return _drawn(numel, picks, capacity, stride, seed % min(stride, numel), first, last)
 
 
 @lru_cache(maxsize=4096)
-def _drawn(numel: int, picks: int, capacity: int, stride: int, offset: int) -> Draw:
+def _drawn(numel: int, picks: int, capacity: int, stride: int, offset: int, first: int, last: int) -> Draw:
     size = -(-(numel - offset) // stride)
-    return Draw(offset, stride, min(size, max(1, math.ceil(picks / numel * size))), min(numel, capacity))
+    rank = min(size, max(1, math.ceil(picks / numel * size)))
+    return Draw(offset, stride, rank, min(numel, capacity), first, last)
 
 
 def _stride(picks: int) -> int:
@@ -77,12 +77,12 @@ def side_by_side(
 ) -> Sparse:
     """Return the payload of several signals at their offsets. `found` has indices and values, `runs` how many of each.
 
-    Indices count from the signal's first element. −1 is padding. `slots`: they are in slot order by the seeds.
+    Indices are those in the whole vector; padding is a region's last one. `slots`: they are in slot order by the seeds.
     """
     counts, regions = tuple(runs), cut.regions
     values, coded = narrowed_each(found[1], counts, narrow, signals.dtype, seeds, signals.share)
     return Sparse(
-        indices=kernels.placed(found[0], regions, counts),
+        indices=found[0],
         values=values,
         numel=numel,
         regions=regions,

@@ -33,5 +33,5 @@ class TopK(BucketCodec):
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""
         counts = [kept(self.density, length) for length in signals.lengths]
-        found = kernels.largest_of_each(wide_each(signals.tensors()), counts)
+        found = kernels.largest_of_each(wide_each(signals.tensors()), counts, cut.offsets)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)

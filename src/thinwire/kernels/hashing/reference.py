@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import pack_bits, unpack_bits
-from thinwire.kernels.parts import Ints, Vectors, gather
-from thinwire.kernels.places.reference import differ
+from thinwire.kernels.parts import Ints, Regions, Vectors, gather
+from thinwire.kernels.places.reference import differ, placed
 
 Seed = int | Tensor
 """A tensor (int64) holds seeds that only the device knows, of a shape that broadcasts."""
@@ -79,15 +79,19 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
 
 
 def hashed_slots_of_each(
-    xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints
+    xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints, regions: Regions
 ) -> tuple[Tensor, Tensor]:
     """`hashed_slots` for each of n ≥ 1 vectors. `runs` says how many of the indices and priorities are each one's.
 
-    Returns the slots (int32) of one vector after another's, −1 where empty, and the elements there, 0 where empty.
+    Priorities are int32, or floats of which magnitudes count. Returns the slots (int32) of one vector after another's
+    as `placed` returns indices, with a region's last index where empty, and the elements there, 0 where empty.
     """
+    if priorities.is_floating_point():
+        priorities = priorities.abs().to(torch.float32).view(torch.int32)
     places = zip(xs, indices.split(list(runs)), priorities.split(list(runs)), slots, seeds, strict=True)
     found = [hashed_slots(index, rank, count, x.numel(), seed) for x, index, rank, count, seed in places]
-    return torch.cat(found), torch.cat([gather(x, at) for x, at in zip(xs, found, strict=True)])
+    values = torch.cat([gather(x, at) for x, at in zip(xs, found, strict=True)])
+    return placed(torch.cat(found), regions, slots), values
 
 
 def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:

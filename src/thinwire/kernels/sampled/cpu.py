@@ -68,7 +68,7 @@ def _sums(table, lengths, drawn, starts, indices, found, like, sign, first, last
             out, residual, gradient, scale, decay, moving, velocity, m, ahead,
         )  # fmt: skip
         here, there = indices[starts[at] : starts[at + 1]], found[starts[at] : starts[at + 1]]
-        _keep(each, sign, picks, bits, count, room, here, there)
+        _keep(each, sign, picks, bits, count, room, here, there, drawn[at, 4], drawn[at, 5])
 
 
 @compiled
@@ -104,11 +104,13 @@ def _threshold(sample, sign, rank, like):
 
 
 @compiled
-def _keep(each, sign, picks, bits, count, room, indices, found):
-    # Keeps the largest of the picks, or of all elements if there were more picks than room, and fills up with −1.
+def _keep(each, sign, picks, bits, count, room, indices, found, begin, last):
+    # Keeps the largest of the picks, or of all elements if there were more picks than room, and fills up.
     if count > room:
         taken = loops.take_largest(np.arange(each.size).astype(np.int32), each, sign, indices, found)
     else:
         taken = loops.take_largest(picks[:count], bits[:count], sign, indices, found)
-    indices[taken:] = -1
+    for i in range(taken):
+        indices[i] += begin
+    indices[taken:] = last
     found[taken:] = 0

@@ -16,12 +16,19 @@ class Draw(NamedTuple):
     """How to pick from a vector: by the `rank`-th largest magnitude of a sample, and at most `capacity` elements.
 
     The sample is every `stride`-th element from `offset` on. With rank 0, every element but 0 reaches the threshold.
+    Indices count from `first` on, which is the vector's first element. Where fewer are picked, `last` stands.
     """
 
     offset: int
     stride: int
     rank: int
     capacity: int
+    first: int = 0
+    last: int = -1
+
+    def placed(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return indices that count from 0 on, and −1, as they should be; and the values."""
+        return torch.where(found[0] < 0, self.last, found[0] + self.first), found[1]
 
     def threshold(self, sample: Callable[[int, int], Tensor], device: torch.device) -> Tensor:
         """Return the threshold (0-dim). `sample` takes offset and stride."""
@@ -37,8 +44,8 @@ class Draw(NamedTuple):
 def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """`accumulate_select` on each of the vectors, with thresholds from samples of the sums.
 
-    Returns indices (int32), which count from the vector's first element, and values: `capacity` of the first vector,
-    then of the next, and so on. Where fewer elements are picked, −1 and the value 0 follow.
+    Returns indices (int32), and values: `capacity` of the first vector, then of the next, and so on. Where fewer
+    elements are picked, `last` and the value 0 follow.
     """
     return one_by_one(sums, draws, accumulate_select, largest)
 
@@ -51,7 +58,7 @@ def one_by_one(
     for i, draw in enumerate(draws):
         one = sums.one(i)
         picks = select(one, draw.threshold(one.sample, one.outs[0].device), draw.room(one.outs[0].numel()))
-        found.append(limited(picks, draw.capacity, best))
+        found.append(draw.placed(limited(picks, draw.capacity, best)))
     indices, values = zip(*found, strict=True)
     return torch.cat(indices), torch.cat(values)
 

@@ -56,10 +56,24 @@ def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor,
     def columns() -> Sequence[Any]:
         now = list(draws)
         sampled = [-(-(n - draw.offset) // draw.stride) for n, draw in zip(lengths, now, strict=True)]
-        offsets, strides, ranks, _ = zip(*now, strict=True)
-        return where, lengths, sampled, offsets, strides, ranks, drawn_at, capacities, starts, rooms, begins
+        offsets, strides, ranks, _, firsts, lasts = zip(*now, strict=True)
+        return (
+            where,
+            lengths,
+            sampled,
+            offsets,
+            strides,
+            ranks,
+            drawn_at,
+            capacities,
+            starts,
+            rooms,
+            begins,
+            firsts,
+            lasts,
+        )
 
-    at, size, samples, offset, stride, rank, place, capacity, begin, room, among = table_of(device, columns)
+    at, size, samples, offset, stride, rank, place, *places = table_of(device, columns)
     tiles, counters = tiles_of_each(tuple(lengths), device), len(xs) * COUNTERS[like.element_size()]
     zeros = torch.empty(counters + 2 * len(xs) + tiles_of(len(tiles), TOGETHER), dtype=torch.int32, device=device)
     histograms, nans, totals, shared = zeros.split([counters, len(xs), len(xs), tiles_of(len(tiles), TOGETHER)])
@@ -78,9 +92,9 @@ def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor,
     given = (like, at, size, histograms, nans, rank, bars, tiles)
     sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
     launch(_find, len(tiles), counts, shared, kept, *of_each, *given, HOW=how, **sizes)
-    places = (indices, values, totals, candidates, capacity, begin, room, among)
-    launch(_gather, len(tiles), *places, counts, shared, kept, *given, **sizes)
-    launch(_trim, len(xs), *places, like, at, size, **levels)
+    out = (indices, values, totals, candidates, *places)
+    launch(_gather, len(tiles), *out, counts, shared, kept, *given, **sizes)
+    launch(_trim, len(xs), *out, like, at, size, **levels)
     return indices, values
 
 
@@ -169,7 +183,7 @@ def _find(
 
 @triton.jit
 def _gather(
-    indices, values, totals, candidates, capacity, begin, room, among, counts, sums, kept,
+    indices, values, totals, candidates, capacity, begin, room, among, origin, padding, counts, sums, kept,
     like, at, size, histograms, nans, rank, bars, tiles,
     LEVELS: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -186,22 +200,23 @@ def _gather(
         tl.store(totals + vector, total)
     if total > tl.maximum(wanted, tl.load(room + vector)):
         return
-    fits, out = total <= wanted, indices + tl.load(begin + vector)
+    fits, out, origin = total <= wanted, indices + tl.load(begin + vector), tl.load(origin + vector).to(tl.int32)
     if fits:
         for missing in range(total + (tile - first) * TILE, wanted, many.to(tl.int32) * TILE):
             place = missing + tl.arange(0, TILE)
-            tl.store(out + place, tl.full([TILE], -1, tl.int32), mask=place < wanted)
+            last = tl.zeros([TILE], tl.int32) + tl.load(padding + vector).to(tl.int32)
+            tl.store(out + place, last, mask=place < wanted)
             empty = tl.zeros([TILE], like.dtype.element_ty)
             tl.store(values + tl.load(begin + vector) + place, empty, mask=place < wanted)
     else:
-        out = candidates + tl.load(among + vector)
+        out, origin = candidates + tl.load(among + vector), origin * 0
     before = counted_before(counts, sums, tile) - skipped
     numbers = values + tl.load(begin + vector) + before
     if here <= ROOM:
         place = tl.arange(0, ROOM)
         index = tl.load(kept + tile * ROOM + place, mask=place < here, other=0)
         x = tl.load(pointer(at, vector, like) + index, mask=place < here)
-        tl.store(out + before + place, index, mask=place < here)
+        tl.store(out + before + place, origin + index, mask=place < here)
         tl.store(numbers + place, x, mask=(place < here) & fits)
     else:
         # Other names, because a name stands for one shape.
@@ -210,7 +225,7 @@ def _gather(
         element = tl.load(pointer(at, vector, like) + found, mask=valid)
         hit = _reaching(element, valid, histograms, nans, rank, bars, vector, LEVELS)
         within = tl.cumsum(hit, 0) - 1
-        tl.store(out + before + within, found, mask=hit > 0)
+        tl.store(out + before + within, origin + found, mask=hit > 0)
         tl.store(numbers + within, element, mask=(hit > 0) & fits)
 
 
@@ -228,7 +243,7 @@ def _candidate(x, candidates, known, first, count, CHUNK: tl.constexpr):
 
 @triton.jit
 def _trim(
-    indices, values, totals, candidates, capacity, begin, room, among, like, at, size,
+    indices, values, totals, candidates, capacity, begin, room, among, origin, padding, like, at, size,
     LEVELS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Write the largest of a vector's candidates; if there was no room for them, of all elements, which takes longer.
@@ -250,7 +265,7 @@ def _trim(
         among_ties = tied + tl.cumsum(ties, 0) - ties
         chosen = ((there & (bits > bar.to(bits.dtype))) | ((ties > 0) & (among_ties < left))).to(tl.int32)
         place = tl.load(begin + vector) + taken + tl.cumsum(chosen, 0) - chosen
-        tl.store(indices + place, index, mask=chosen > 0)
+        tl.store(indices + place, tl.load(origin + vector).to(tl.int32) + index, mask=chosen > 0)
         tl.store(values + place, element, mask=chosen > 0)
         taken += tl.sum(chosen, 0)
         tied += tl.sum(ties, 0)

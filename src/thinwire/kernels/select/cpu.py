@@ -54,8 +54,15 @@ def largest(x: Tensor, k: int) -> Tensor:
     return _largest_of_small([x], [k])[0]
 
 
-def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """See `reference.largest_of_each`. A large vector is divided among threads, and small ones are taken together."""
+    indices, values = _largest_of_each(xs, counts)
+    if firsts:
+        indices.numpy()[:] += np.repeat(np.array(firsts, np.int32), np.minimum(counts, sizes(xs)))
+    return indices, values
+
+
+def _largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     if (sizes(xs) <= FEW).all():
         return _largest_of_small(xs, counts)
     found = []

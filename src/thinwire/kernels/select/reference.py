@@ -51,10 +51,14 @@ def largest(x: Tensor, k: int) -> Tensor:
     return order[:k].sort().values.to(torch.int32)
 
 
-def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the `largest` of each of n ≥ 1 vectors, and the elements there, one vector's after another's."""
+def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """Return the `largest` of each of n ≥ 1 vectors, and the elements there, one vector's after another's.
+
+    Indices count from the vector's first element on, which is 0, or the vector's number of `firsts`.
+    """
     picks = [largest(x, k) for x, k in zip(xs, counts, strict=True)]
-    return torch.cat(picks), torch.cat([x.index_select(0, at) for x, at in zip(xs, picks, strict=True)])
+    values = torch.cat([x.index_select(0, at) for x, at in zip(xs, picks, strict=True)])
+    return torch.cat([at + first for at, first in zip(picks, firsts or [0] * len(picks), strict=True)]), values
 
 
 def peak(x: Tensor) -> Tensor:

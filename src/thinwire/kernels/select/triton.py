@@ -67,13 +67,13 @@ def largest(x: Tensor, k: int) -> Tensor:
     return largest_of_each([x], [k])[0]
 
 
-def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     wanted = [min(k, n) for k, n in zip(counts, lengths, strict=True)]
-    starts = accumulate(wanted[:-1], initial=0)
-    at, size, k, begin = table(device, addresses(xs), lengths, wanted, list(starts))
+    starts = list(accumulate(wanted[:-1], initial=0))
+    at, size, k, begin, first = table(device, addresses(xs), lengths, wanted, starts, firsts or [0] * len(xs))
     indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
-    _write_largest_of(xs, at, size, k, begin, (indices, values))
+    _write_largest_of(xs, at, size, k, begin, (indices, values), first)
     return indices, values
 
 
@@ -133,10 +133,12 @@ def write_largest(
     starts: Tensor,
     out: Vectors,
     span: int = TILE,
+    firsts: Tensor | None = None,
 ) -> None:
     """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on.
 
-    `tiles`: of `span` elements. `zeros`: int32, COUNTERS of each vector, and two more for every TOGETHER tiles.
+    Indices count from 0, or from firsts[i] on. `tiles`: of `span` elements. `zeros`: int32, COUNTERS of each vector,
+    and two more for every TOGETHER tiles.
     """
     levels, counters = LEVELS[like.element_size()], zeros.numel() - 2 * tiles_of(len(tiles), TOGETHER)
     histograms, sums = zeros[:counters], zeros[counters:].view(torch.int64)
@@ -144,7 +146,7 @@ def write_largest(
     counts = torch.empty(len(tiles), dtype=torch.int64, device=like.device)
     args = (histograms, like, xs.at, xs.size, wanted, tiles, counts, sums, span)
     launch(_count_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
-    launch(_place_each, len(tiles), *args, starts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
+    launch(_place_each, len(tiles), *args, starts, firsts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
 
 
 def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, capacity: int) -> Picks:
@@ -168,7 +170,7 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
 
 
 def _write_largest_of(
-    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: tuple[Tensor, Tensor]
+    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: Vectors, firsts: Tensor | None = None
 ) -> None:
     """Write the wanted[i] largest of each vector from starts[i] on; `at` and `size` are where and how long they are."""
     lengths, nbytes = [x.numel() for x in xs], xs[0].element_size()
@@ -177,7 +179,7 @@ def _write_largest_of(
     tiles = tiles_of_each(tuple(lengths), at.device, span)
     counters = len(xs) * COUNTERS[nbytes] + 2 * tiles_of(len(tiles), TOGETHER)
     zeros = torch.zeros(counters, dtype=torch.int32, device=at.device)
-    write_largest(Strided(at, size), xs[0], tiles, zeros, wanted, starts, out, span)
+    write_largest(Strided(at, size), xs[0], tiles, zeros, wanted, starts, out, span, firsts)
 
 
 @triton.jit
@@ -336,7 +338,7 @@ def _count_each(
 
 @triton.jit(do_not_specialize=["span"])
 def _place_each(
-    histograms, like, at, size, wanted, tiles, counts, sums, span, starts, indices, values,
+    histograms, like, at, size, wanted, tiles, counts, sums, span, starts, firsts, indices, values,
     LEVELS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -352,6 +354,8 @@ def _place_each(
         ties_before = (before & 0xFFFFFFFF).to(tl.int32) + (within & 0xFFFF) - ties
         place = (before >> 32).to(tl.int32) + (within >> 16) - above + tl.minimum(ties_before, allowed)
         taken = (above > 0) | ((ties > 0) & (ties_before < allowed))
+        if firsts is not None:
+            index += tl.load(firsts + vector).to(tl.int32)
         tl.store(indices + begin + place, index, mask=taken)
         tl.store(values + begin + place, x, mask=taken)
         before += _packed(above, ties)

@@ -75,12 +75,13 @@ def _largest_of_each(kit: Kit, n: int) -> Trials:
     pieces = several(kit.vector(n))
     for share in (100, 1):
         yield Trial((pieces, [-(-x.numel() // share) for x in pieces]))
+    yield Trial((pieces, [x.numel() // 3 for x in pieces], [*range(len(pieces))]))
 
 
 def _draw(numel: int, capacity: int) -> Draw:
     if numel < 10:
         return Draw(offset=0, stride=1, rank=0, capacity=min(numel, capacity))
-    return Draw(offset=2, stride=3, rank=numel // 60 + 1, capacity=min(numel, capacity))
+    return Draw(offset=2, stride=3, rank=numel // 60 + 1, capacity=min(numel, capacity), first=5, last=numel)
 
 
 def _sampled(kit: Kit, n: int) -> Trials:

@@ -118,8 +118,9 @@ def _hashed_slots_of_each(kit: Kit, n: int) -> Trials:
     pieces = several(kit.vector(n))
     picks = [kit.picks(x.numel()) if x.numel() else kit.whole(0, 0, 1) for x in pieces]
     runs, slots = [each.numel() for each in picks], [-(-x.numel() // 40) for x in pieces]
-    priorities = kit.whole(sum(runs), 0, 2**31 - 1)
-    yield Trial((pieces, framed(torch.cat(picks)), priorities, runs, slots, [SEED, 1, 2, 3]))
+    regions = [(9 * i, x.numel()) for i, x in enumerate(pieces)]
+    for priorities in (kit.whole(sum(runs), 0, 2**31 - 1), kit.vector(sum(runs))):
+        yield Trial((pieces, framed(torch.cat(picks)), priorities, runs, slots, [SEED, 1, 2, 3], regions))
 
 
 def _slotted(kit: Kit, n: int) -> tuple[Tensor, list[Slotted], Tensor]:

@@ -41,8 +41,9 @@ class LastWriter(Codec):
         drawn = draw(signal.numel, wanted, 2 * wanted + PICKS_IN_SAMPLE, seed)
         indices, _ = signal.pick(drawn)
         order = torch.randint(_LAST, indices.shape, dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
-        found = kernels.hashed_slots_of_each([signal.tensor()], indices, order, [drawn.capacity], [slots], [seed])
         alone, cut = Signals([signal]), Cut([0], [signal.numel])
+        runs = [drawn.capacity], [slots], [seed], cut.regions
+        found = kernels.hashed_slots_of_each([signal.tensor()], indices, order, *runs)
         return side_by_side(alone, found, [slots], None, seeds=[seed], cut=cut, numel=signal.numel, slots=True)
 
 
