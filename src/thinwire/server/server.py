@@ -113,7 +113,7 @@ class Server:
     def _keep_saving(self) -> None:
         saving = self._hub.saving
         while not self._closing.is_set():
-            saving.soon.wait(min(self._every, threading.TIMEOUT_MAX))
+            asked = saving.soon.wait(min(self._every, threading.TIMEOUT_MAX))
             saving.soon.clear()
             if saving.durable is None or self._closing.is_set() or self._hub.central.failure:
                 continue
@@ -122,6 +122,8 @@ class Server:
             except Exception as error:  # whatever it is, or nothing would be saved any more
                 logger.error("the checkpoint could not be saved: %s. Trainers keep their updates", error)
                 self._closing.wait(1.0)
+                if asked:  # who did still waits
+                    saving.soon.set()
 
 
 @checked
