@@ -690,6 +690,15 @@ def test_a_trainer_that_was_killed_and_came_back_is_one() -> None:
     assert server.status().version == 1
 
 
+def test_wait_ends_when_the_server_is_closed() -> None:
+    server, found = started(), list[bool]()
+    waits = threading.Thread(target=lambda: found.append(server.wait()), daemon=True)
+    waits.start()
+    server.close()
+    waits.join(20)
+    assert found == [False]
+
+
 def test_wait_does_not_end_before_anything_was_trained() -> None:
     first = started(servers=2, index=0, timeout=0.5)
     with pytest.raises(ServerError, match="start it first"):

@@ -55,7 +55,7 @@ class Server:
                 self._hub.lock.release()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until as many trainers as expected have joined and all have left.
+        """Wait until as many trainers as expected have joined and all have left, or until `close`.
 
         A trainer that vanished without calling `close` has `timeout` seconds to come back (no limit before the first
         update). After a restart from a checkpoint, all trainers have `timeout` seconds.
@@ -71,7 +71,7 @@ class Server:
         """
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         with self._hub.lock:
-            while not (done := self._hub.ended) and time.monotonic() < end:
+            while not (done := self._hub.ended) and time.monotonic() < end and not self._closing.is_set():
                 self._hub.central.check()
                 self._hub.lock.wait(min(0.5, max(0.0, end - time.monotonic())))
             self._hub.central.check()
