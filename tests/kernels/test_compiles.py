@@ -36,6 +36,7 @@ _DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
 _LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", **dict.fromkeys(("steps", "regions", "stride"), "i32")}
+_CHUNKS = {"at": LONG} | dict.fromkeys(("tiles", "n", "chunks", "across", "columns", "height", "width", "kept"), "i32")
 _DIGITS = {"LEVELS": 4, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
@@ -212,6 +213,24 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                 for order, clip in ((1, 0.0), (0, 2.5))
             ),
         )
+    ),
+    *(
+        (
+            "chunks",
+            "_topk",
+            {
+                "x": FLOAT,
+                "a": FLOAT,
+                "b": FLOAT,
+                "positions": "*i16",
+                "values": FLOAT,
+                "starts": LONG,
+                **_CHUNKS,
+                **given,
+            },
+            {"HOW": how, "TOGETHER": 1, "HEIGHT": 64, "WIDTH": 64, "PLAIN": False, "BITS": 31, "STEP": 16},
+        )
+        for how, given in (("given", {}), ("fading", {"gradient_like": "*bf16", **_SUMS}))
     ),
     (
         "places",

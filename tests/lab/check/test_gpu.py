@@ -33,7 +33,7 @@ LAUNCHES = {
     "sampled_topk": (5, 3, 4),
     "dgc": (5, 3, 4),
     "dragonn": (8, 4, 4),
-    "fading": (5, 4, 4),
+    "fading": (4, 4, 4),
     "orthogonal": (46, 4, 4),
     "qsgd": (3, 3, 1),
     "terngrad": (4, 3, 1),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import accumulate
+from thinwire.kernels.accumulate.triton import accumulate, arguments_of_each, of_vector, total
 from thinwire.kernels.chunks import reference
 from thinwire.kernels.chunks.chunking import Chunking
 from thinwire.kernels.parts import Ints, Vectors, wide_each
@@ -34,11 +34,16 @@ def chunk_topk(xs: Vectors, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tens
     rounding, and so do the picks but for magnitudes that rounding makes change places. The choice is exact for the
     coefficients that are returned. Two calls on the same kind of GPU return the same bits.
     """
+    return _largest(xs, chunkings, None)
+
+
+def _largest(xs: Vectors, chunkings: Sequence[Chunking], sums: Sum | None) -> tuple[Tensor, Tensor]:
+    """Return what `chunk_topk` does of vectors, or of sums that are made on the way: then all must fit."""
     count = sum(cut.count for cut in chunkings)
     positions, values = torch.empty(count, dtype=torch.int16, device=xs[0].device), xs[0].new_empty(count)
     for cut, some, starts in _alike(tuple(chunkings)):
         if _fits(xs[0], cut):
-            _choose([xs[i] for i in some], cut, starts, positions, values)
+            _choose([xs[i] for i in some], cut, starts, positions, values, None if sums is None else sums.chosen(some))
             continue
         for i, start in zip(some, starts, strict=True):
             ours = slice(start, start + cut.count)
@@ -47,7 +52,9 @@ def chunk_topk(xs: Vectors, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tens
 
 
 def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """See `reference.accumulate_chunk_topk`. Two passes: a chunk takes all the registers there are."""
+    """See `reference.accumulate_chunk_topk`. Every element is in one chunk, and loaded once: its sum is made then."""
+    if sums.how != "rounded" and all(_fits(sums.outs[0], cut) for cut in chunkings):
+        return _largest(sums.outs, chunkings, sums)
     accumulate(sums)
     return chunk_topk(wide_each(sums.outs), chunkings)
 
@@ -85,12 +92,18 @@ def _places(xs: Vectors, starts: Ints) -> Sequence[Tensor | None]:
     return (None, None) if len(xs) == 1 and not starts[0] else table(xs[0].device, addresses(xs), starts).unbind()
 
 
-def _choose(xs: Vectors, cut: Chunking, starts: Ints, positions: Tensor, values: Tensor) -> None:
+def _choose(xs: Vectors, cut: Chunking, starts: Ints, positions: Tensor, values: Tensor, sums: Sum | None) -> None:
     sizes = _sizes(cut, _STEP, _FORWARD)
     tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
-    args = (xs[0], *cut.axes(xs[0]), positions, values, *_places(xs, starts), tiles, *_shape(cut))
+    of_each: Sequence[Any] = [None] * 7
+    if sums is None:
+        at, start = _places(xs, starts)
+    else:
+        gradient, at, *rest, start = arguments_of_each(sums, starts)
+        of_each = gradient, *rest
+    args = (xs[0], *cut.axes(xs[0]), positions, values, at, start, tiles, *_shape(cut), *of_each)
     how = {"PLAIN": cut.transform is None, "BITS": 8 * xs[0].element_size() - 1, "STEP": _STEP}
-    launch(_topk, tiles * len(xs), *args, **sizes, **how, num_stages=1)
+    launch(_topk, tiles * len(xs), *args, HOW=sums.how if sums else "given", **sizes, **how, num_stages=1)
 
 
 def _put(outs: Vectors, positions: Tensor, values: Tensor, cut: Chunking, starts: Ints, *, subtract: bool) -> None:
@@ -124,10 +137,17 @@ def _origins(chunk, across, columns, height, width):
 
 
 @triton.jit
+def _elements(x, velocity_out, residual, velocity, gradient, scale, momentum, at, valid, HOW: tl.constexpr):
+    """Return elements of x, which may be sums that are made and written now; 0 where there are none."""
+    found = total(x, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0, 0, at, valid, HOW)
+    return tl.where(valid, found, 0.0)
+
+
+@triton.jit
 def _coefficients(
-    x, a, b, chunk,
+    x, velocity_out, residual, velocity, gradient, scale, momentum, a, b, chunk,
     n, chunks, across, columns, height, width,
-    TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
+    HOW: tl.constexpr, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Return A·X·Bᵀ of some chunks, (TOGETHER, HEIGHT · WIDTH): first X·Bᵀ, the first row of each chunk before others.
 
@@ -142,7 +162,8 @@ def _coefficients(
     for first in range(0, WIDTH, STEP):
         j = first + tl.arange(0, STEP)
         at = begin[:, None] + j[None, :]
-        part = tl.load(x + at, mask=there[:, None] & (j < width)[None, :] & (at < n), other=0.0)
+        valid = there[:, None] & (j < width)[None, :] & (at < n)
+        part = _elements(x, velocity_out, residual, velocity, gradient, scale, momentum, at, valid, HOW)
         weights = tl.load(b + to * width + j[:, None], mask=(to < width) & (j < width)[:, None], other=0.0)
         z = tl.dot(part, weights, z, input_precision="ieee", out_dtype=z.dtype)
     if HEIGHT > 1:
@@ -160,14 +181,20 @@ def _coefficients(
 def _topk(
     x, a, b, positions, values, at, starts, tiles,
     n, chunks, across, columns, height, width, kept,
-    TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    gradient_like, velocity_out, residual, velocity, gradient, scale, momentum,
+    HOW: tl.constexpr, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     PLAIN: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     if at is not None:
         vector = tile // tiles
         tile -= vector * tiles
-        x = pointer(at, vector, x)
+        if HOW == "given":
+            x = pointer(at, vector, x)
+        else:
+            x, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
+                x, gradient_like, at, velocity_out, residual, velocity, gradient, scale, momentum, vector
+            )
         positions += tl.load(starts + vector)
         values += tl.load(starts + vector)
     chunk = tile.to(tl.int64) * TOGETHER
@@ -176,10 +203,11 @@ def _topk(
     there = (mine < chunks) & ((i < height) & (j < width))[None, :]
     if PLAIN:
         place = _origins(mine, across, columns, height, width) + (i * columns + j)[None, :]
-        z = tl.load(x + place, mask=there & (place < n), other=0.0)
+        z = _elements(x, velocity_out, residual, velocity, gradient, scale, momentum, place, there & (place < n), HOW)
     else:
         z = _coefficients(
-            x, a, b, chunk, n, chunks, across, columns, height, width, TOGETHER, HEIGHT, WIDTH, STEP
+            x, velocity_out, residual, velocity, gradient, scale, momentum, a, b, chunk,
+            n, chunks, across, columns, height, width, HOW, TOGETHER, HEIGHT, WIDTH, STEP,
         )  # fmt: skip
     bits = tl.where(there, magnitudes(z), -1)
     bar = tl.zeros([TOGETHER], bits.dtype)
