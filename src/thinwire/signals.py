@@ -166,6 +166,13 @@ class Signals(Sequence[Signal]):
         """
         return joined(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
 
+    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Compute all, and return indices (int32) and values of the largest of each, as many as `counts` says.
+
+        A vector's indices count from its number of `firsts` on.
+        """
+        return kernels.largest_of_each(wide_each(self.tensors()), counts, firsts)
+
     def chunk_topk(self, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk of each: positions and values, one after another's."""
         return joined(self._found(self._chunk_topk, None, chunkings))
@@ -287,6 +294,13 @@ class SummedEach(Signals):
     def place(self) -> Hashable:
         """The same as of others; seeds change with the step."""
         return None if self._sums.how == "rounded" else super().place
+
+    @override
+    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        every, alone = slice(0, len(self)), len(self) == 1 and self.lengths[0] > _CAPTURED
+        if self.device.type in waits.HOST or self._sums.how == "rounded" or alone or self._begun(every):
+            return super().largest(counts, firsts)
+        return kernels.accumulate_largest_of_each(self._taken(every), counts, firsts)
 
     def _make(self, i: int) -> Signal:
         return Summed(self._sums.one(i))

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import side_by_side
-from thinwire.kernels.parts import Cut, wide_each
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signals
@@ -33,5 +32,5 @@ class TopK(BucketCodec):
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""
         counts = [kept(self.density, length) for length in signals.lengths]
-        found = kernels.largest_of_each(wide_each(signals.tensors()), counts, cut.offsets)
+        found = signals.largest(counts, cut.offsets)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)

@@ -48,6 +48,7 @@ subtract_rounded = Kernel(_accumulate.subtract_rounded, by="x indices", any_dtyp
 select = Kernel(_select.select, by="x")
 largest = Kernel(_select.largest, by="x")
 largest_of_each = Kernel(_select.largest_of_each, by="*xs")
+accumulate_largest_of_each = Kernel(_select.accumulate_largest_of_each, by="sums")
 accumulate_select = Kernel(_select.accumulate_select, by="sums")
 accumulate_sampled_select = Kernel(_sampled.accumulate_sampled_select, by="sums")
 peak_of_each = Kernel(_select.peak_of_each, by="*xs")

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 LAUNCHES = {
     "dense": (1, 1, 0),
     "bf16": (2, 1, 1),
-    "topk": (9, 3, 4),
+    "topk": (8, 3, 4),
     "sampled_topk": (5, 3, 4),
     "dgc": (5, 3, 4),
     "dragonn": (8, 4, 4),

@@ -37,10 +37,11 @@ def accumulate(sums: Sum) -> None:
 def accumulate_and_clear(sums: Sum, clear: Tensor | None) -> None:
     """Accumulate, and fill `clear` (int32) with zeros. Several take one launch, but where each draws from its own seed.
 
-    One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
+    One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise,
+    and so does one with something to clear.
     """
     alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_single_threaded(sums.outs[0].numel()))
-    if not alone and sums.how != "rounded":
+    if (clear is not None or not alone) and sums.how != "rounded":
         _each(sums, clear)
         return
     if clear is not None:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import arguments, total
+from thinwire.kernels.accumulate.triton import accumulate_and_clear, arguments, total
 from thinwire.kernels.parts import Vectors, gather
 from thinwire.kernels.select import reference
 from thinwire.kernels.select.reference import INTEGERS, Picks
@@ -68,12 +68,22 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 
 def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    return _largest_of_each(xs, counts, firsts, None)
+
+
+def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    return _largest_of_each(sums.outs, counts, firsts, sums)
+
+
+def _largest_of_each(
+    xs: Vectors, counts: Sequence[int], firsts: Sequence[int], sums: Sum | None
+) -> tuple[Tensor, Tensor]:
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     wanted = [min(k, n) for k, n in zip(counts, lengths, strict=True)]
     starts = list(accumulate(wanted[:-1], initial=0))
     at, size, k, begin, first = table(device, addresses(xs), lengths, wanted, starts, firsts or [0] * len(xs))
     indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
-    _write_largest_of(xs, at, size, k, begin, (indices, values), first)
+    _write_largest_of(xs, at, size, k, begin, (indices, values), first, sums)
     return indices, values
 
 
@@ -170,15 +180,23 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
 
 
 def _write_largest_of(
-    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: Vectors, firsts: Tensor | None = None
-) -> None:
-    """Write the wanted[i] largest of each vector from starts[i] on; `at` and `size` are where and how long they are."""
+    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: Vectors, firsts: Tensor | None = None,
+    sums: Sum | None = None,
+) -> None:  # fmt: skip
+    """Write the wanted[i] largest of each vector from starts[i] on; `at` and `size` are where and how long they are.
+
+    The vectors may be sums, made first.
+    """
     lengths, nbytes = [x.numel() for x in xs], xs[0].element_size()
     total = sum(lengths)
     span = TILE if total <= _FEW else TILE * tiles_of(total, TILE * PROGRAMS)
     tiles = tiles_of_each(tuple(lengths), at.device, span)
     counters = len(xs) * COUNTERS[nbytes] + 2 * tiles_of(len(tiles), TOGETHER)
-    zeros = torch.zeros(counters, dtype=torch.int32, device=at.device)
+    zeros = torch.empty(counters, dtype=torch.int32, device=at.device)
+    if sums is None:
+        zeros.zero_()
+    else:
+        accumulate_and_clear(sums, zeros)
     write_largest(Strided(at, size), xs[0], tiles, zeros, wanted, starts, out, span, firsts)
 
 

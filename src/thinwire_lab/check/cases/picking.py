@@ -78,6 +78,12 @@ def _largest_of_each(kit: Kit, n: int) -> Trials:
     yield Trial((pieces, [x.numel() // 3 for x in pieces], [*range(len(pieces))]))
 
 
+def _largest_sums(kit: Kit, n: int) -> Trials:
+    for each in (*sums(kit, _of_several(n)), *sums(kit, _of_one(n))):
+        if each.how != "rounded":
+            yield Trial((each, [x.numel() // 9 for x in each.outs], [*range(len(each))]), (0,))
+
+
 def _draw(numel: int, capacity: int) -> Draw:
     if numel < 10:
         return Draw(offset=0, stride=1, rank=0, capacity=min(numel, capacity))
@@ -105,6 +111,7 @@ _ADDING = Near(relative=1e-5, absolute=1e-6)
 
 CASES: Mapping[str, Case] = {
     "accumulate": Case(make=_accumulate),
+    "accumulate_largest_of_each": Case(make=_largest_sums),
     "accumulate_sampled_select": Case(make=_sampled),
     "accumulate_select": Case(make=_selecting(_summed)),
     "block_energies": Case(
