@@ -15,8 +15,11 @@ from ranks import Ranks
 from stages import BATCH, KINDS, MICRO, WIDTH, Outcome, Trial
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, SplitPoint
 
+from thinwire.integrations.training.gradients import local
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary, sparsify
 from thinwire_lab.bench.rows import HEADER_BYTES
 from thinwire_lab.cluster.link import interface_bytes
@@ -217,6 +220,36 @@ def test_a_neighbour_that_was_not_sparsified_is_told(ranks: Ranks) -> None:
     assert "expected what a boundary sends: sparsify all stages alike" in told
     told = " ".join(ranks.run(2, half, 1, (0.25, 0.5)))
     assert "both sides of a boundary need the same density and values" in told
+
+
+def sharded(sparsified: str) -> list[Tensor] | str:
+    """Return the outputs and gradients of a stage which FSDP2 has compute in 16 bits, or what went wrong."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group([each]) for each in range(world)]
+    module = stages.parts("one", world)[rank]
+    stage = PipelineStage(module, rank, world, torch.device("cpu"))
+    if sparsified == "before":
+        sparsify([stage], 1.0)
+    casting = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(module, mesh=DeviceMesh.from_group(groups[rank], "cpu"), mp_policy=casting)
+    if sparsified == "after":
+        sparsify([stage], 1.0)
+    run = stages.Pipeline([stage], stages.scheduled(KINDS["1f1b"], [stage]), None)
+    (batch,) = stages.batches(Trial(kind="1f1b"))
+    try:
+        output, _ = run.step(*batch)
+    except (RuntimeError, ValueError) as error:
+        dist.destroy_process_group()  # the other rank finds the connection closed
+        return f"{error!r}, {error.__cause__!r}"
+    gradients = [local(p.grad) for p in module.parameters() if p.grad is not None]
+    return [x.detach() for x in ([] if output is None else [output]) + gradients]
+
+
+def test_stages_that_fsdp2_has_compute_in_16_bits(ranks: Ranks) -> None:
+    plain = ranks.run(2, sharded, "never")
+    assert [len(each) for each in plain] == [2, 3]
+    torch.testing.assert_close(ranks.run(2, sharded, "after"), plain, rtol=0, atol=0)
+    assert "call sparsify after it" in " ".join(ranks.run(2, sharded, "before"))
 
 
 def by_hand(values: Any) -> tuple[Tensor, Tensor] | None:

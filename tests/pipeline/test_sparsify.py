@@ -173,6 +173,10 @@ def test_what_is_no_activation_is_refused() -> None:
     sparsify(stages, 0.5)
     with pytest.raises(TypeError, match="Named returned dict"):
         _run(stages, torch.randn(3, 4))
+    stages = [nn.Identity(), nn.Identity()]
+    sparsify(stages, 0.5)
+    with pytest.raises(TypeError, match=r"Identity got tuple; expected tensors: stage\(\*what"):
+        nn.Sequential(*stages)(torch.randn(3, 4))
 
 
 def test_stages_that_cannot_be_sparsified_are_refused_whole() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, final
 
+import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
@@ -94,7 +95,7 @@ class Sparsified(Handle):
         return {index: boundary.report() for index, boundary in self.boundaries.items()}
 
     def remove(self) -> None:
-        """Detach: activations are sent in full again, and the stages can be sparsified again."""
+        """Detach: new PipelineStages of the modules send activations in full again, and can be sparsified again."""
         for hook in self._hooks:
             hook.remove()
         for module in self._senders.values():
@@ -161,7 +162,8 @@ def sparsify(
 def _hooked(place: _Place, boundary: Boundary) -> Iterator[RemovableHandle]:
     """Put a boundary before and behind a module. The one before it only receives, which takes no state."""
     if not place.first:
-        yield place.module.register_forward_pre_hook(partial(_receive, boundary))
+        # First of all hooks: FSDP2's would cast words, and those of users want activations.
+        yield place.module.register_forward_pre_hook(partial(_receive, boundary), prepend=True)
     if not place.last:
         for name, buffer in boundary.named_buffers():
             place.module.register_buffer(PREFIX + name, buffer)
@@ -238,6 +240,9 @@ def _send(
 
 @untraced
 def _receive(boundary: Boundary, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if not all(isinstance(x, Tensor) for x in args):
+        given = ", ".join(type(x).__name__ for x in args)
+        raise TypeError(f"{type(module).__name__} got {given}; expected tensors: stage(*what the one before returned)")
     parts = iter(args)
     return tuple(boundary.receive(*_framed(boundary, x, parts)) if x.is_floating_point() else x for x in parts)
 
@@ -246,6 +251,10 @@ def _framed(boundary: Boundary, words: Tensor, parts: Iterator[Tensor]) -> tuple
     frame = next(parts, None)
     if frame is None or not frame.shape or frame.shape[-1]:
         raise PayloadError("a stage got a plain activation; expected what a boundary sends: sparsify all stages alike")
+    if words.dtype != torch.float32:
+        raise PayloadError(
+            f"a stage got words cast to {words.dtype}: where fully_shard has an mp_policy, call sparsify after it"
+        )
     if words.requires_grad:  # as many words go back with the gradient
         _count(boundary, words, math.prod(frame.shape[:-1]) * frame.itemsize)
     return words, frame
