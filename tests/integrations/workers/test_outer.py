@@ -992,6 +992,52 @@ def test_a_removed_handle_takes_no_more_steps(ranks: Ranks) -> None:
     assert ranks.run(2, _given_back) == [(True, 3)] * 2
 
 
+def _lying_otherwise() -> tuple[list[str], float]:
+    """What differs between workers that start with their elements in another order in memory, and the first's sum."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3)
+    if dist.get_rank():
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    handle = tw.outer(model, SGD(model.parameters(), lr=0.1), tw.OuterSteps(every=H))
+    return handle.differing_parameters(), float(model.weight[0, 0].detach().sum())
+
+
+def test_workers_whose_memory_formats_differ_start_alike(ranks: Ranks) -> None:
+    (differing, one), (_, other) = ranks.run(2, _lying_otherwise)
+    assert (differing, one) == ([], other)
+
+
+def _changed_later() -> bool:
+    """Whether running statistics agree whose buffers `double()` has replaced."""
+    model = nn.Sequential(nn.Linear(24, 16), nn.BatchNorm1d(16))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    tw.outer(model, optimizer, tw.OuterSteps(every=H))
+    model.double()
+    for step in range(H):
+        x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + dist.get_rank())).double()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return not drift.differing(dict(model.named_buffers()), dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def test_running_statistics_are_the_models_own(ranks: Ranks) -> None:
+    assert all(ranks.run(2, _changed_later))
+
+
+def _with_state_of_its_own() -> tuple[bool, bool]:
+    """Go back with an optimizer that keeps numbers and lists. Whether it keeps what is finite, and nothing else."""
+    worker = Worker(tw.OuterSteps(every=H), inner=SGD)
+    one, other, *_ = worker.model.parameters()
+    state: dict[Any, Any] = worker.optimizer.state
+    state |= {"calls": 1, one: {"pasts": [torch.ones(2)]}, other: {"pasts": [torch.tensor(math.nan)]}}
+    worker.handle.go_back()
+    return {"calls", one} == state.keys(), state["calls"] == 1
+
+
+def test_any_optimizers_state_is_looked_through(ranks: Ranks) -> None:
+    assert ranks.run(1, _with_state_of_its_own) == [(True, True)]
+
+
 # --- bad input ---
 
 

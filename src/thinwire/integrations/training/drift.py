@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from thinwire import kernels
 from thinwire.collectives import Group, all_gather, all_gather_plain
-from thinwire.integrations.training.gradients import gapless, local
+from thinwire.integrations.training.gradients import local
 from thinwire.kernels.memory import kept
 from thinwire.waits import on_host
 
@@ -77,7 +77,7 @@ def _weights(count: int, seed: int, device: torch.device) -> Tensor:
 def start_alike(model: nn.Module, group: Group) -> None:
     """Give all ranks the parameters and buffers of the group's first; of DTensors, its shards. A collective."""
     held = [local(x).detach() for x in (*model.parameters(), *model.buffers())]
-    sent = [x if gapless(x) else x.contiguous() for x in held]  # c10d takes a tensor's memory to have no gaps
+    sent = [x.contiguous() for x in held]  # c10d sends memory as it lies, which may be in another order elsewhere
     works = [dist.broadcast(x, group=group, group_src=0, async_op=True) for x in sent]
     for work in works:
         if work is not None:

@@ -9,6 +9,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
+from torch.utils._pytree import tree_leaves
 
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.handle import Handle, MemoryUse
@@ -147,7 +148,7 @@ class Outer(Handle):
             fragment.merge()
         for optimizer in self._optimizers:
             for p, held in list(optimizer.state.items()):
-                if not all_finite([x for x in held.values() if isinstance(x, Tensor)]):
+                if not all_finite([x for x in tree_leaves(held) if isinstance(x, Tensor)]):
                     del optimizer.state[p]
         self._begin.went_back()
 

@@ -17,9 +17,15 @@ class RunningStatistics:
     """The buffers of a model that hold running means and variances. `agreed`: what they were when workers last met."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.tensors = [x for name, x in model.named_buffers() if name.rpartition(".")[2] in _NAMES]
+        held = [(module, name) for module in model.modules() for name in _NAMES]
+        self._held = [(module, name) for module, name in held if module._buffers.get(name) is not None]
         self.agreed = [x.clone() for x in self.tensors]
         self._arriving: list[Future[Tensor]] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The buffers that are the model's now: `to()`, for one, replaces them."""
+        return [module.get_buffer(name) for module, name in self._held]
 
     def share(self, pool: Pool) -> None:
         """Have them travel with an outer step."""
