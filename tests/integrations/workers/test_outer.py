@@ -988,6 +988,29 @@ def test_what_is_unfrozen_later_is_not_left_to_drift(ranks: Ranks) -> None:
         assert re.search("RuntimeError: the optimizer trains 1 parameters that it did not.*make another", said), said
 
 
+def _by_another_optimizer() -> tuple[list[str], list[str]]:
+    """What is said while a wrapper's steps alternate with those that count, and then where another optimizer steps."""
+    worker, messages = Worker(tw.OuterSteps(every=H)), list[list[str]]()
+    for others in (1, H + 2):
+        with _logged() as said:
+            worker.train(range(2))
+            other = SGD(worker.model.parameters(), lr=0.1)
+            for _ in range(others):
+                other.step()
+            worker.handle.remove()
+            other.step()
+        messages.append(list(said))
+        worker = Worker(tw.OuterSteps(every=H))
+    return messages[0], messages[1]
+
+
+def test_steps_of_another_optimizer_that_nothing_follows_are_a_warning(ranks: Ranks) -> None:
+    for before, after in ranks.run(2, _by_another_optimizer):
+        assert before == []
+        assert len(after) == 1
+        assert after[0].startswith("a SGD that outer() was not given")
+
+
 def test_a_removed_handle_takes_no_more_steps(ranks: Ranks) -> None:
     assert ranks.run(2, _given_back) == [(True, 3)] * 2
 

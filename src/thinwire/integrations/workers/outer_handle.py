@@ -16,12 +16,13 @@ from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
-from thinwire.integrations.training.optimizers import Hook, nested
+from thinwire.integrations.training.optimizers import Hook, nested, stop_observing
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
 from thinwire.integrations.workers.meeting import Meeting, meeting
 from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.starting import Start
+from thinwire.integrations.workers.strangers import Strangers
 from thinwire.integrations.workers.swarm import Swarm
 from thinwire.integrations.workers.weights import Sick, Weights
 from thinwire.outer_steps import OuterSteps
@@ -60,6 +61,8 @@ class Outer(Handle):
         for fragment in fragments:
             fragment.attachment.meter = self._meter
         self._stepped: set[torch.optim.Optimizer] = set()
+        self._strangers = Strangers(self._known, optimizers)
+        self._strangers.due = steps.following(0)
         self._begin = Start(fragments, frozen)
         self._hooks = [each.register_step_pre_hook(self._before) for each in optimizers]
         self._hooks += [each.register_step_post_hook(self._after) for each in optimizers]
@@ -201,6 +204,7 @@ class Outer(Handle):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        stop_observing(self._strangers)
         AT_WORK.difference_update(self._optimizers)
         self._leave(goodbye=goodbye)
         for fragment in self.fragments:
@@ -231,6 +235,7 @@ class Outer(Handle):
         self.inner_steps += 1
         self.ticks += 1
         self._learnt = True
+        self._strangers.due = self.steps.following(self.ticks) - self.ticks
         self._meet()
 
     def _meet(self) -> None:
