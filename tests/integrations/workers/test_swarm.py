@@ -28,7 +28,7 @@ from ranks import Ranks, told
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire.collectives import links
+from thinwire.collectives import links, unpacked
 from thinwire.collectives.links import Link, Words
 from thinwire.integrations.workers import agreement, awake, outer, outer_state, seat, swarm
 from thinwire.integrations.workers.agreement import Agreement
@@ -335,6 +335,36 @@ def _joins_with_delay() -> int:
 
 def test_who_joins_where_exchanges_are_delayed_has_skipped_none(ranks: Ranks) -> None:
     assert ranks.run(2, _joins_with_delay) == [0, 0]
+
+
+def _gives_amid_an_exchange(method: str, gives: bool) -> tuple[list[dict[str, Any]], int, list[Any]]:
+    """The state that a worker gives before an exchange and in it; what is common after it, and the residuals."""
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0):
+        worker, given = Worker(store, METHODS[method]()).train(2 * H + 1), list[dict[str, Any]]()
+        handle = _member(worker)
+        outcome = handle._swarm.outcome
+
+        def waits(tick: int) -> Any:
+            handle._give()
+            return outcome(tick)
+
+        with patch.object(Swarm, "give", lambda self, state: given.append(unpacked(state)[0])):
+            handle._give()
+            with patch.object(handle._swarm, "outcome", waits if gives else outcome):
+                worker.train(H)
+        waiting = [memory.state() for part in handle.fragments for memory in part.attachment.recipe.memories()]
+        kept = [x.tolist() for each in waiting for fields in each.values() for x in fields.values()]
+        handle.remove()
+        return [each["memories"][-1] for each in given], worker.hash(), kept
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_that_is_given_amid_an_exchange_is_that_before_it(ranks: Ranks, method: str) -> None:
+    """And the exchange goes on as if it were not."""
+    (((before, amid), common, kept),) = ranks.run(1, _gives_amid_an_exchange, method, True)
+    assert [before.keys(), amid.keys()] == [amid.keys(), before.keys()]
+    assert all(torch.equal(x, amid[name][field]) for name, fields in before.items() for field, x in fields.items())
+    assert ranks.run(1, _gives_amid_an_exchange, method, False)[0][1:] == (common, kept)
 
 
 def _far_away(delay: int) -> bool:
@@ -956,6 +986,24 @@ def test_who_takes_over_from_one_that_dies_goes_on_from_its_own_state() -> None:
         _wait(lambda: bool(one.wanting))
         one.close(goodbye=False)
         assert fetched.result(60.0) == (2, {late.id: True}, b"")
+
+
+def test_who_waits_for_those_without_a_state_gives_them_its_own() -> None:
+    """They elect, and cannot before they have it."""
+    with _swarms(3, lost=1000.0, quorum=0.5) as (one, *others), ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor())
+        for each in (one, *others):
+            stack.callback(setattr, each, "_error", StoreError())  # or a test that fails would wait for it
+        one.stand(0, {}, dict.fromkeys(one.workers, True))
+        one.gives = lambda: one.give(b"state")
+        one.send(1, b"share", 0.0)
+        waiting = pool.submit(one.outcome, 1)
+        _wait(lambda: all(each.furthest == 0 for each in others))  # else nobody is there to fetch from
+        fetched = [pool.submit(each.fetch) for each in others]
+        assert [(found.result(60.0) or ())[2:] for found in fetched] == [(b"state",)] * 2
+        for each in others:
+            each.stand(0, {}, one.known.view)
+        assert waiting.result(60.0) is not None
 
 
 def test_who_only_heard_that_others_that_died_had_gone_on_takes_the_step_itself() -> None:

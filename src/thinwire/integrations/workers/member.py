@@ -30,6 +30,7 @@ class Member(Outer):
     def __init__(self, swarm: Swarm, *parts: Any) -> None:
         super().__init__(*parts)
         self._swarm, self._began = swarm, monotonic()
+        swarm.gives = self._give
         self._counted: dict[str, int] = {}  # whose share was last in a step that this worker's state has, and in which
         with ExitStack() as failing:
             failing.callback(self.remove)
@@ -198,8 +199,9 @@ class Member(Outer):
             fragment.merge(self.steps.mixing)
 
     def _give(self) -> None:
-        """Give others the state of the latest outer step, unless the next is under way."""
-        if all(fragment.meeting is None or fragment.meeting.tick <= self._swarm.at for fragment in self.fragments):
+        """Give others the state of the latest outer step, unless the mean of the next is here and not applied yet."""
+        due = [each for each in self.fragments if each.meeting and each.meeting.tick > self._swarm.at]
+        if not any(fragment.arrived for fragment in due):
             self._swarm.give(packed(self._common()))
 
     def _common(self) -> list[Any]:

@@ -30,7 +30,8 @@ _log = logging.getLogger("thinwire")
 class Swarm:
     """This worker among the others, and what it knows: `known`, which must not change outside `_changed`.
 
-    `wanting`: who wants this worker's state. `waited`: seconds for shares, those of all others and of each.
+    `wanting`: who wants this worker's state; `gives`: gives it to them while this worker waits. `waited`: seconds for
+    shares, those of all others and of each.
     """
 
     limit = 1 << 40
@@ -58,6 +59,7 @@ class Swarm:
         self._view: View = {}  # after the outer step that this worker has taken last
         self._compared = Comparison()
         self.wanting = set[str]()
+        self.gives: Callable[[], None] = lambda: None
         self._state: tuple[Words, bytes] | None = None
         self._far = self._closed = self._fetches = self._begins = self._misses = False
         self._error: Exception | None = None  # for who waits
@@ -225,9 +227,11 @@ class Swarm:
             StateError: If workers had different global parameters before it, or none of the electors can be reached.
         """
         asked = began = 0.0
-        with self._changed:
-            heard = monotonic()
-            while True:
+        heard = entered = monotonic()
+        while True:
+            if self.wanting and monotonic() - entered > self.known.grace:  # this worker may wait for just those
+                self.gives()
+            with self._changed:
                 self._check()
                 heard = self._heard(heard, bool(self.known.view.keys() & self.known.present))
                 found, here = self.known.decisions.get(tick), self.known.shares[tick]
