@@ -1330,6 +1330,22 @@ def test_a_training_that_has_begun_keeps_its_seat_when_the_store_is_started_anew
         assert (one.lost, third.lost) == (False, False)
 
 
+def test_who_takes_over_a_training_that_has_begun_leaves_one_that_began_under_a_new_store() -> None:
+    """It would else take over that state again and again, as the store has the other training."""
+    with _swarms(2) as (one, other), ThreadPoolExecutor() as pool:
+        other._seat.join("other host:2")
+        assert other.begins()  # as if one were out of reach
+        one._seat.join("one host:1", begun=True)
+        one.stand(1, {}, {one.id: True})
+        _wait(lambda: other.furthest == 1)
+        fetched = pool.submit(other.fetch)
+        _wait(lambda: bool(one.wanting))
+        one.give(b"state")
+        assert fetched.result(60.0) is not None
+        assert other.begins()
+        assert other._seat.training == one._seat.training
+
+
 def _is_replaced() -> Log:
     """Rank 0 begins, and is stopped before its first outer step; rank 1 reaches nobody, and begins, too."""
     with _store() as store, patch.object(agreement, "FOUNDING", 0.0):

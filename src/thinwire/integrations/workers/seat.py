@@ -39,10 +39,10 @@ class Seat:
         """Whether the seat is that of another training."""
         return self._lost == self.training != ""
 
-    def join(self, training: str) -> None:
-        """Note that this worker has the state of a training."""
+    def join(self, training: str, *, begun: bool = False) -> None:
+        """Note that this worker has the state of a training, which may have begun."""
         if self.training != training:
-            self.training, self.begun = training, False
+            self.training, self.begun = training, begun
 
     def take(self, own: str, *, enough: bool, present: Collection[str] = ()) -> bool:
         """Take the seat if it is free, and there are `enough` workers. Return whether this worker has it.

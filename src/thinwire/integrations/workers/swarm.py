@@ -292,7 +292,7 @@ class Swarm:
                     self._links[whom].send({"kind": "want state"})
                 self._changed.wait(0.2)
             (words, body), self._state, self._fetches = self._state, None, False
-            self._seat.join(str(words["training"]))
+            self._seat.join(str(words["training"]), begun=words["begun"] is True)
             return int(words["tick"]), view_of(words), body
 
     def _heard(self, before: float, anybody: bool) -> float:
@@ -308,7 +308,8 @@ class Swarm:
     def give(self, state: bytes) -> None:
         """Send the state of the latest outer step to those who want it."""
         with self._changed:
-            words = {"kind": "state", "tick": self.at, "view": self._view, "training": self._seat.training}
+            training = {"training": self._seat.training, "begun": self._seat.begun}
+            words = {"kind": "state", "tick": self.at, "view": self._view, **training}
             for peer in self.wanting & self._links.keys() if not self._seat.lost else ():
                 if self.known.status[peer].at < self.at:
                     self._links[peer].send(words, state)
