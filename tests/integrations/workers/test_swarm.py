@@ -1155,6 +1155,24 @@ def test_a_store_that_is_gone_is_said_once_and_ends_the_training_when_it_is_need
                     assert "Start a new store" in said[0]
 
 
+def test_without_a_store_a_share_beside_those_that_are_waited_for_stops_nobody() -> None:
+    with _swarms(3, lost=1000.0, quorum=0.5) as swarms, ExitStack() as stack:
+        stack.enter_context(patch.object(links, "SILENCE", 60.0))
+        *both, beside = _began(swarms, [True, True, False])
+        pool = stack.enter_context(ThreadPoolExecutor())
+        for each in swarms:
+            stack.callback(setattr, each, "_error", StoreError())  # or a test that fails would wait for it
+        _end_store(swarms)
+        beside.send(1, b"share", 0.0)
+        _wait(lambda: all(beside.id in each.known.shares[1] for each in swarms))
+        for each in both:
+            each.send(1, b"share", 0.0)
+        for found in [pool.submit(each.outcome, 1) for each in swarms]:
+            outcome = found.result(60.0)
+            assert outcome is not None
+            assert set(outcome[0].shares) == {each.id for each in both}
+
+
 def _end_store(swarms: list[Swarm]) -> None:
     """End it, and wait until all know."""
     KEPT.clear()
