@@ -1077,6 +1077,31 @@ def test_who_wakes_does_not_decide_what_others_may_have_decided() -> None:
     assert known.is_majority()
 
 
+def test_an_elector_that_was_never_met_is_not_waited_for_for_ever() -> None:
+    """It died before this worker came, and the store has forgotten since."""
+    known = Agreement("one", lambda tick: tick + 1, 0.5, 0.0)
+    known.begin(0, dict.fromkeys(("one", "other", "dead", "too"), True))
+    known.status["other"] = Standing(0, 0.0)
+    assert not known.is_majority()
+    known.began -= agreement.GIVEN_UP
+    assert known.is_majority()
+    del known.status["other"]
+    known.lost["other"] = awake.monotonic(), True
+    assert not known.is_majority()
+
+
+def test_who_was_gone_and_is_back_counts_although_it_does_not_know_of_the_new_store() -> None:
+    known = Agreement("one", lambda tick: tick + 1, 0.5, 0.0)
+    known.begin(0, dict.fromkeys(("one", "other", "third"), True))
+    known.life = "2"
+    for peer, silent in (("other", True), ("third", False)):
+        known.lost[peer] = awake.monotonic() - 2 * agreement.GIVEN_UP, silent
+        known.status[peer] = Standing(0, 0.0, life="1")
+    assert not known.is_majority()
+    known.status["other"] = Standing(0, 0.0, life="2")
+    assert known.is_majority()
+
+
 def test_who_has_said_otherwise_proposes_nothing() -> None:
     store = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with closing(Directory(store)) as one:

@@ -270,11 +270,13 @@ class Agreement:
     def is_majority(self) -> bool:
         """Whether more than half of the electors are here and know of the store's life, but for those gone for long.
 
+        Who has not been met since this worker took its state is silent. Who is back counts, whatever it knows.
         Not if one knows of a step of which this worker does not: a store that was restarted may have decided it.
         """
         if any(each.last > self.last for each in self.status.values()):
             return False
         now = monotonic()
-        gone = {peer for peer, (when, silent) in self.lost.items() if now - when > (GIVEN_UP if silent else LOST)}
+        away = {peer: self.lost.get(peer, (self.began, True)) for peer in self.view.keys() - self.present}
+        gone = {peer for peer, (when, silent) in away.items() if now - when > (GIVEN_UP if silent else LOST)}
         present = {self.own, *(peer for peer, each in self.status.items() if each.life == self.life)} & self.view.keys()
-        return 2 * len(present) > len(present | self.view.keys() - gone)
+        return 2 * len(present) > len(self.view.keys() - gone)
