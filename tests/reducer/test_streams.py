@@ -174,7 +174,7 @@ def _unrecorded_exchange(exchange: Exchange, codec: Codec) -> int:
     read = [x.data_ptr() for x in payload.tensors()]
     received = all_gather.received
 
-    def receiving(mine: Payload, buffers: Tensor, verdict: object) -> Payload:
+    def receiving(mine: Payload, buffers: Tensor, *_: object) -> Payload:
         read[:] = [buffers.data_ptr()]  # the payload is the hook's own
         return received(mine, buffers, None)
 

@@ -1,5 +1,7 @@
 """A payload that is malformed for some ranks of a sharded model stops all, whether it is read at once or later."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +18,6 @@ from thinwire.exchanges import all_gather
 from thinwire.kernels import dispatch
 from thinwire.payloads import Payload
 from thinwire.reducer import owners
-from thinwire.waits import Verdict
 
 WORLDS = {"scatter": 2, "shard": 4}
 
@@ -56,9 +57,9 @@ def _damaged(how: str, gpu: bool) -> list[tuple[str, bool]]:
     """Take three steps, of which the third has a wrong byte for some ranks."""
     damage, received = [False], all_gather.received
 
-    def wrong(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload:
+    def wrong(mine: Payload, buffers: Tensor, *rest: Any) -> Payload:
         buffers[-1, 4] ^= damage[0]
-        return received(mine, buffers, verdict)
+        return received(mine, buffers, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "_ONLY_REFERENCE", True)

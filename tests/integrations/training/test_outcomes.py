@@ -72,12 +72,12 @@ def _malformed(buckets: int) -> tuple[str, bool, bool, bool]:
     received = all_gather.received
     damage = 0
 
-    def damaged(mine: Payload, buffers: Tensor, verdict: Any) -> Payload:
+    def damaged(mine: Payload, buffers: Tensor, *rest: Any) -> Payload:
         nonlocal damage
         if damage:
             buffers[1, 4] ^= 1
             damage -= 1
-        return received(mine, buffers, verdict)
+        return received(mine, buffers, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waits, "HOST", frozenset())

@@ -582,7 +582,7 @@ def _loads_slowly() -> Log:
         dist.barrier()
         worker.handle.remove()
     with _store() as store:
-        worker = Worker(store, _sparse(), workers=2, grace=0.1, quorum=0.5)
+        worker = Worker(store, _sparse(), workers=2, grace=60.0, quorum=0.5)
         load, swarm = outer_state.load, _member(worker)._swarm
 
         def loads(*parts: Any) -> int:

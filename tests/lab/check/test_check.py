@@ -190,7 +190,7 @@ def test_exchanges_pass(ranks: Ranks, name: str) -> None:
 def _broken_exchange(how: Callable[[Tensor, int], Tensor]) -> Finding:
     """Change what a rank makes of the buffers that have arrived."""
 
-    def made(mine: Payload, buffers: Tensor, verdict: object) -> Payload:
+    def made(mine: Payload, buffers: Tensor, *_: object) -> Payload:
         total = received(mine, buffers, None)
         return total.with_values(how(total.values, dist.get_rank()))
 
