@@ -111,19 +111,25 @@ def skipped_by_scaler(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class _Alive(Generic[T]):
-    """Who is told, for as long as they live. `all` is replaced, never added to: Hogwild's threads step meanwhile."""
+    """Who is told, for as long as they live. The tuple is replaced, never added to: Hogwild's threads step meanwhile.
+
+    A WeakSet drops who is dead when one thread has gone through it, also while another one begins to.
+    """
 
     def __init__(self) -> None:
-        self._lock = RLock()
-        self.all: weakref.WeakSet[T] = weakref.WeakSet()
+        self._lock, self._members = RLock(), tuple[weakref.ref[T], ...]()
+
+    @property
+    def all(self) -> list[T]:
+        return [member for each in self._members if (member := each()) is not None]
 
     def add(self, member: T) -> None:
         with self._lock:
-            self.all = self.all | {member}
+            self._members = tuple(map(weakref.ref, [each for each in self.all if each is not member] + [member]))
 
     def discard(self, member: T) -> None:
         with self._lock:
-            self.all = self.all - {member}
+            self._members = tuple(weakref.ref(each) for each in self.all if each is not member)
 
 
 _observers: _Alive[Observer] = _Alive()
