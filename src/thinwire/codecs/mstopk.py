@@ -53,11 +53,8 @@ class MSTopK(BucketCodec):
         rows = pad_sequence(values.abs().to(xs[0].dtype).split(twice), batch_first=True, padding_value=-1.0)
         means = torch.stack([torch.linalg.vector_norm(x, 1, dtype=torch.float64) / max(1, x.numel()) for x in vectors])
         chosen = _pick(rows, means, counts, self.rounds, seeds) if rows.numel() else rows
-        rows_, starts = (
-            [wide(row[:n]) for row, n in zip(chosen, twice, strict=True)],
-            [*accumulate(twice[:-1], initial=0)],
-        )
-        places, _ = kernels.largest_of_each(rows_, counts, starts)
+        candidates = [wide(row[:n]) for row, n in zip(chosen, twice, strict=True)]
+        places, _ = kernels.largest_of_each(candidates, counts, [*accumulate(twice[:-1], initial=0)])
         found = picks.index_select(0, places), values.index_select(0, places)
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
 
