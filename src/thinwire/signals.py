@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from thinwire import kernels, waits
-from thinwire.kernels import Chunking, Draw, Picks, Sum
+from thinwire.kernels import Chunking, Draw, Found, Picks, Sum
 from thinwire.kernels.parts import Cut, Parts, cut_of, wide, wide_each
 from thinwire.kernels.ranges import is_single_threaded
 
@@ -64,7 +64,7 @@ class Signal(ABC):
         Computes the vector in the same pass. Call it at most once.
         """
 
-    def pick(self, draw: Draw) -> tuple[Tensor, Tensor]:
+    def pick(self, draw: Draw) -> Found:
         """Pick with a threshold from a sample. Returns `draw.capacity` indices and values: see `Signals.pick`."""
         threshold = draw.threshold(self.sample, self.device)
         return draw.placed(limited(self.select(threshold, draw.room(self.numel)), draw.capacity))
@@ -158,20 +158,20 @@ class Signals(Sequence[Signal]):
         found = self._found(self._tensors, None, range(len(self._done)))
         return found[0] if len(found) == 1 else [x for some in found for x in some]
 
-    def pick(self, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    def pick(self, draws: Sequence[Draw]) -> Found:
         """Pick from each, with a threshold from a sample, and compute it.
 
         Returns indices (int32) and values: as many as the first draw's capacity, then as many as the next one's. Where
         fewer are picked, the draw's `last` with value 0 follows.
         """
-        return joined(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
+        return found_of(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
 
-    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> Found:
         """Compute all, and return indices (int32) and values of the largest of each, as many as `counts` says.
 
         A vector's indices count from its number of `firsts` on.
         """
-        return kernels.largest_of_each(wide_each(self.tensors()), counts, firsts)
+        return Found(*kernels.largest_of_each(wide_each(self.tensors()), counts, firsts))
 
     def chunk_topk(self, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
         """Return the largest coefficients of every chunk of each: positions and values, one after another's."""
@@ -211,8 +211,8 @@ class Signals(Sequence[Signal]):
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
         return [self[i].tensor() for i in numbers(some)]
 
-    def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-        return joined([self[i].pick(draw) for i, draw in zip(numbers(some), draws, strict=True)])
+    def _pick(self, some: slice, draws: Sequence[Draw]) -> Found:
+        return found_of([self[i].pick(draw) for i, draw in zip(numbers(some), draws, strict=True)])
 
     def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
         return kernels.chunk_topk(wide_each(self._tensors(some)), chunkings)
@@ -296,7 +296,7 @@ class SummedEach(Signals):
         return None if self._sums.how == "rounded" else super().place
 
     @override
-    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> Found:
         every, alone = slice(0, len(self)), len(self) == 1 and self.lengths[0] > _CAPTURED
         if self.device.type in waits.HOST or self._sums.how == "rounded" or alone or self._begun(every):
             return super().largest(counts, firsts)
@@ -312,7 +312,7 @@ class SummedEach(Signals):
             kernels.accumulate(self._taken(some))
         return self._part(self._sums.outs, some)
 
-    def _pick(self, some: slice, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    def _pick(self, some: slice, draws: Sequence[Draw]) -> Found:
         return kernels.accumulate_sampled_select(self._taken(some), draws)
 
     def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
@@ -347,6 +347,11 @@ def limited(picks: Picks, count: int) -> tuple[Tensor, Tensor]:
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the indices (int32, ascending) of the k largest magnitudes. NaN counts as largest."""
     return kernels.largest(wide(x), min(k, x.numel()))
+
+
+def found_of(found: Sequence[Found]) -> Found:
+    """Return what was found of several vectors; the caller counts what is not 0, if one kernel has not counted all."""
+    return found[0] if len(found) == 1 else Found(*joined([each[:2] for each in found]))
 
 
 def joined(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

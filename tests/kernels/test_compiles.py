@@ -17,11 +17,8 @@ FLOAT, INT, LONG, BYTE = "*fp32", "*i32", "*i64", "*u8"
 _ELIAS_FANO = dict.fromkeys(("row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"), "i32")
 _TILES = {"tiles": INT}
 _SEVERAL = {"at": LONG, "size": LONG, **_TILES}
-_PICKED = {"rank": LONG, "counts": INT, "sums": INT, "kept": INT, **_SEVERAL}
-_COUNTED = {"histograms": INT, "nans": INT, **_PICKED}
-_PLACES = {"indices": INT, "values": FLOAT, "totals": INT, "candidates": INT} | dict.fromkeys(
-    ("capacity", "begin", "room", "among", "origin", "padding"), LONG
-)
+_PLACES = {"indices": INT, "carried": LONG, **dict.fromkeys(("totals", "ended", "counts", "rows", "candidates"), INT)}
+_DRAWN = dict.fromkeys(("bars", "capacity", "start", "room", "begin", "origin", "padding"), LONG)
 _SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG)
 _KEYS = {"high": "i32", "low": "i32"}
 _ELEMENTS = {"indices": INT, **dict.fromkeys(("offset", "begin", "end"), LONG), **_TILES}
@@ -80,7 +77,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {
             "out": INT,
             "values": FLOAT,
-            **dict.fromkeys(("held", "address", "length", "slots", "start", "offset"), LONG),
+            **dict.fromkeys(("carried", "held", "address", "length", "slots", "start", "offset"), LONG),
             **_TILES,
         },
         {},
@@ -100,14 +97,10 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         (
             "select",
             "_count_digits_each",
-            {"histograms": INT, "like": like, "wanted": LONG, "level": "i32", "span": "i32", **_SEVERAL, **rest},
+            {"histograms": INT, "like": like, "wanted": LONG, "level": "i32", "span": "i32", **_SEVERAL},
             {"LEVELS": levels, "TILE": 4096},
         )
-        for like, levels, rest in (
-            (FLOAT, 4, {"offset": LONG, "stride": LONG, "nans": INT}),
-            ("*fp64", 8, {}),
-            ("*bf16", 2, {}),
-        )
+        for like, levels in ((FLOAT, 4), ("*fp64", 8), ("*bf16", 2))
     ),
     (
         "select",
@@ -136,17 +129,28 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         },
         {"ROOM": 64, "GROUP": 32},
     ),
-    ("sampled", "_gather", {"like": FLOAT, **_PLACES, **_COUNTED}, {**_DIGITS, "ROOM": 64}),
-    ("sampled", "_gather", {"like": FLOAT, "bars": LONG, **_PLACES, **_PICKED}, {**_DIGITS, "ROOM": 64}),
-    ("sampled", "_find", {"like": "*fp64", **_COUNTED}, {"HOW": "given", "LEVELS": 8, "TILE": 4096, "ROOM": 64}),
     *(
         ("sampled", *kernel)
-        for like, new, levels, how in ((FLOAT, "*bf16", 4, "nesterov"), ("*fp64", "*fp64", 8, "sum"))
+        for like, new, levels, how, exact in (
+            (FLOAT, "*bf16", 4, "nesterov", False),
+            ("*fp64", "*fp64", 8, "sum", True),
+        )
         for kernel in (
             (
                 "_find",
-                {"like": like, "gradient_like": new, "bars": LONG, **_PICKED, **_SUMS},
-                {"HOW": how, "LEVELS": levels, "ROOM": 64},
+                {
+                    **{"like": like, "gradient_like": new, "values": like, "numbers": like},
+                    **{**_SUMS, **_PLACES, **_DRAWN, **_SEVERAL},
+                },
+                {"HOW": how, "LEVELS": levels, "STEPS": 11, "EXACT": exact},
+            ),
+            (
+                "_sample",
+                {
+                    **{"sample": like, "like": like, "gradient_like": new, **_SUMS, **_TILES},
+                    **dict.fromkeys(("offset", "stride", "begin"), LONG),
+                },
+                {"HOW": how},
             ),
             (
                 "_threshold",
@@ -154,16 +158,15 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                     **{"bars": LONG, "like": like, "gradient_like": new, "sample": like, "clear": INT, **_SUMS},
                     **{"cleared": "i32", **dict.fromkeys(("offset", "stride", "rank", "begin"), LONG)},
                 },
-                {"HOW": how, "LEVELS": levels, "CHUNK": 8192},
+                {"HOW": how, "LEVELS": levels, "ALONE": not exact, "CHUNK": 8192},
             ),
         )
     ),
-    ("sampled", "_trim", {"like": FLOAT, **_PLACES, "at": LONG, "size": LONG}, {"LEVELS": 4, "CHUNK": 8192}),
     *(
         (
             "accumulate",
             "_accumulate",
-            {"like": like, "gradient_like": new, "clear": INT, "cleared": "i32", **_SUMS, **_KEYS, **_TILES},
+            {"like": like, "gradient_like": new, **_SUMS, **_KEYS, **_TILES},
             {"HOW": how},
         )
         for like, new, how in ((FLOAT, "*bf16", "nesterov"), (FLOAT, "*bf16", "fading"), ("*fp64", "*fp64", "sum"))

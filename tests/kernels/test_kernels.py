@@ -145,7 +145,8 @@ def test_several_sums_are_those_of_each(how: How, dtype: torch.dtype) -> None:
     for sums in (plain, found):
         torch.testing.assert_close(sums.outs, expected.outs)
         torch.testing.assert_close(sums.moving or [], expected.moving or [])
-    for mine, others, parts in zip(picks, wanted, zip(*alone, strict=True), strict=True):
+    assert picks.carried == wanted.carried
+    for mine, others, parts in zip(picks[:2], wanted[:2], zip(*(one[:2] for one in alone), strict=True), strict=True):
         torch.testing.assert_close(mine, others)
         assert torch.equal(mine, torch.cat(parts))
 
@@ -323,7 +324,7 @@ def test_hashed_slots(slots: int, seed: int) -> None:
                 call([x], *args, [slots], [seed], [(7, 200_000)])
                 for call in (kernels.hashed_slots_of_each.cpu, kernels.hashed_slots_of_each.reference)
             )
-            assert all(map(torch.equal, found, expected))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.grid

@@ -251,7 +251,7 @@ def test_hashed_slots(slots: int, numel: int, seed: int) -> None:
         priorities = torch.randint(0, most, (numel,), generator=generator, dtype=torch.int32)
         args = ([framed(vector(50_000))], framed(indices), framed(priorities), [numel], [slots], [seed], [(7, 50_000)])
         calls = (kernels.hashed_slots_of_each.gpu, kernels.hashed_slots_of_each.reference)
-        assert all(map(torch.equal, *(call(*args) for call in calls)))
+        torch.testing.assert_close(*(call(*args) for call in calls), rtol=0, atol=0)
 
 
 @pytest.mark.grid
@@ -693,9 +693,40 @@ def test_more_picks_than_are_wanted_and_more_than_there_is_room_for(
         found, expected = (
             call(Sum(out, given, given, [0.5] * len(xs)), draws) for call, out in zip(calls, outs, strict=True)
         )
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
         assert intact(*outs[0])
+
+
+def _backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter run the last program first."""
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    plain = builder.set_grid_idx
+    monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z: plain(builder.grid_dim[0] - 1 - x, y, z))
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("kind", ["normal", "nearly all zero", "a sample that misleads", "more than there is room for"])
+def test_the_largest_sums_where_a_sample_promises_too_few_or_too_many(
+    kind: str, backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backwards and DEVICE.type == "cpu":
+        _backwards(monkeypatch)
+    xs = [vector(n) for n in (9000, 20_000, 1, 0)]
+    counts = [60, 1700, 1, 0]
+    for x, k in zip(xs[:2], counts, strict=False):
+        stride = sampling._surely(x.numel(), k, 0).stride
+        if kind == "nearly all zero":
+            x[: k // 2] = x[k:] = 0
+            x[-1] = 5
+        elif kind == "a sample that misleads":
+            x[::stride] += 9
+            counts = [200, 1700, 1, 0]
+        elif kind == "more than there is room for":
+            x[::stride] = 0
+    sums = [Sum([poisoned(x) for x in xs], [framed(x) for x in xs], [framed(x) for x in xs], [0.5] * 4) for _ in "ab"]
+    calls = kernels.accumulate_largest_of_each.gpu, kernels.accumulate_largest_of_each.reference
+    found, expected = (call(each, counts, [0, 9000, 29_000, 0]) for call, each in zip(calls, sums, strict=True))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_ties_that_do_not_fit_are_written_nowhere() -> None:
@@ -705,7 +736,7 @@ def test_ties_that_do_not_fit_are_written_nowhere() -> None:
     at, size, wanted, begin = shared.table(DEVICE, shared.addresses(xs), [40, 30], counts, starts)
     zeros = torch.zeros(2 * selecting.LEVELS[4] * selecting.BINS + 2, dtype=torch.int32, device=DEVICE)
     indices, values = (torch.full((10,), -7, dtype=dtype, device=DEVICE) for dtype in (torch.int32, torch.float32))
-    selecting.write_largest(selecting.Strided(at, size), xs[0], tiles, zeros, wanted, begin, (indices, values))
+    selecting.write_largest(at, size, xs[0], tiles, zeros, wanted, begin, (indices, values))
     assert indices.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, -7, -7]
     assert values.tolist() == [1.0] * 8 + [-7.0] * 2
 
@@ -720,7 +751,7 @@ def test_a_nan_in_the_sample_leaves_nothing_but_what_is_not_finite(small: int, m
         call(Sum([poisoned(x) for x in residuals], residuals, gradients, [0.5, 0.5]), draws)
         for call in (kernels.accumulate_sampled_select.gpu, kernels.accumulate_sampled_select.reference)
     )
-    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, expected, strict=True))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert found[0][50:53].tolist() == [8, 20, -1]
 
 

@@ -59,7 +59,7 @@ class HashedSlots(BucketCodec):
             return [draw(length, n, 2 * n + PICKS_IN_SAMPLE, seed) for length, n, seed in each]
 
         draws = changing(drawn, len(slots))
-        indices, values = signals.pick(draws)
+        indices, values, _ = signals.pick(draws)
         runs, vectors = [each.capacity for each in fixed(draws)], signals.tensors()
         found = kernels.hashed_slots_of_each(vectors, indices, values, runs, slots, seeds, cut.regions)
         return side_by_side(signals, found, slots, self.values, seeds=seeds, cut=cut, numel=numel, slots=True)

@@ -15,7 +15,7 @@ from thinwire.checked import Count, checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import side_by_side
 from thinwire.kernels.memory import constant, sent
-from thinwire.kernels.parts import Cut, wide
+from thinwire.kernels.parts import Cut, Found, wide
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signals
@@ -55,7 +55,7 @@ class MSTopK(BucketCodec):
         chosen = _pick(rows, means, counts, self.rounds, seeds) if rows.numel() else rows
         candidates = [wide(row[:n]) for row, n in zip(chosen, twice, strict=True)]
         places, _ = kernels.largest_of_each(candidates, counts, [*accumulate(twice[:-1], initial=0)])
-        found = picks.index_select(0, places), values.index_select(0, places)
+        found = Found(picks.index_select(0, places), values.index_select(0, places))
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from thinwire.kernels import Draw, Picks
+from thinwire.kernels import Draw, Found, Picks
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Sparse, narrowed
 from thinwire.payloads.numbers import narrowed_each
@@ -66,7 +66,7 @@ def filled(indices: Tensor, numel: int) -> Tensor:
 
 def side_by_side(
     signals: Signals,
-    found: tuple[Tensor, Tensor],
+    found: Found,
     runs: Sequence[int],
     narrow: Narrow,
     *,
@@ -75,14 +75,14 @@ def side_by_side(
     numel: int,
     slots: bool = False,
 ) -> Sparse:
-    """Return the payload of several signals at their offsets. `found` has indices and values, `runs` how many of each.
+    """Return the payload of several signals at their offsets. `runs` says how many of what was found are each one's.
 
     Indices are those in the whole vector; padding is a region's last one. `slots`: they are in slot order by the seeds.
     """
     counts, regions = tuple(runs), cut.regions
-    values, coded = narrowed_each(found[1], counts, narrow, signals.dtype, seeds, signals.share)
+    values, coded = narrowed_each(found.values, counts, narrow, signals.dtype, seeds, signals.share)
     return Sparse(
-        indices=found[0],
+        indices=found.indices,
         values=values,
         numel=numel,
         regions=regions,
@@ -90,6 +90,7 @@ def side_by_side(
         ascending=not slots,
         seeds=seeds if slots else (),
         coded=coded,
+        counted=found.carried if values is found.values else None,  # narrowed, some may be 0
     )
 
 

@@ -29,6 +29,7 @@ from thinwire.kernels.hashing.reference import hashed_slots as hashed_slots
 from thinwire.kernels.hashing.reference import mix as mix
 from thinwire.kernels.hashing.reference import slot_of as slot_of
 from thinwire.kernels.matrices import reference as _matrices
+from thinwire.kernels.parts import Found as Found
 from thinwire.kernels.parts import gather as gather
 from thinwire.kernels.places import reference as _places
 from thinwire.kernels.sampled import reference as _sampled
@@ -48,8 +49,8 @@ subtract_rounded = Kernel(_accumulate.subtract_rounded, by="x indices", any_dtyp
 select = Kernel(_select.select, by="x")
 largest = Kernel(_select.largest, by="x")
 largest_of_each = Kernel(_select.largest_of_each, by="*xs")
-accumulate_largest_of_each = Kernel(_select.accumulate_largest_of_each, by="sums")
 accumulate_select = Kernel(_select.accumulate_select, by="sums")
+accumulate_largest_of_each = Kernel(_sampled.accumulate_largest_of_each, by="sums")
 accumulate_sampled_select = Kernel(_sampled.accumulate_sampled_select, by="sums")
 peak_of_each = Kernel(_select.peak_of_each, by="*xs")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby, starmap
-from typing import Any, final, overload
+from typing import Any, NamedTuple, final, overload
 
 import numpy as np
 import torch
@@ -18,6 +18,14 @@ Regions = Sequence[tuple[int, int]]
 """The offset and the length of each."""
 REALS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 """The types of numbers that loops are compiled for."""
+
+
+class Found(NamedTuple):
+    """Indices (int32) and values of one vector's picks after another's; and how many are not 0, 0-dim, if counted."""
+
+    indices: Tensor
+    values: Tensor
+    carried: Tensor | None = None
 
 
 @final

@@ -7,6 +7,7 @@ from typing import Self, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
@@ -36,6 +37,7 @@ class Sparse(Keyed):
             region's last index with value 0.
         agreed: Every rank has the same indices, so only values need to travel.
         coded: Codes travel, and `values` are the numbers they decode to.
+        counted: How many values are not 0, 0-dim, if whoever made them knows.
     """
 
     indices: Tensor
@@ -47,6 +49,7 @@ class Sparse(Keyed):
     seeds: Sequence[int] = ()
     agreed: bool = False
     coded: Coded | None = None
+    counted: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.numel > LARGEST_SPACE:
@@ -107,7 +110,11 @@ class Sparse(Keyed):
 
     def carried(self) -> Tensor:
         """Return how many values are not 0; padding is 0."""
-        return self.values.count_nonzero()
+        return self.values.count_nonzero() if self.counted is None else self.counted
+
+    @override
+    def with_values(self, values: Tensor) -> Self:
+        return replace(super().with_values(values), counted=None)
 
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
         """Return other elements of the same vector; those outside the regions are left out."""
@@ -237,7 +244,15 @@ class Sparse(Keyed):
     def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
         """Return other elements as plain values: not in slots, and not agreed."""
         return replace(
-            self, indices=found, values=values, runs=runs, ascending=ascending, seeds=(), agreed=False, coded=None
+            self,
+            indices=found,
+            values=values,
+            runs=runs,
+            ascending=ascending,
+            seeds=(),
+            agreed=False,
+            coded=None,
+            counted=None,
         )
 
     @cached_property

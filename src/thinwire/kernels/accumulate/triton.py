@@ -30,28 +30,20 @@ _FEW = 1024
 
 
 def accumulate(sums: Sum) -> None:
-    """See `reference.accumulate`."""
-    accumulate_and_clear(sums, None)
+    """See `reference.accumulate`. Several take one launch, but where each draws from its own seed.
 
-
-def accumulate_and_clear(sums: Sum, clear: Tensor | None) -> None:
-    """Accumulate, and fill `clear` (int32) with zeros. Several take one launch, but where each draws from its own seed.
-
-    One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise,
-    and so does one with something to clear.
+    One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
     """
     alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_single_threaded(sums.outs[0].numel()))
-    if (clear is not None or not alone) and sums.how != "rounded":
-        _each(sums, clear)
+    if not alone and sums.how != "rounded":
+        _each(sums)
         return
-    if clear is not None:
-        clear.zero_()
     for one in map(sums.one, range(len(sums))):
         out = one.outs[0]
         if one.how == "sum":  # torch's own operation is as good, and one launch less
             reference.accumulate(one)
         else:
-            args = (out, None, out, *arguments(one), out.numel(), None, None, 0)
+            args = (out, None, out, *arguments(one), out.numel(), None)
             launch(_accumulate, tiles_of(out.numel()), *args, HOW=one.how, TILE=TILE, num_warps=8)
 
 
@@ -66,14 +58,11 @@ def arguments(sums: Sum) -> tuple[Any, ...]:
     return *tensors, factor(out, sums.scales[0]), None if rate is None else factor(out, rate), *high_low
 
 
-def _each(sums: Sum, clear: Tensor | None) -> None:
+def _each(sums: Sum) -> None:
     like, lengths = sums.outs[0], [x.numel() for x in sums.outs]
     tiles = tiles_of_each(tuple(lengths), like.device)
-    if clear is not None and not len(tiles):
-        clear.zero_()
-    cleared = (clear, 0 if clear is None else clear.numel())
     *of_each, size = arguments_of_each(sums, lengths)
-    launch(_accumulate, len(tiles), like, *of_each, 0, 0, size, tiles, *cleared, HOW=sums.how, TILE=TILE, num_warps=8)
+    launch(_accumulate, len(tiles), like, *of_each, 0, 0, size, tiles, HOW=sums.how, TILE=TILE, num_warps=8)
 
 
 def arguments_of_each(sums: Sum, *columns: Sequence[int]) -> Sequence[Tensor]:
@@ -99,16 +88,12 @@ def _subtract_rounded(x, indices, values, n, high, low, FEW: tl.constexpr):
     tl.store(x + index, _rounded(after, index, high, low).to(x.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=["high", "low", "cleared"])
+@triton.jit(do_not_specialize=["high", "low"])
 def _accumulate(
     like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, size, tiles,
-    clear, cleared, HOW: tl.constexpr, TILE: tl.constexpr,
+    HOW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Of one vector; or of several, with `tiles`: then the arguments are columns of a table."""
-    if clear is not None:
-        for first in range(tl.program_id(0) * TILE, cleared, tl.num_programs(0) * TILE):
-            place = first + tl.arange(0, TILE)
-            tl.store(clear + place, tl.zeros([TILE], tl.int32), mask=place < cleared)
     start = tl.program_id(0).to(tl.int64) * TILE
     if tiles is not None:
         vector = tl.load(tiles + 3 * tl.program_id(0))

@@ -13,7 +13,7 @@ from thinwire.kernels import simd
 from thinwire.kernels.bits.cpu import pack_bits, pack_loop, unpack_bits, unpack_loop
 from thinwire.kernels.compiled import compiled, exactly, vector
 from thinwire.kernels.hashing.reference import Slotted
-from thinwire.kernels.parts import Array, Ints, Regions, Vectors, addresses, sizes
+from thinwire.kernels.parts import Array, Found, Ints, Regions, Vectors, addresses, sizes
 from thinwire.kernels.places.cpu import placed
 
 _AHEAD = 32
@@ -26,7 +26,7 @@ _SMALL = 1 << 12
 
 def hashed_slots_of_each(
     xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints, regions: Regions
-) -> tuple[Tensor, Tensor]:
+) -> Found:
     if priorities.is_floating_point():
         priorities = priorities.abs().to(torch.float32).view(torch.int32)
     ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
@@ -34,7 +34,7 @@ def hashed_slots_of_each(
     arrays = (indices.numpy(), priorities.numpy(), out, values.numpy())
     rounds = _round_keys(seeds)
     _each_hashed_loop(addresses(xs), sizes(xs), ends, places, rounds, *arrays)
-    return placed(torch.from_numpy(out), regions, slots), values
+    return Found(placed(torch.from_numpy(out), regions, slots), values, values.count_nonzero())
 
 
 def _round_keys(seeds: Sequence[int]) -> Array:

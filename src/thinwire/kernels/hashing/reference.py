@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import pack_bits, unpack_bits
-from thinwire.kernels.parts import Ints, Regions, Vectors, gather
+from thinwire.kernels.parts import Found, Ints, Regions, Vectors, gather
 from thinwire.kernels.places.reference import differ, placed
 
 Seed = int | Tensor
@@ -80,7 +80,7 @@ def hashed_slots(indices: Tensor, priorities: Tensor, slots: int, numel: int, se
 
 def hashed_slots_of_each(
     xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints, regions: Regions
-) -> tuple[Tensor, Tensor]:
+) -> Found:
     """`hashed_slots` for each of n ≥ 1 vectors. `runs` says how many of the indices and priorities are each one's.
 
     Priorities are int32, or floats of which magnitudes count. Returns the slots (int32) of one vector after another's
@@ -91,7 +91,7 @@ def hashed_slots_of_each(
     places = zip(xs, indices.split(list(runs)), priorities.split(list(runs)), slots, seeds, strict=True)
     found = [hashed_slots(index, rank, count, x.numel(), seed) for x, index, rank, count, seed in places]
     values = torch.cat([gather(x, at) for x, at in zip(xs, found, strict=True)])
-    return placed(torch.cat(found), regions, slots), values
+    return Found(placed(torch.cat(found), regions, slots), values, values.count_nonzero())
 
 
 def slot_codes(indices: Tensor, numel: int, seed: int) -> Tensor:

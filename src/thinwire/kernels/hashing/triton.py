@@ -14,7 +14,7 @@ from torch import Tensor
 from thinwire.kernels.hashing import reference
 from thinwire.kernels.hashing.reference import Slotted, keys
 from thinwire.kernels.memory import constant
-from thinwire.kernels.parts import Ints, Regions, Vectors
+from thinwire.kernels.parts import Found, Ints, Regions, Vectors
 from thinwire.kernels.places.triton import FIXED, differs
 from thinwire.kernels.triton import addresses, launch, pointer, table_of, tiles_of_each
 
@@ -23,18 +23,20 @@ _BLOCK = 1024
 
 def hashed_slots_of_each(
     xs: Vectors, indices: Tensor, priorities: Tensor, runs: Ints, slots: Ints, seeds: Ints, regions: Regions
-) -> tuple[Tensor, Tensor]:
+) -> Found:
     device, lengths, where = indices.device, [x.numel() for x in xs], addresses(xs)
     firsts, starts = (list(accumulate(counts[:-1], initial=0)) for counts in (runs, slots))
     offsets = [offset for offset, _ in regions]
     columns = table_of(device, lambda: (where, lengths, slots, list(seeds), firsts, runs, starts, offsets))
-    held = torch.full((sum(slots),), -1, dtype=torch.int64, device=device)
+    zeros = torch.zeros(1 + sum(slots), dtype=torch.int64, device=device)
+    carried, held = zeros[0], zeros[1:]
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
     launch(_hash_each, len(tiles), held, indices, priorities, *columns[1:7], tiles, BLOCK=_BLOCK)
     out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots))
-    tiles, args = tiles_of_each(tuple(slots), device, _BLOCK), (out, values, held, *columns[:3], *columns[6:])
+    tiles = tiles_of_each(tuple(slots), device, _BLOCK)
+    args = (out, values, carried, held, *columns[:3], *columns[6:])
     launch(_elements_of_each, len(tiles), *args, tiles, BLOCK=_BLOCK)
-    return out, values
+    return Found(out, values, carried)
 
 
 def signed_keys(seed: int) -> tuple[int, int]:
@@ -132,20 +134,21 @@ def _hash_each(held, indices, priorities, length, slots, seed, first, size, star
     rank = tl.load(priorities + at, mask=there, other=0)
     if priorities.dtype.element_ty.is_floating():
         rank = tl.abs(rank).to(tl.float32).to(tl.int32, bitcast=True)
-    ranked = (rank.to(tl.int64) << 32) | index
+    ranked = ((rank.to(tl.int64) << 32) | index) + 1  # 0 is an empty slot
     tl.atomic_max(held + tl.load(start + vector) + slot, ranked, mask=there, sem="relaxed")
 
 
 @triton.jit
-def _elements_of_each(out, values, held, address, length, slots, start, offset, tiles, BLOCK: tl.constexpr):
+def _elements_of_each(out, values, carried, held, address, length, slots, start, offset, tiles, BLOCK: tl.constexpr):
     vector = tl.load(tiles + 3 * tl.program_id(0))
     place = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
     there, at = place < tl.load(slots + vector), tl.load(start + vector) + place
-    index = tl.load(held + at, mask=there, other=-1).to(tl.int32)  # of a rank and an index, the lower half
+    index = (tl.load(held + at, mask=there, other=0) - 1).to(tl.int32)  # of a rank and an index, the lower half
     place = tl.where(index < 0, tl.load(length + vector) - 1, index) + tl.load(offset + vector)
     tl.store(out + at, place.to(tl.int32), mask=there)
     x = tl.load(pointer(address, vector, values) + index, mask=there & (index >= 0), other=0.0)
     tl.store(values + at, x, mask=there)
+    tl.atomic_add(carried, tl.sum((x != 0).to(tl.int64), 0), sem="relaxed")
 
 
 @triton.jit

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from thinwire.kernels.accumulate.cpu import sum_at
 from thinwire.kernels.compiled import compiled, element, vector
-from thinwire.kernels.parts import addresses, in_dtype, sizes
+from thinwire.kernels.parts import Found, addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups
 from thinwire.kernels.sampled.reference import Draw, one_by_one
 from thinwire.kernels.select import loops
@@ -23,7 +22,7 @@ from thinwire.kernels.sums import Sum
 _LANES = 64  # bytes that `peaks` holds
 
 
-def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> Found:
     """See `reference.accumulate_sampled_select`. Groups of vectors are taken in parallel."""
     if sums.seeds is not None:
         return one_by_one(sums, draws, accumulate_select, largest)
@@ -39,7 +38,7 @@ def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor,
         _sums(table, lengths, drawn, starts, indices, bits, like, sign, first, last, *rest)
 
     map_groups(run, lengths)
-    return torch.from_numpy(indices), values
+    return Found(torch.from_numpy(indices), values, values.count_nonzero())
 
 
 @compiled

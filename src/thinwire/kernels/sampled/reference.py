@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire.kernels.parts import wide
-from thinwire.kernels.select.reference import Picks, accumulate_select, largest
+from thinwire.kernels.accumulate.reference import accumulate
+from thinwire.kernels.parts import Found, wide
+from thinwire.kernels.select.reference import Picks, accumulate_select, largest, largest_of_each
 from thinwire.kernels.sums import Sum
 
 
@@ -26,9 +27,9 @@ class Draw(NamedTuple):
     first: int = 0
     last: int = -1
 
-    def placed(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def placed(self, found: tuple[Tensor, Tensor]) -> Found:
         """Return indices that count from 0 on, and −1, as they should be; and the values."""
-        return torch.where(found[0] < 0, self.last, found[0] + self.first), found[1]
+        return Found(torch.where(found[0] < 0, self.last, found[0] + self.first), found[1])
 
     def threshold(self, sample: Callable[[int, int], Tensor], device: torch.device) -> Tensor:
         """Return the threshold (0-dim). `sample` takes offset and stride."""
@@ -41,26 +42,33 @@ class Draw(NamedTuple):
         return min(numel, max(self.capacity, 3 * self.rank * self.stride + 80 if self.rank else numel))
 
 
-def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> Found:
     """`accumulate_select` on each of the vectors, with thresholds from samples of the sums.
 
-    Returns indices (int32), and values: `capacity` of the first vector, then of the next, and so on. Where fewer
-    elements are picked, `last` and the value 0 follow.
+    Returns `capacity` picks of the first vector, then of the next, and so on. Where fewer elements are picked, `last`
+    and the value 0 follow.
     """
     return one_by_one(sums, draws, accumulate_select, largest)
 
 
+def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequence[int] = ()) -> Found:
+    """`accumulate`, then `largest_of_each` of the sums."""
+    accumulate(sums)
+    indices, values = largest_of_each(sums.outs, counts, firsts)
+    return Found(indices, values, values.count_nonzero())
+
+
 def one_by_one(
     sums: Sum, draws: Sequence[Draw], select: Callable[[Sum, Tensor, int], Picks], best: Callable[[Tensor, int], Tensor]
-) -> tuple[Tensor, Tensor]:
+) -> Found:
     """Do it with one kernel that sums and selects, and one that finds the largest."""
     found = []
     for i, draw in enumerate(draws):
         one = sums.one(i)
         picks = select(one, draw.threshold(one.sample, one.outs[0].device), draw.room(one.outs[0].numel()))
         found.append(draw.placed(limited(picks, draw.capacity, best)))
-    indices, values = zip(*found, strict=True)
-    return torch.cat(indices), torch.cat(values)
+    values = torch.cat([each.values for each in found])
+    return Found(torch.cat([each.indices for each in found]), values, values.count_nonzero())
 
 
 def limited(picks: Picks, count: int, best: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,49 +1,71 @@
-"""Several vectors in one launch an operation: summed, sampled and searched.
+"""Several vectors in two launches: sampled, and then summed and searched in the same pass.
 
-The k-th largest of a sample is found digit by digit, like that of a vector. So the threshold never reaches the host.
-Of a small sample one program for each vector finds it, before anything is summed: the sums are then searched in the
-pass that makes them.
+Of each vector's sample one program finds the threshold, before anything is summed; the sums of a large sample are made
+by a launch of its own. Then each program keeps the picks of a tile, in rows that lie in whatever order programs came.
+The last program of a vector to end brings its rows in order, and leaves out what is too much. So neither the threshold
+nor the number of picks reaches the host.
 """
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate as running
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import accumulate_and_clear, arguments_of_each, of_vector, summed, total
+from thinwire.kernels.accumulate.triton import accumulate, arguments_of_each, of_vector, summed, total
+from thinwire.kernels.parts import Found
+from thinwire.kernels.places.triton import edges_until
 from thinwire.kernels.replay import fixed
 from thinwire.kernels.sampled.reference import Draw, one_by_one
-from thinwire.kernels.select.triton import (
-    BINS,
-    COUNTERS,
-    DIGIT,
-    LEVELS,
-    TOGETHER,
-    Strided,
-    accumulate_select,
-    bar_of,
-    count_digits,
-    counted_before,
-    largest,
-    note_count,
-)
+from thinwire.kernels.select.triton import BINS, DIGIT, LEVELS, accumulate_select, largest, largest_of_each
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import TILE, addresses, launch, magnitudes, pointer, table_of, tiles_of, tiles_of_each
+from thinwire.kernels.triton import TILE, addresses, launch, magnitudes, table_of, tiles_of, tiles_of_each
 
-_ROOM = 64
-"""How many picks of a tile are kept. A tile with more is searched again."""
+_BLOCK = 1024
 _CHUNK = 2 * TILE
 _SMALL = 2 * _CHUNK
-"""A sample of so many elements is searched by one program."""
+"""Sums of a sample of so many elements are made by one program."""
+_MANY = 1 << 16
+_SURE = 80
 
 
-def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> Found:
     if sums.how == "rounded":  # the sample is taken before that
         return one_by_one(sums, draws, accumulate_select, largest)
+    return _found(sums, draws, exact=False)
+
+
+def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequence[int] = ()) -> Found:
+    """See `reference.accumulate_largest_of_each`. Where many are wanted of many, histograms are faster."""
+    wanted = [(x.numel(), min(k, x.numel())) for x, k in zip(sums.outs, counts, strict=True)]
+    if any(n > _MANY < 16 * k and n < 16 * k for n, k in wanted):
+        accumulate(sums)
+        indices, values = largest_of_each(sums.outs, counts, firsts)
+        return Found(indices, values, values.count_nonzero())
+    each = zip(wanted, firsts or [0] * len(wanted), strict=True)
+    return _found(sums, [_surely(n, k, first) for (n, k), first in each], exact=True)
+
+
+@lru_cache(maxsize=4096)
+def _surely(numel: int, wanted: int, first: int) -> Draw:
+    """Return a draw whose threshold twice as many reach as are wanted: of random numbers, 6 in 10⁹ have too few.
+
+    A prime stride walks through all columns of nearly every matrix.
+    """
+    if 2 * wanted >= numel:
+        return Draw(0, 1, 0, wanted, first)
+    stride = max(1, 2 * wanted // _SURE)
+    while any(stride % i == 0 for i in range(2, math.isqrt(stride) + 1)):
+        stride -= 1
+    return Draw(0, stride, -(-2 * wanted // stride), wanted, first)
+
+
+def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool) -> Found:
+    """Pick; if `exact`, the largest of all elements even where too few reach the threshold."""
     xs = sums.outs
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     known = fixed(draws)  # of which is taken what is the same in every step, or only says how much room there is
@@ -57,57 +79,68 @@ def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> tuple[Tensor,
         now = list(draws)
         sampled = [-(-(n - draw.offset) // draw.stride) for n, draw in zip(lengths, now, strict=True)]
         offsets, strides, ranks, _, firsts, lasts = zip(*now, strict=True)
-        return (
-            where,
-            lengths,
-            sampled,
-            offsets,
-            strides,
-            ranks,
-            drawn_at,
-            capacities,
-            starts,
-            rooms,
-            begins,
-            firsts,
-            lasts,
-        )
+        drawn = (sampled, offsets, strides, drawn_at, ranks)
+        return (*drawn, where, lengths, capacities, starts, rooms, begins, firsts, lasts)
 
-    at, size, samples, offset, stride, rank, place, *places = table_of(device, columns)
-    tiles, counters = tiles_of_each(tuple(lengths), device), len(xs) * COUNTERS[like.element_size()]
-    zeros = torch.empty(counters + 2 * len(xs) + tiles_of(len(tiles), TOGETHER), dtype=torch.int32, device=device)
-    histograms, nans, totals, shared = zeros.split([counters, len(xs), len(xs), tiles_of(len(tiles), TOGETHER)])
-    levels = {"LEVELS": LEVELS[like.element_size()], "CHUNK": _CHUNK, "num_warps": 16}
-    bars, how, of_each = None, "given", list[Tensor | None]([None] * 8)
-    if max(most) > _SMALL:
-        accumulate_and_clear(sums, zeros)
-        count_digits(Strided(at, samples, offset, stride), like, tiles_of_each(most, device), histograms, rank, nans)
-    else:
-        how, of_each = sums.how, [*arguments_of_each(sums)]
-        bars = torch.empty(len(xs), dtype=torch.int64, device=device)
-        drawn = (samples, offset, stride, rank, place, like.new_empty(sum(most)), shared, len(shared))
-        launch(_threshold, len(xs), bars, like, *of_each, *drawn, HOW=how, **levels)
+    *drawn, rank, at, size, capacity, start, room, begin, first, last = table_of(device, columns)
+    sizes, of_each = {"LEVELS": LEVELS[like.element_size()], "HOW": sums.how}, arguments_of_each(sums)
+    zeros, bars = torch.empty(2 + 2 * len(xs), dtype=torch.int32, device=device), torch.empty_like(drawn[0])
+    sample, alone = like.new_empty(sum(most)), max(most) <= _SMALL
+    if not alone:
+        tiles = tiles_of_each(most, device, _BLOCK)
+        launch(_sample, len(tiles), sample, like, *of_each, *drawn, tiles, BLOCK=_BLOCK, HOW=sums.how)
+    args = (bars, like, *of_each, *drawn, rank, sample, zeros, zeros.numel())
+    launch(_threshold, len(xs), *args, **sizes, ALONE=alone, CHUNK=_CHUNK, num_warps=16)
+    tiles = tiles_of_each(tuple(lengths), device)
+    rows, candidates = zeros.new_empty(2, len(tiles)), zeros.new_empty(sum(rooms))
     indices, values = zeros.new_empty(sum(capacities)), like.new_empty(sum(capacities))
-    counts, kept, candidates = (zeros.new_empty(n) for n in (len(tiles), len(tiles) * _ROOM, sum(rooms)))
-    given = (like, at, size, histograms, nans, rank, bars, tiles)
-    sizes = {"LEVELS": LEVELS[like.element_size()], "TILE": TILE, "ROOM": _ROOM, "num_warps": 8}
-    launch(_find, len(tiles), counts, shared, kept, *of_each, *given, HOW=how, **sizes)
-    out = (indices, values, totals, candidates, *places)
-    launch(_gather, len(tiles), *out, counts, shared, kept, *given, **sizes)
-    launch(_trim, len(xs), *out, like, at, size, **levels)
-    return indices, values
+    found = (*zeros[2:].view(2, -1), *rows, candidates, like.new_empty(sum(rooms)))
+    carried, steps = zeros[:2].view(torch.int64)[0], tiles_of(max(lengths), TILE).bit_length()
+    places = (at, size, capacity, start, room, begin, first, last, tiles)
+    args = (indices, values, carried, like, *of_each, *found, bars, *places)
+    launch(_find, len(tiles), *args, **sizes, TILE=TILE, STEPS=steps, EXACT=exact, num_warps=8)
+    return Found(indices, values, carried)
 
 
 @triton.jit
-def _kth(x, candidates, known, count, left, LEVELS: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the left-th largest magnitude among candidates, and how many of the largest equal it."""
+def _summed_at(
+    sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
+    size, offset, stride, begin, vector, place, HOW: tl.constexpr,
+):  # fmt: skip
+    """Make sums at some places of a vector's sample. Return them, and which exist."""
+    _out, _velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
+        like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
+    )
+    there = place < tl.load(size + vector)
+    at = tl.load(offset + vector) + place * tl.load(stride + vector)
+    x, _kept = summed(residual, velocity, gradient, scale, momentum, 0, 0, at, there, HOW)
+    tl.store(sample + tl.load(begin + vector) + place, x, mask=there)
+    return x, there
+
+
+@triton.jit
+def _sample(
+    sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
+    size, offset, stride, begin, tiles, HOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    vector, place = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
+    _summed_at(
+        sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
+        size, offset, stride, begin, vector, place + tl.arange(0, BLOCK), HOW,
+    )  # fmt: skip
+
+
+@triton.jit
+def _kth(x, count, left, LEVELS: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the left-th largest magnitude among so many elements, and how many of the largest equal it."""
     bins, bar = tl.arange(0, BINS), left.to(tl.int64) * 0
     for level in tl.static_range(LEVELS):
         counts = tl.zeros([BINS], tl.int32)
         for first in range(0, count, CHUNK):
-            _index, _x, bits, there = _candidate(x, candidates, known, first, count, CHUNK)
+            place = first + tl.arange(0, CHUNK)
+            bits = magnitudes(tl.load(x + place, mask=place < count, other=0.0))
             digits = bits >> (DIGIT * (LEVELS - 1 - level))
-            there = there & ((digits >> DIGIT) == bar.to(bits.dtype))
+            there = (place < count) & ((digits >> DIGIT) == bar.to(bits.dtype))
             counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=there)
         above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
         digit = tl.sum((above >= left).to(tl.int32), 0)
@@ -119,153 +152,130 @@ def _kth(x, candidates, known, count, left, LEVELS: tl.constexpr, CHUNK: tl.cons
 @triton.jit(do_not_specialize=["cleared"])
 def _threshold(
     bars, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
-    size, offset, stride, rank, begin, sample, clear, cleared,
-    HOW: tl.constexpr, LEVELS: tl.constexpr, CHUNK: tl.constexpr,
+    size, offset, stride, begin, rank, sample, clear, cleared,
+    HOW: tl.constexpr, ALONE: tl.constexpr, LEVELS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write the least magnitude that is picked of a vector: the rank-th largest of its sample, whose sums it makes."""
+    """Write the least magnitude that is picked of a vector: the rank-th largest of its sample.
+
+    ALONE: it makes the sample's sums, too.
+    """
     vector, place = tl.program_id(0), tl.arange(0, CHUNK)
     for first in range(vector * CHUNK, cleared, tl.num_programs(0) * CHUNK):
         tl.store(clear + first + place, tl.zeros([CHUNK], tl.int32), mask=first + place < cleared)
-    _out, _velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
-        like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
-    )
     k = tl.load(rank + vector).to(tl.int32)
     count = tl.where(k > 0, tl.load(size + vector), 0).to(tl.int32)
     infinity = tl.sum(magnitudes(tl.full([1], float("inf"), like.dtype.element_ty)), 0)
-    sample, top = sample + tl.load(begin + vector), infinity * 0
+    mine, top = sample + tl.load(begin + vector), infinity * 0
     for first in range(0, count, CHUNK):
-        there = first + place < count
-        at = tl.load(offset + vector) + (first + place) * tl.load(stride + vector)
-        x, _kept = summed(residual, velocity, gradient, scale, momentum, 0, 0, at, there, HOW)
-        tl.store(sample + first + place, x, mask=there)
+        if ALONE:
+            x, there = _summed_at(
+                sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
+                size, offset, stride, begin, vector, first + place, HOW,
+            )  # fmt: skip
+        else:
+            there = first + place < count
+            x = tl.load(mine + first + place, mask=there)
         top = tl.maximum(top, tl.max(tl.where(there, magnitudes(x), 0), 0))
     tl.debug_barrier()  # the sample is there
-    bar, _left = _kth(sample, None, False, count, k, LEVELS, CHUNK)
+    bar, _left = _kth(mine, count, k, LEVELS, CHUNK)
     least = tl.where(top > infinity, infinity.to(tl.int64), tl.maximum(bar, 1))
     tl.store(bars + vector, tl.where(k == 0, 1, least))
 
 
 @triton.jit
-def _reaching(x, valid, histograms, nans, rank, bars, vector, LEVELS: tl.constexpr):
-    """Return which elements reach the vector's threshold."""
-    bits = magnitudes(x)
-    if bars is not None:
-        least = tl.load(bars + vector)
-    else:
-        k = tl.load(rank + vector)
-        bar, _left = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
-        # If the sample has a NaN, the threshold is infinity.
-        infinity = magnitudes(tl.full([1], float("inf"), x.dtype)).to(tl.int64)
-        bar = tl.where(tl.load(nans + vector) > 0, infinity, tl.maximum(bar, 1))
-        least = tl.where(k == 0, 1, bar)
-    return (valid & (bits >= least.to(bits.dtype))).to(tl.int32)
-
-
-@triton.jit
 def _find(
-    counts, sums, kept, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
-    like, at, size, histograms, nans, rank, bars, tiles,
-    HOW: tl.constexpr, LEVELS: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
+    indices, values, carried, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
+    totals, ended, counts, rows, candidates, numbers, bars, at, size, capacity, start, room, begin, origin, padding,
+    tiles, HOW: tl.constexpr, LEVELS: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
+    """Sum a tile, and keep its picks as candidates while there is room. The last of a vector's programs writes them."""
     tile, each = tl.program_id(0), tl.arange(0, TILE)
-    vector, start = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
-    valid, x = start + each < tl.load(size + vector), pointer(at, vector, like)
-    if HOW != "given":
-        x, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
-            like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
-        )
-    element = total(x, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0, start, each, valid, HOW)
-    hit = _reaching(element, valid, histograms, nans, rank, bars, vector, LEVELS)
-    place = tl.cumsum(hit, 0) - 1
-    tl.store(kept + tile * ROOM + place, start + each, mask=(hit > 0) & (place < ROOM))
-    note_count(counts, sums, tile, tl.sum(hit, 0))
+    vector, offset, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    out, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
+        like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
+    )
+    n, most, least = tl.load(size + vector), tl.load(room + vector), tl.load(bars + vector)
+    valid = offset + each < n
+    element = total(out, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0, offset, each, valid, HOW)
+    bits = magnitudes(element)
+    hit = (valid & (bits >= least.to(bits.dtype))).to(tl.int32)
+    row = tl.atomic_add(totals + vector, tl.sum(hit, 0), sem="relaxed")
+    place = row + tl.cumsum(hit, 0) - 1
+    there = (hit > 0) & (place < most)
+    candidates += tl.load(begin + vector)
+    numbers += tl.load(begin + vector)
+    tl.store(candidates + place, offset + each, mask=there)
+    tl.store(numbers + place, element, mask=there)
+    tl.store(counts + tile, tl.sum(hit, 0))
+    tl.store(rows + tile, row)
+    tl.debug_barrier()  # all of it is there before it counts
+    many = tl.cdiv(n, TILE).to(tl.int32)
+    if tl.atomic_add(ended + vector, 1, sem="acq_rel") == many - 1:
+        indices += tl.load(start + vector)
+        values += tl.load(start + vector)
+        wanted, last = tl.load(capacity + vector).to(tl.int32), tl.load(padding + vector).to(tl.int32)
+        found = tl.atomic_add(totals + vector, 0, sem="relaxed")
+        taken, more = _take(
+            indices, values, like, tl.load(at + vector), n.to(tl.int32), least, found, wanted, most,
+            tl.load(origin + vector).to(tl.int32), candidates, numbers, counts + first, rows + first, many,
+            LEVELS, TILE, TILE // 2, STEPS, EXACT,
+        )  # fmt: skip
+        for missing in range(taken, wanted, TILE):
+            there = missing + each < wanted
+            tl.store(indices + missing + each, each * 0 + last, mask=there)
+            tl.store(values + missing + each, tl.zeros([TILE], like.dtype.element_ty), mask=there)
+        tl.atomic_add(carried, more.to(tl.int64), sem="relaxed")
 
 
 @triton.jit
-def _gather(
-    indices, values, totals, candidates, capacity, begin, room, among, origin, padding, counts, sums, kept,
-    like, at, size, histograms, nans, rank, bars, tiles,
-    LEVELS: tl.constexpr, TILE: tl.constexpr, ROOM: tl.constexpr,
+def _take(
+    indices, values, like, address, n, least, found, wanted, room, origin, candidates, numbers, counts, rows, many,
+    LEVELS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Write the picks of a vector's tiles one after another, and what is missing; too many go to the candidates.
+    """Write a vector's candidates in order, or the largest of them; return how many, and how many are not 0.
 
-    If there is no room for them there either, none is written.
+    If there was no room for all, or too few reached the threshold, the largest of all elements, which takes longer.
     """
-    tile = tl.program_id(0)
-    vector, start, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-    many, wanted = tl.cdiv(tl.load(size + vector), TILE), tl.load(capacity + vector).to(tl.int32)
-    skipped, here = counted_before(counts, sums, first), tl.load(counts + tile)
-    total = counted_before(counts, sums, first + many.to(tl.int32)) - skipped
-    if tile == first:
-        tl.store(totals + vector, total)
-    if total > tl.maximum(wanted, tl.load(room + vector)):
-        return
-    fits, out, origin = total <= wanted, indices + tl.load(begin + vector), tl.load(origin + vector).to(tl.int32)
-    if fits:
-        for missing in range(total + (tile - first) * TILE, wanted, many.to(tl.int32) * TILE):
-            place = missing + tl.arange(0, TILE)
-            last = tl.zeros([TILE], tl.int32) + tl.load(padding + vector).to(tl.int32)
-            tl.store(out + place, last, mask=place < wanted)
-            empty = tl.zeros([TILE], like.dtype.element_ty)
-            tl.store(values + tl.load(begin + vector) + place, empty, mask=place < wanted)
-    else:
-        out, origin = candidates + tl.load(among + vector), origin * 0
-    before = counted_before(counts, sums, tile) - skipped
-    numbers = values + tl.load(begin + vector) + before
-    if here <= ROOM:
-        place = tl.arange(0, ROOM)
-        index = tl.load(kept + tile * ROOM + place, mask=place < here, other=0)
-        x = tl.load(pointer(at, vector, like) + index, mask=place < here)
-        tl.store(out + before + place, origin + index, mask=place < here)
-        tl.store(numbers + place, x, mask=(place < here) & fits)
-    else:
-        # Other names, because a name stands for one shape.
-        found = start + tl.arange(0, TILE)
-        valid = found < tl.load(size + vector)
-        element = tl.load(pointer(at, vector, like) + found, mask=valid)
-        hit = _reaching(element, valid, histograms, nans, rank, bars, vector, LEVELS)
-        within = tl.cumsum(hit, 0) - 1
-        tl.store(out + before + within, origin + found, mask=hit > 0)
-        tl.store(numbers + within, element, mask=(hit > 0) & fits)
-
-
-@triton.jit
-def _candidate(x, candidates, known, first, count, CHUNK: tl.constexpr):
-    """Return indices of a vector that may be among the largest, its elements there, magnitudes, and which there are."""
-    place = first + tl.arange(0, CHUNK)
-    there = place < count
-    index = place
-    if candidates is not None:
-        index = tl.where(known, tl.load(candidates + place, mask=there & known, other=0), place)
-    element = tl.load(x + index, mask=there)
-    return index, element, magnitudes(element), there
-
-
-@triton.jit
-def _trim(
-    indices, values, totals, candidates, capacity, begin, room, among, origin, padding, like, at, size,
-    LEVELS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Write the largest of a vector's candidates; if there was no room for them, of all elements, which takes longer.
-
-    A program takes a vector: as a rule there are few more candidates than are wanted.
-    """
-    vector = tl.program_id(0)
-    total, left = tl.load(totals + vector), tl.load(capacity + vector).to(tl.int32)
-    if (total <= left) | (left == 0):
-        return
-    known, x = total <= tl.load(room + vector), pointer(at, vector, like)
-    candidates += tl.load(among + vector)
-    count = tl.where(known, total, tl.load(size + vector)).to(tl.int32)
-    bar, left = _kth(x, candidates, known, count, left, LEVELS, CHUNK)
-    taken, tied = total * 0, total * 0
-    for first in range(0, count, CHUNK):
-        index, element, bits, there = _candidate(x, candidates, known, first, count, CHUNK)
+    before = found * 0
+    for first in range(0, many, CHUNK):
+        tile = first + tl.arange(0, CHUNK)
+        count = tl.load(counts + tile, mask=tile < many, other=0)
+        ends = before + tl.cumsum(count, 0)
+        row = tl.load(rows + tile, mask=tile < many, other=0)
+        tl.store(rows + tile, row - (ends - count), mask=tile < many)
+        tl.store(counts + tile, ends, mask=tile < many)
+        before += tl.sum(count, 0)
+    tl.debug_barrier()  # the ends of the rows are there
+    every, direct, left, bar = found > room, found * 0, found * 0, tl.cast(0, tl.int64)
+    if EXACT:
+        # If all candidates are all that is not 0, enough zeros lie among the first elements.
+        few = found < wanted
+        every |= few & (least > 1)
+        left = tl.where(few, wanted - found, 0)
+        direct = tl.where(few, wanted, 0)
+    direct = tl.where(every, n, direct)
+    count = tl.where(every, n, direct + found)
+    x = address.to(tl.pointer_type(like.dtype.element_ty))
+    if every | (found > wanted):
+        among = tl.where(every, address, numbers.to(tl.int64)).to(tl.pointer_type(like.dtype.element_ty))
+        bar, left = _kth(among, count, wanted, LEVELS, TILE)
+    taken, tied, carried = found * 0, found * 0, found * 0
+    for first in range(0, tl.where(wanted > 0, count, 0), CHUNK):
+        place = first + tl.arange(0, CHUNK)
+        there, later = place < count, (place < count) & (place >= direct)
+        row = place - direct
+        row += tl.load(rows + edges_until(counts, many, row, later, STEPS), mask=later, other=0)
+        index = tl.where(later, tl.load(candidates + row, mask=later, other=0), place)
+        number = tl.load(x + place, mask=there & (place < direct), other=0.0)
+        element = tl.where(later, tl.load(numbers + row, mask=later, other=0.0), number)
+        bits, there = magnitudes(element), there & ((place < direct) | (index >= direct))
         ties = (there & (bits == bar.to(bits.dtype))).to(tl.int32)
         among_ties = tied + tl.cumsum(ties, 0) - ties
         chosen = ((there & (bits > bar.to(bits.dtype))) | ((ties > 0) & (among_ties < left))).to(tl.int32)
-        place = tl.load(begin + vector) + taken + tl.cumsum(chosen, 0) - chosen
-        tl.store(indices + place, tl.load(origin + vector).to(tl.int32) + index, mask=chosen > 0)
-        tl.store(values + place, element, mask=chosen > 0)
+        to = taken + tl.cumsum(chosen, 0) - chosen
+        tl.store(indices + to, origin + index, mask=chosen > 0)
+        tl.store(values + to, element, mask=chosen > 0)
         taken += tl.sum(chosen, 0)
         tied += tl.sum(ties, 0)
+        carried += tl.sum(tl.where(bits > 0, chosen, 0), 0)
+    return taken, carried

@@ -61,12 +61,6 @@ def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int], firsts: Sequenc
     return torch.cat([at + first for at, first in zip(picks, firsts or [0] * len(picks), strict=True)]), values
 
 
-def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    """`accumulate`, then `largest_of_each` of the sums."""
-    accumulate(sums)
-    return largest_of_each(sums.outs, counts, firsts)
-
-
 def peak(x: Tensor) -> Tensor:
     """Return the largest magnitude, 0-dim."""
     return x.abs().amax() if x.numel() else x.new_zeros(())

@@ -11,14 +11,14 @@ atomics are deterministic here. Of many elements a program takes a span of sever
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.accumulate.triton import accumulate_and_clear, arguments, total
+from thinwire.kernels.accumulate.triton import arguments, total
 from thinwire.kernels.parts import Vectors, gather
 from thinwire.kernels.select import reference
 from thinwire.kernels.select.reference import INTEGERS, Picks
@@ -68,22 +68,12 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 
 def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    return _largest_of_each(xs, counts, firsts, None)
-
-
-def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    return _largest_of_each(sums.outs, counts, firsts, sums)
-
-
-def _largest_of_each(
-    xs: Vectors, counts: Sequence[int], firsts: Sequence[int], sums: Sum | None
-) -> tuple[Tensor, Tensor]:
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     wanted = [min(k, n) for k, n in zip(counts, lengths, strict=True)]
     starts = list(accumulate(wanted[:-1], initial=0))
     at, size, k, begin, first = table(device, addresses(xs), lengths, wanted, starts, firsts or [0] * len(xs))
     indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
-    _write_largest_of(xs, at, size, k, begin, (indices, values), first, sums)
+    _write_largest_of(xs, at, size, k, begin, (indices, values), first)
     return indices, values
 
 
@@ -102,40 +92,9 @@ def peak_of_each(xs: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(xs), torch.inf))
 
 
-class Strided(NamedTuple):
-    """Every stride-th element of several vectors: columns of a `table`. None: from the first element on, all of them.
-
-    at: where the vectors begin. size: how many elements are taken of each.
-    """
-
-    at: Tensor
-    size: Tensor
-    offset: Tensor | None = None
-    stride: Tensor | None = None
-
-
-def count_digits(
-    xs: Strided,
-    like: Tensor,
-    tiles: Tensor,
-    histograms: Tensor,
-    wanted: Tensor,
-    nans: Tensor | None = None,
-    span: int = TILE,
-) -> None:
-    """Count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
-
-    `tiles`: of `span` elements. `histograms`: int32 zeros, COUNTERS of each vector; where 0 is wanted, none is counted.
-    Where there is a NaN, `nans` (int32 zeros, one for each vector) becomes 1.
-    """
-    levels = LEVELS[like.element_size()]
-    for level in range(levels):
-        args = (histograms, like, *xs, wanted, nans, tiles, level, span)
-        launch(_count_digits_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
-
-
 def write_largest(
-    xs: Strided,
+    at: Tensor,
+    size: Tensor,
     like: Tensor,
     tiles: Tensor,
     zeros: Tensor,
@@ -147,14 +106,17 @@ def write_largest(
 ) -> None:
     """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on.
 
-    Indices count from 0, or from firsts[i] on. `tiles`: of `span` elements. `zeros`: int32, COUNTERS of each vector,
-    and two more for every TOGETHER tiles.
+    Histograms count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
+    `at` and `size` are where the vectors begin and how long they are. Indices count from 0, or from firsts[i] on.
+    `tiles`: of `span` elements. `zeros`: int32, COUNTERS of each vector, and two more for every TOGETHER tiles.
     """
     levels, counters = LEVELS[like.element_size()], zeros.numel() - 2 * tiles_of(len(tiles), TOGETHER)
     histograms, sums = zeros[:counters], zeros[counters:].view(torch.int64)
-    count_digits(xs, like, tiles, histograms, wanted, span=span)
+    for level in range(levels):
+        digits = (histograms, like, at, size, wanted, tiles, level, span)
+        launch(_count_digits_each, len(tiles), *digits, LEVELS=levels, TILE=TILE, num_warps=8)
     counts = torch.empty(len(tiles), dtype=torch.int64, device=like.device)
-    args = (histograms, like, xs.at, xs.size, wanted, tiles, counts, sums, span)
+    args = (histograms, like, at, size, wanted, tiles, counts, sums, span)
     launch(_count_each, len(tiles), *args, LEVELS=levels, TILE=TILE, num_warps=8)
     launch(_place_each, len(tiles), *args, starts, firsts, *out, LEVELS=levels, TILE=TILE, num_warps=8)
 
@@ -180,24 +142,16 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
 
 
 def _write_largest_of(
-    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: Vectors, firsts: Tensor | None = None,
-    sums: Sum | None = None,
-) -> None:  # fmt: skip
-    """Write the wanted[i] largest of each vector from starts[i] on; `at` and `size` are where and how long they are.
-
-    The vectors may be sums, made first.
-    """
+    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: Vectors, firsts: Tensor | None = None
+) -> None:
+    """Write the wanted[i] largest of each vector from starts[i] on; `at` and `size` are where and how long they are."""
     lengths, nbytes = [x.numel() for x in xs], xs[0].element_size()
     total = sum(lengths)
     span = TILE if total <= _FEW else TILE * tiles_of(total, TILE * PROGRAMS)
     tiles = tiles_of_each(tuple(lengths), at.device, span)
     counters = len(xs) * COUNTERS[nbytes] + 2 * tiles_of(len(tiles), TOGETHER)
-    zeros = torch.empty(counters, dtype=torch.int32, device=at.device)
-    if sums is None:
-        zeros.zero_()
-    else:
-        accumulate_and_clear(sums, zeros)
-    write_largest(Strided(at, size), xs[0], tiles, zeros, wanted, starts, out, span, firsts)
+    zeros = torch.zeros(counters, dtype=torch.int32, device=at.device)
+    write_largest(at, size, xs[0], tiles, zeros, wanted, starts, out, span, firsts)
 
 
 @triton.jit
@@ -280,7 +234,7 @@ def _gather_each(values, indices, address, size, start, tiles, BLOCK: tl.constex
 
 @triton.jit(do_not_specialize=["level", "span"])
 def _count_digits_each(
-    histograms, like, at, size, offset, stride, wanted, nans, tiles, level, span,
+    histograms, like, at, size, wanted, tiles, level, span,
     LEVELS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     vector = tl.load(tiles + 3 * tl.program_id(0))
@@ -293,13 +247,7 @@ def _count_digits_each(
     for first in range(0, span, TILE):
         place = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + first + tl.arange(0, TILE)
         valid = place < tl.load(size + vector)
-        if stride is not None:
-            place = tl.load(offset + vector) + place * tl.load(stride + vector)
         bits = magnitudes(tl.load(x + place, mask=valid))
-        if nans is not None:
-            infinity = magnitudes(tl.full([1], float("inf"), like.dtype.element_ty))
-            if tl.sum((valid & (bits > infinity)).to(tl.int32), 0) > 0:
-                tl.atomic_or(nans + vector, 1, sem="relaxed")
         digits = bits >> (DIGIT * (LEVELS - 1 - level))
         valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
         counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)

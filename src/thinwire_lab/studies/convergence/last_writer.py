@@ -39,7 +39,7 @@ class LastWriter(Codec):
         slots = kept(self.density, signal.numel)
         wanted = min(signal.numel, math.ceil(self.surplus * slots))
         drawn = draw(signal.numel, wanted, 2 * wanted + PICKS_IN_SAMPLE, seed)
-        indices, _ = signal.pick(drawn)
+        indices, *_ = signal.pick(drawn)
         order = torch.randint(_LAST, indices.shape, dtype=torch.int32, generator=torch.Generator().manual_seed(seed))
         alone, cut = Signals([signal]), Cut([0], [signal.numel])
         runs = [drawn.capacity], [slots], [seed], cut.regions
