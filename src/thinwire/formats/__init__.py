@@ -2,10 +2,9 @@
 
 from thinwire.formats.base import Format
 from thinwire.formats.coded import Coded
-from thinwire.formats.grid import balanced_eps
 from thinwire.formats.levels import Levels
 from thinwire.formats.magnitudes import Magnitudes
-from thinwire.formats.offset_float import OffsetFloat
+from thinwire.formats.offset_float import OffsetFloat, balanced_eps
 from thinwire.formats.sign import Sign
 from thinwire.formats.ternary import Ternary
 

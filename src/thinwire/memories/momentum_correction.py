@@ -12,8 +12,7 @@ from typing_extensions import override
 from thinwire.checked import Fraction, Positive, checked
 from thinwire.kernels import Sum
 from thinwire.kernels.parts import Ints, Vectors, sizes
-from thinwire.memories.base import Memory
-from thinwire.memories.clipping import limited_each
+from thinwire.memories.base import Memory, limited_each
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload
 from thinwire.signals import Plain, Signal, Signals, SummedEach

@@ -116,9 +116,7 @@ class _Note:
         self._committed, self._staged, self._name = committed, staged, name
 
     def read(self) -> Tensor | None:
-        """Return the latest note, from a committed step or an earlier part of this one; None if there is none."""
         return self._staged.get(self._name, self._committed.get(self._name))
 
     def write(self, note: Tensor) -> None:
-        """Stage a note."""
         self._staged[self._name] = note

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self, cast, final
+from typing import Any, ClassVar, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from thinwire import kernels
 from thinwire.checked import Fraction, checked
 from thinwire.kernels import Picks
 from thinwire.kernels.replay import lasting
-from thinwire.memories.applied_momentum import AppliedMomentum
+from thinwire.memories.fading_momentum import AppliedMomentum
 from thinwire.memories.staged import Staged
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Signal, Signals, numbers
@@ -63,19 +63,6 @@ class OrthogonalMomentum(AppliedMomentum):
     _adopted: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _begun: "dict[str, Callable[[], _Update]]" = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def own_decay(self) -> float | None:
-        """The decay μ of momentum, if it is not the optimizer's."""
-        return self.momentum
-
-    @override
-    def momenta(self) -> Staged:
-        return self._momentum
-
-    def blank(self) -> Self:
-        """Return an empty memory with the same settings, and momentum 0 if none is given."""
-        return replace(self, momentum=self.momentum or 0.0)
-
     def compensate_each(
         self, names: Sequence[str], gradients: Sequence[Tensor], scale: float, seeds: Sequence[int]
     ) -> Signals:
@@ -117,9 +104,8 @@ class OrthogonalMomentum(AppliedMomentum):
         """Return m and E."""
         return {"momentum": self._momentum, "update": self._update}
 
+    @override
     def drop(self, names: Collection[str]) -> None:
-        """Forget m and E of these parameters."""
-        self._update.drop(names)
         super().drop(names)
         self._end(names)
 
@@ -309,7 +295,10 @@ def _computed(signals: Sequence[_Update]) -> list[Tensor]:
     moves = moving.unbind()
     for signal, moved in zip(signals, moves, strict=True):
         signal._gradient, signal.computed, signal.moves = None, True, moved
-    for alike in _by_shape(signals):
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for i, signal in enumerate(signals):
+        by_shape.setdefault(signal._matrix, []).append(i)
+    for alike in by_shape.values():
         found = orthogonal(torch.stack([ahead[i].view(signals[i]._matrix) for i in alike]))
         these = torch.stack([moves[i] for i in alike])[:, None, None]
         for i, update in zip(alike, torch.where(these, found, 0).contiguous(), strict=True):
@@ -319,11 +308,3 @@ def _computed(signals: Sequence[_Update]) -> list[Tensor]:
     torch._foreach_mul_(ahead, [s._factors.of_update for s in signals])
     torch._foreach_add_(updates, ahead)
     return updates
-
-
-def _by_shape(signals: Sequence[_Update]) -> list[list[int]]:
-    """Return the places of signals whose matrices have one shape, for each shape."""
-    found: dict[tuple[int, int], list[int]] = {}
-    for i, signal in enumerate(signals):
-        found.setdefault(signal._matrix, []).append(i)
-    return list(found.values())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.formats import OffsetFloat, balanced_eps
-from thinwire.formats.grid import MANTISSA, number, pattern
+from thinwire.formats.offset_float import MANTISSA, number, pattern
 from thinwire.payloads import spectral
 from thinwire_lab.papers.shared.claims import FFT_PAPER, Finding
 from thinwire_lab.papers.shared.material import Material
