@@ -1,7 +1,7 @@
 """Plain DDP steps: as long as nothing pays, DDP works without a hook and `Adaptive` watches."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, final
 
@@ -14,37 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.optimizers import Hook
 from thinwire.planner.live import Adaptive
+from thinwire.planner.live.step_log import Log
 from thinwire.planner.probe.measure import Stamp, stamp
-from thinwire.planner.profile import Gradient
+from thinwire.reducer import Segment
 from thinwire.trace import ring_bytes
-
-
-@final
-class PlainLog:
-    """When things happened in a step that DDP reduced itself. It begins where the one before ended, with backward."""
-
-    def __init__(self, gradients: Sequence[Gradient], forward: Stamp, before: Stamp | None) -> None:
-        self._gradients, self._forward, self._began, self._ended = gradients, forward, before or forward, forward
-        self.ready: dict[str, Stamp] = {}
-
-    def close(self, now: Stamp) -> None:
-        """Note when DDP had reduced everything."""
-        self._ended = now
-
-    @property
-    def period(self) -> float:
-        """Seconds from the end of one backward to that of the next."""
-        return self._ended.since(self._began)
-
-    @property
-    def buckets(self) -> list[tuple[Gradient, ...]]:
-        """The gradients, in the model's order. Each is a bucket."""
-        return [(gradient,) for gradient in self._gradients]
-
-    @property
-    def offsets(self) -> list[float]:
-        """Seconds from the beginning of the forward pass to each gradient."""
-        return [self.ready.get(gradient.name, self._forward).since(self._forward) for gradient in self._gradients]
 
 
 @final
@@ -69,10 +42,10 @@ class PlainSteps:
         self._rank, self._size = model.process_group.rank(), model.process_group.size()
         *others, (self._last, p) = parameters.items()
         self._device = p.device
-        self._gradients = [
-            Gradient(name=name, numel=q.numel(), itemsize=q.element_size()) for name, q in parameters.items()
-        ]
-        self._log: PlainLog | None = None
+        segments = [Segment(name=name, offset=0, length=q.numel()) for name, q in parameters.items()]
+        self._parts = [([s], q.element_size()) for s, q in zip(segments, parameters.values(), strict=True)]
+        self._forward: Stamp | None = None
+        self._ready: dict[str, Stamp] = {}
         self._ended: Stamp | None = None
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self),
@@ -98,7 +71,7 @@ class PlainSteps:
         self._attachment.exchanges = False  # DDP reduces this one
         if self._adaptive.settled:  # the timeline is known
             _remove(self._noting)
-        self._log = PlainLog(self._gradients, stamp(self._device), self._ended)
+        self._forward, self._ready = stamp(self._device), {}
         if not self._adaptive.idle or model._join_config.enable:
             _remove(self._handles)
             if not self._accumulating:  # .grad, if it is there, holds DDP's mean
@@ -111,23 +84,25 @@ class PlainSteps:
         return Hook, ()
 
     def _count(self, p: Tensor) -> None:
-        if self._log is not None and self._last not in self._log.ready:
+        if self._forward is not None and self._last not in self._ready:
             self._note_step()
             self._note(self._last, p)
             queue = Variable._execution_engine.queue_callback
-            queue(partial(queue, partial(self._end, self._log)))  # behind what DDP has yet to queue
+            end = partial(self._end, self._forward, self._ready)
+            queue(partial(queue, end))  # behind what DDP has yet to queue
 
-    def _end(self, log: PlainLog) -> None:
-        """End the step: all of its gradients are reduced."""
+    def _end(self, forward: Stamp, ready: Mapping[str, Stamp]) -> None:
+        """End the step: all of its gradients are reduced. It began where the one before ended, with backward."""
         if self._attachment.recipe is self._adaptive:
-            log.close(stamp(self._device))
+            times = [ready.get(segment.name, forward) for (segment,), _ in self._parts]
+            log = Log(self._ended or forward, stamp(self._device), forward, times, self._parts)
             self._adaptive.go_on(log, self._attachment.step, self._rank)
             self._ended = stamp(self._device)
 
     def _note_step(self) -> None:
         steps, meter = self._attachment.steps, self._attachment.meter
-        sent = ring_bytes(sum(g.nbytes for g in self._gradients), self._size)
-        numel = sum(g.numel for g in self._gradients)
+        sent = ring_bytes(sum(size * segment.length for (segment,), size in self._parts), self._size)
+        numel = sum(segment.length for (segment,), _ in self._parts)
         meter.begin(steps.step)
         for name, amount in (("sent_bytes", sent), ("dense_bytes", sent), ("values", numel), ("elements", numel)):
             meter.add(name, amount)
@@ -135,8 +110,8 @@ class PlainSteps:
         steps.draw += 1
 
     def _note(self, name: str, p: Tensor) -> None:
-        if self._log is not None:
-            self._log.ready[name] = stamp(self._device)
+        if self._forward is not None:
+            self._ready[name] = stamp(self._device)
 
 
 def _remove(handles: list[Any]) -> None:

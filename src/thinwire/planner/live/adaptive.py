@@ -19,6 +19,7 @@ from thinwire.planner.plan import Why, reducer
 from thinwire.planner.probe.measure import Ranks, refuse_measuring
 from thinwire.planner.profile import Profile
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
+from thinwire.reducer.wrappers import release
 
 _log = logging.getLogger("thinwire")
 
@@ -114,12 +115,17 @@ class Adaptive(Reducer):
 
     @override
     def begin(self, at: Round) -> None:
-        if self._log is not None and self._log.buckets:
+        if self._log is not None and self._log.parts:
             self._log = self._next(self._log, at)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Start reducing by the current choice. A gradient that comes a second time begins the next reduction."""
-        log = self._logged(bucket, at)
+        if self._log is None:
+            self._log, self._step = StepLog(bucket.flat.device), at.step
+        elif self._log.holds(bucket.segments):
+            self._log = self._next(self._log, at)
+        log = self._log
+        log.add(bucket)
         self._release(bucket, at)
         at = replace(at, watch=at.watch and not self.idle)
         future = self._reducer.reduce(bucket, at)
@@ -147,18 +153,8 @@ class Adaptive(Reducer):
         """Return all memories: residuals in one that the candidate does not have are sent, or go to the optimizer."""
         return self._memories
 
-    def _logged(self, bucket: Bucket, at: Round) -> StepLog:
-        """Note the bucket in the reduction's log."""
-        if self._log is None:
-            self._log, self._step = StepLog(bucket.flat.device, None), at.step
-        elif self._log.holds(bucket.segments):
-            self._log = self._next(self._log, at)
-        self._log.add(bucket)
-        return self._log
-
     def _next(self, log: StepLog, at: Round) -> StepLog:
-        log.close()
-        self.go_on(log, at.step, at.group.rank())
+        self.go_on(log.close(), at.step, at.group.rank())
         self._step = at.step
         return log.next()
 
@@ -170,8 +166,6 @@ class Adaptive(Reducer):
     def _release(self, bucket: Bucket, at: Round) -> None:
         """Add to a tensor's gradient its residuals in memories that its candidate does not have."""
         waiting = [memory for memory in self._memories if memory.waits()]
-        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True) if waiting else ():
-            own = self._reducer.memory_of(segment)
-            for memory in waiting:
-                if memory is not own and memory.waits(segment.name):
-                    memory.release(segment.name, gradient, at.scale)
+        for segment in bucket.segments if waiting else ():
+            own, alone = self._reducer.memory_of(segment), Bucket(flat=bucket.flat, segments=[segment])
+            release([memory for memory in waiting if memory is not own], alone, at.scale)

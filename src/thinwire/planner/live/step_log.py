@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple, Protocol, TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import torch
 
@@ -18,20 +18,33 @@ Choice = Mapping[str, str]
 _T = TypeVar("_T")
 
 
-class Log(Protocol):
-    """What a policy asks of a step that is over."""
+class Log(NamedTuple):
+    """When things happened in a step that is over: from when `since` to when `until` it counts.
+
+    `parts`: the segments that came together, the same on all ranks, and the bytes of an element; when they were
+    `ready`, counted from when it `began`.
+    """
+
+    since: Stamp
+    until: Stamp
+    began: Stamp
+    ready: Sequence[Stamp]
+    parts: Sequence[tuple[Sequence[Segment], int]]
 
     @property
     def period(self) -> float:
         """Seconds from one step to the next."""
+        return self.until.since(self.since)
 
     @property
-    def buckets(self) -> Sequence[tuple[Gradient, ...]]:
-        """Gradients that came together, the same on all ranks."""
+    def buckets(self) -> list[tuple[Gradient, ...]]:
+        """The gradients of each part."""
+        return [tuple(Gradient(name=s.name, numel=s.length, itemsize=size) for s in some) for some, size in self.parts]
 
     @property
-    def offsets(self) -> Sequence[float]:
-        """Seconds from the beginning of the step to each bucket."""
+    def offsets(self) -> list[float]:
+        """Seconds from the beginning of the step to each part."""
+        return [ready.since(self.began) for ready in self.ready]
 
 
 class Decided(NamedTuple):
@@ -67,57 +80,37 @@ def in_words(choice: Choice) -> str:
 
 @final
 class StepLog:
-    """When things happened in a step that we reduce ourselves. It begins where the one `before` ended."""
+    """Notes when things happen in a step that we reduce ourselves. It `began` where the one before ended."""
 
-    def __init__(self, device: torch.device, before: "StepLog | None") -> None:
-        self._device = device
-        self._first, self._began = stamp(device), before._done[-1] if before and before._done else None
+    def __init__(self, device: torch.device, began: Stamp | None = None) -> None:
+        self._device, self._first = device, stamp(device)
+        self._began = began or self._first
         self._names: set[str] = set()
         self._ready: list[Stamp] = []
         self._done: list[Stamp] = []
-        self._next: Stamp | None = None
-        self._buckets: list[tuple[tuple[Segment, ...], int]] = []
+        self.parts: list[tuple[Sequence[Segment], int]] = []
 
     def add(self, bucket: Bucket) -> None:
         """Note that a bucket has arrived."""
         self._ready.append(stamp(self._device))
-        self._buckets.append((bucket.segments, bucket.flat.element_size()))
+        self.parts.append((bucket.segments, bucket.flat.element_size()))
         self._names.update(segment.name for segment in bucket.segments)
 
     def finish(self) -> None:
         """Note that a bucket has been exchanged."""
         self._done.append(stamp(self._device))
 
-    def close(self) -> None:
-        """Note that the next step's first bucket has arrived."""
-        self._next = stamp(self._device)
+    def close(self) -> Log:
+        """Return what was noted, now that the next step's first bucket has arrived."""
+        return Log(self._first, stamp(self._device), self._began, self._ready, self.parts)
 
     def next(self) -> "StepLog":
         """Return the log of the step that begins where this one ended."""
-        return StepLog(self._device, self)
+        return StepLog(self._device, self._done[-1] if self._done else None)
 
     def holds(self, segments: tuple[Segment, ...]) -> bool:
         """Whether any of these has arrived in this step."""
         return any(segment.name in self._names for segment in segments)
-
-    @property
-    def buckets(self) -> list[tuple[Gradient, ...]]:
-        """The gradients of each bucket."""
-        return [
-            tuple(Gradient(name=segment.name, numel=segment.length, itemsize=size) for segment in segments)
-            for segments, size in self._buckets
-        ]
-
-    @property
-    def period(self) -> float:
-        """Seconds from the first bucket to that of the next step."""
-        assert self._next is not None
-        return self._next.since(self._first)
-
-    @property
-    def offsets(self) -> list[float]:
-        """Seconds from the beginning to each bucket."""
-        return [ready.since(self._began or self._first) for ready in self._ready]
 
 
 def median_period(logs: Sequence[Log]) -> float:
