@@ -34,8 +34,15 @@ class AllReduce(Exchange):
                 f"{type(payload).__name__} is not summable: its elements differ by rank, or are codes; use AllGather"
             )
         if (pool := pooled()) is not None and payload.values.nbytes <= pool.summed:
-            sent = (group.size() - 1.0) * payload.values.nbytes
-            return pool.gather(payload.values).then(lambda done: _added(done, payload, sent))
+            whole = (group.size() - 1.0) * payload.values.nbytes
+
+            def add(done: "Future[Tensor]") -> Exchanged:
+                total, *others = done.value().unbind()
+                for each in others:  # one by one, in the same order on all ranks
+                    total += each
+                return Exchanged(summed=payload.with_values(total), delivered=payload, sent_bytes=whole)
+
+            return pool.gather(payload.values).then(add)
         values, total = payload.values, payload
         if keep:
             copied = room(values.nbytes, values.device).view(values.dtype).view_as(values).copy_(values)
@@ -55,10 +62,3 @@ class AllReduce(Exchange):
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return 2(K − 1) messages of n/K."""
         return [Hops(stride=1, count=2 * (world_size - 1), nbytes=nbytes / world_size)]
-
-
-def _added(done: "Future[Tensor]", payload: Payload, sent_bytes: float) -> Exchanged:
-    total, *others = done.value().unbind()
-    for each in others:  # one by one, in the same order on all ranks
-        total += each
-    return Exchanged(summed=payload.with_values(total), delivered=payload, sent_bytes=sent_bytes)

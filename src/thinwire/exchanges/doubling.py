@@ -58,8 +58,9 @@ class RecursiveDoubling(Rounds):
 
 def _swap(peers: Peers, peer: int, rows: Keyed, *, send: bool = True, receive: bool = True) -> Keyed:
     """Send rows to `peer`, receive rows from it, or both. Return the rows received, or else `rows`."""
-    outgoing = {peer: _message(rows)} if send else {}
-    inbox = peers.swap(outgoing, [peer] if receive else [])
+    complete = rows.keys.numel() == rows.most_rows
+    message = Dense(values=rows.values) if complete else rows
+    inbox = peers.swap({peer: message.to_buffer()} if send else {}, [peer] if receive else [])
     return _read(rows, inbox[peer]) if receive else rows
 
 
@@ -73,11 +74,6 @@ def _thrifty(rows: Keyed) -> Keyed:
         return rows
     every = rows.every_key()
     return rows.rekeyed(every, spread(rows, every))
-
-
-def _message(rows: Keyed) -> Tensor:
-    whole = rows.keys.numel() == rows.most_rows
-    return Dense(values=rows.values).to_buffer() if whole else rows.to_buffer()
 
 
 def _read(like: Keyed, message: Tensor) -> Keyed:

@@ -121,10 +121,13 @@ class Rows:
             else:
                 scales = buffers[:, self._start : self._start + own]
                 pairs = zip(scales, buffers[:, start : start + packed], strict=True)
-                rows = torch.stack([_unpack(*pair, coded).values(values.dtype) for pair in pairs])
+                parts = ((x.clone().view(torch.float32), codes.contiguous()) for x, codes in pairs)
+                read = (Coded.unpack(codes, x, coded.runs, coded.format) for x, codes in parts)
+                rows = torch.stack([each.values(values.dtype) for each in read])
             return kernels.row_sums(rows) if summed else rows
         if used := values.numel() * bits % 8:
-            refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(_spare, used))
+            spare = f"the last byte of codes has a bit set; expected zeros after its first {used} bits"
+            refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(PayloadError, spare))
         groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
         table = values.new_empty(0) if coded is None else coded.format.on(values.device)
         verdict, at = noted_in(), Packed(self._start, start, bits)
@@ -146,15 +149,6 @@ def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         .view(dtype)
         .view(buffers.shape[0], count)
     )
-
-
-def _unpack(scales: Tensor, packed: Tensor, like: Coded) -> Coded:
-    """Return a rank's codes."""
-    return Coded.unpack(packed.contiguous(), scales.clone().view(torch.float32), like.runs, like.format)
-
-
-def _spare(used: int) -> PayloadError:
-    return PayloadError(f"the last byte of codes has a bit set; expected zeros after its first {used} bits")
 
 
 def check_plain(head: wire.Header) -> torch.dtype:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, TypeVar, cast, final
 
 from torch import Tensor
 from torch.futures import Future
@@ -21,6 +21,7 @@ from thinwire.payloads import Payload
 from thinwire.trace import Listener
 from thinwire.waits import Verdict
 
+T = TypeVar("T")
 # the address of a function, such as one in a schedule
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -76,6 +77,14 @@ class Segments(tuple[Segment, ...]):
     def known(self) -> dict[Hashable, Any]:
         """Other facts about them, cached under the caller's own key."""
         return {}
+
+    def once(self, owner: object, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returned for this owner and key when it was first asked."""
+        found = self.known.get((id(owner), key))
+        if found is None:
+            found = self.known[id(owner), key] = owner, make()  # the owner: or its id may come again
+        value: T = found[1]
+        return value
 
 
 @final

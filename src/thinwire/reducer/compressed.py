@@ -137,7 +137,8 @@ class Compressed(Reducer):
                 (carried,) = replay.lasting([carried])
             return (payload.last(), carried), computed
 
-        place = None if at.verdict is None or not self._repeats(bucket) else signals.place
+        repeats = self.exchange.transport == "all_gather" and replay.possible(bucket.flat.device)
+        place = None if at.verdict is None or not repeats else signals.place
         if place is None:
             payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)
             return (payload, payload.carried() if counted else 0), None
@@ -145,17 +146,9 @@ class Compressed(Reducer):
         signals.settle(computed)
         return found, captured
 
-    def _repeats(self, bucket: Bucket) -> bool:
-        return self.exchange.transport == "all_gather" and replay.possible(bucket.flat.device)
-
     def _replays(self, bucket: Bucket, name: str) -> Replays:
         """Return the pieces of this bucket's work that may be repeated."""
-        known, key = bucket.segments.known, ("replays", id(self), name)
-        if key not in known:
-            apart = name == "encode"
-            known[key] = self, Replays(bucket.flat.device, name, alone=apart)  # self: or its id may come again
-        found: Replays = known[key][1]
-        return found
+        return bucket.segments.once(self, name, lambda: Replays(bucket.flat.device, name, alone=name == "encode"))
 
     def _scratch(self, bucket: Bucket, payload: Payload, at: Round) -> int:
         """Return what this bucket takes. It stays the same for as many values."""
@@ -189,7 +182,7 @@ class Compressed(Reducer):
         total.write(bucket.flat)
         if not watch or total.is_finite(bucket.flat):
             return True
-        return self.memory.stateful and self._clamp(total, bucket, scale)
+        return self.memory.stateful and bool(self._clamp(total, bucket, scale))
 
     def _decode_unread(
         self, exchanged: Exchanged, bucket: Bucket, scale: float, verdict: Verdict, captured: Piece | None
@@ -210,7 +203,7 @@ class Compressed(Reducer):
                 self.memory.retain(bucket.segments.names, delivered)
             total.write(bucket.flat)
             if self.memory.stateful:
-                self._clamp_unread(total, bucket, scale)
+                self._clamp(total, bucket, scale)
             return found.moved(replay.lasting)
 
         if captured is None or exchanged.buffers is None:
@@ -219,43 +212,25 @@ class Compressed(Reducer):
         key = captured, scale, exchanged.buffers.data_ptr(), bucket.flat.data_ptr()
         verdict.take_in(self._replays(bucket, "decode").run(key, decoded)[0])
 
-    def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> bool:
+    def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> Tensor | bool:
         """Write a finite sum that exceeds the gradient's range, clamped to it; keep this rank's share of the rest.
 
-        Values of the gradient's dtype never exceed it, but codes and spectra are summed in float32. Returns whether the
-        sum is finite.
+        Values of the gradient's dtype never exceed it, but codes and spectra are summed in float32. Does not wait for a
+        GPU. Returns whether the sum is finite; False where the gradient's range is as wide, as that of bfloat16 is.
         """
-        wide = _widened(total, bucket.flat)
-        if wide is None or not total.is_finite(wide):
+        flat = bucket.flat
+        if torch.finfo(flat.dtype).max > torch.finfo(torch.float32).max / 2:
             return False
-        for segment, gradient in zip(bucket.segments, bucket.views(), strict=True):
-            part = wide[segment.offset : segment.offset + segment.length]
-            gradient.copy_(fitted(part, gradient.dtype))
-            minus_overflow = Dense(values=(gradient - part).mul_(scale))
-            self.memory.retain([segment.name], minus_overflow)
-        return True
-
-    def _clamp_unread(self, total: Payload, bucket: Bucket, scale: float) -> None:
-        """Do what `_clamp` does, without asking whether it is needed."""
-        wide = _widened(total, bucket.flat)
-        if wide is None:
-            return
-        narrow = [bucket.flat[s.offset : s.offset + s.length] for s in bucket.segments]
-        parts = [wide[s.offset : s.offset + s.length] for s in bucket.segments]
-        needed = ~_all_finite(narrow) & _all_finite(parts)
+        wide = torch.zeros_like(flat, dtype=torch.float32)
+        total.write(wide)
+        narrow, parts = ([x[s.offset : s.offset + s.length] for s in bucket.segments] for x in (flat, wide))
+        finite = _all_finite(parts)
+        needed = ~_all_finite(narrow) & finite
         for segment, gradient, part in zip(bucket.segments, narrow, parts, strict=True):
             gradient.copy_(torch.where(needed, fitted(part, gradient.dtype), gradient))
             minus_overflow = torch.where(needed, (gradient - part).mul_(scale), 0)
             self.memory.retain([segment.name], Dense(values=minus_overflow))
-
-
-def _widened(total: Payload, flat: Tensor) -> Tensor | None:
-    """Return the sum in float32; None if the gradients' range is as wide, as that of bfloat16 is."""
-    if torch.finfo(flat.dtype).max > torch.finfo(torch.float32).max / 2:
-        return None
-    wide = torch.zeros_like(flat, dtype=torch.float32)
-    total.write(wide)
-    return wide
+        return finite
 
 
 def _all_finite(parts: Sequence[Tensor]) -> Tensor:

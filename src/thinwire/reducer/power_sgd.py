@@ -63,7 +63,7 @@ class PowerSGD(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Multiply now, exchange and decode on the communication thread."""
-        low, rest = self._divided(bucket.segments)
+        low, rest = bucket.segments.once(self, "low rank", lambda: self._divided(bucket.segments))
         low_rank = self._low_rank(Bucket(flat=bucket.flat, segments=low), at)
         return joined([low_rank, self.small.reduce(Bucket(flat=bucket.flat, segments=rest), at)], bucket.flat)
 
@@ -81,12 +81,8 @@ class PowerSGD(Reducer):
 
     def _divided(self, segments: Segments) -> tuple[Segments, Segments]:
         """Return the segments for matrices of low rank, and the others."""
-        if id(self) not in segments.known:
-            low = [segment for segment in segments if self._pays(segment)]
-            rest = [segment for segment in segments if not self._pays(segment)]
-            segments.known[id(self)] = self, Segments(low), Segments(rest)  # self: or its id may come again
-        _, low_rank, others = segments.known[id(self)]
-        return low_rank, others
+        low = Segments(segment for segment in segments if self._pays(segment))
+        return low, Segments(segment for segment in segments if not self._pays(segment))
 
     def _pays(self, segment: Segment) -> bool:
         rows, columns = _matrix(segment)

@@ -73,8 +73,8 @@ class Routing(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Give each child its share of the segments."""
-        key = id(self), self.turn(at.step)
-        _, parts = bucket.segments.known.get(key) or self._divided(bucket.segments, at.step, key)
+        segments = bucket.segments
+        parts = segments.once(self, self.turn(at.step), lambda: self._divided(segments, at.step))
         return joined([child.reduce(Bucket(flat=bucket.flat, segments=mine), at) for child, mine in parts], bucket.flat)
 
     @override
@@ -97,12 +97,10 @@ class Routing(Reducer):
     def waiting_length(self, segment: Segment) -> int:
         return self.child_of(segment, math.inf).waiting_length(segment)
 
-    def _divided(self, segments: Segments, step: int, key: Hashable) -> Any:
-        """Find out which child takes which segments, which is worked out anew only where that changes."""
+    def _divided(self, segments: Segments, step: int) -> list[tuple[Reducer, Segments]]:
         of = [(segment, self.child_of(segment, step)) for segment in segments]
         parts = ((child, Segments(s for s, its in of if its is child)) for child in self.children())
-        segments.known[key] = self, [(child, mine) for child, mine in parts if mine]  # self: or its id may come again
-        return segments.known[key]
+        return [(child, mine) for child, mine in parts if mine]
 
 
 @final
@@ -266,8 +264,7 @@ class WithRows(Routing):
             width = values[0].numel() if len(values) else gradient.shape[1:].numel()
             keys = gradient.indices()[0].to(torch.int32)
             table = Blocks(keys=keys, values=values.reshape(-1), numel=gradient.shape[0] * width, width=width)
-        shape = gradient.shape
-        start = trace.now()
+        shape, start = gradient.shape, trace.now()
         future = self.rows.start(table, at.group, seeds=[at.seed(name)])
 
         def finish(done: "Future[Exchanged]") -> Tensor:
@@ -275,14 +272,9 @@ class WithRows(Routing):
             trace.took("exchange", start, listeners)
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             with trace.span("decode", *listeners):
-                return _sparse(exchanged, shape)
+                total = exchanged.total
+                assert isinstance(total, Keyed)
+                keys, rows = total.keys[None].long(), total.rows.reshape(-1, *shape[1:])
+                return torch.sparse_coo_tensor(keys, rows, shape, is_coalesced=True, check_invariants=False)
 
         return future.then(finish)
-
-
-def _sparse(exchanged: Exchanged, shape: torch.Size) -> Tensor:
-    total = exchanged.total
-    assert isinstance(total, Keyed)
-    rows = total.rows.reshape(-1, *shape[1:])
-    keys = total.keys[None].long()
-    return torch.sparse_coo_tensor(keys, rows, shape, is_coalesced=True, check_invariants=False)
