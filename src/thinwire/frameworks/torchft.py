@@ -116,19 +116,16 @@ class Members(Attached):
                 "Manager with use_async_quorum=False and WorldSizeMode.DYNAMIC"
             )
         try:
-            self._exchange(self._links.group)
+            if (group := self._links.group) is None:
+                raise RuntimeError("the process group was shut down: make a new one, and new replicas")
+            if group is not self.group:
+                self._replicas.regroup(group)
+            self._replicas.reduce()
         except RuntimeError as error:
             _log.warning("the exchange failed, so torchft will not commit the step: %s", error)
             self.attachment.steps.take_back()
             self._links.abort()  # or the others would wait for this rank
             self._manager.report_error(error)
-
-    def _exchange(self, group: Group | None) -> None:
-        if group is None:
-            raise RuntimeError("the process group was shut down: make a new one, and new replicas")
-        if group is not self.group:
-            self._replicas.regroup(group)
-        self._replicas.reduce()
 
     def _for_a_newcomer(self) -> dict[str, Any]:
         return without_residuals(self.attachment.state_dict())

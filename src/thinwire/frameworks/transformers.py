@@ -69,14 +69,11 @@ class ThinwireCallback(TrainerCallback):  # type: ignore[misc]  # mypy is told n
         trainer = self._trainer
         check_replicas(trainer.model_wrapped, args.world_size, "leave out DeepSpeed and other wrappers")
         if self.handle is None or trainer.model_wrapped is not self._model:  # a later train() goes on with the same
-            self.handle = self._attached(trainer)
+            self._model, optimizer = trainer.model_wrapped, trainer.optimizer.optimizer  # Accelerate has wrapped both
+            self.handle = attached(self._model, self._how, [optimizer], trainer.accelerator.scaler)
         if self.resumed:
             folder = get_last_checkpoint(args.output_dir) if self.resumed is True else self.resumed
             load(self.handle, Path(folder, "thinwire"), missing_ok=self._missing_ok)
-
-    def _attached(self, trainer: Trainer) -> Attachment:
-        self._model, optimizer = trainer.model_wrapped, trainer.optimizer.optimizer  # Accelerate has wrapped both
-        return attached(self._model, self._how, [optimizer], trainer.accelerator.scaler)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put every rank's state beside the optimizer's. A collective."""

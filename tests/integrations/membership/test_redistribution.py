@@ -108,7 +108,7 @@ def test_every_rank_can_load_what_it_is_dealt(recipe: str) -> None:
         for after in COUNTS:
             own = MAKERS[recipe]()
             for rank, dealt in enumerate(_others(_states(own, before), after)):
-                standing = state.check(dealt, own, PARAMETERS, state.Place(rank, after))
+                standing = state.check(dealt, own, PARAMETERS, rank=rank, world_size=after)
                 assert standing == state.Standing(step=7, draw=9, recipe=state.words(own))
                 assert dealt["loss_scale"] == 256.0
                 for memory, saved in zip(own.memories(), dealt["memories"], strict=True):

@@ -230,18 +230,13 @@ def listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
     if len(listed) == 1 and not isinstance(optimizer, torch.optim.Optimizer) and isinstance(optimizer, Iterable):
         listed = list(optimizer)
     for each in listed:
-        _check_followed(each)
+        if isinstance(each, torch.optim.Optimizer) and hasattr(each, "_optimizer_step_pre_hooks"):
+            continue
+        held = getattr(each, "__dict__", {}).items()  # those that wrap another one have no hooks
+        inner = next((name for name, x in held if isinstance(x, torch.optim.Optimizer)), None)
+        got = f"{each!r:.100}" if inner is None else f"a {type(each).__name__} around one: give the inner one, .{inner}"
+        raise TypeError(f"optimizer takes a torch.optim.Optimizer or several of them; got {got}")
     return listed
-
-
-def _check_followed(given: Any) -> None:
-    """Raise TypeError for what is no optimizer, and for one without hooks, as those are that wrap another one."""
-    if isinstance(given, torch.optim.Optimizer) and hasattr(given, "_optimizer_step_pre_hooks"):
-        return
-    held = getattr(given, "__dict__", {}).items()
-    inner = next((name for name, x in held if isinstance(x, torch.optim.Optimizer)), None)
-    got = f"{given!r:.100}" if inner is None else f"a {type(given).__name__} around one: give the inner one, .{inner}"
-    raise TypeError(f"optimizer takes a torch.optim.Optimizer or several of them; got {got}")
 
 
 def described(optimizers: Iterable[torch.optim.Optimizer]) -> str:

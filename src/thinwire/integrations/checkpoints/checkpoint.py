@@ -15,17 +15,8 @@ from thinwire.checked import checked
 from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.checkpoints.storage import (
-    Header,
-    Saved,
-    Storage,
-    header_name,
-    named,
-    opened,
-    parameter_of,
-    paths,
-    state_of,
-)
+from thinwire.integrations.checkpoints import storage
+from thinwire.integrations.checkpoints.storage import Header, Saved, Storage, header_name
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import agreed, first_found, together, union
 from thinwire.integrations.membership.redistribution import noting, redistribute, taken_over
@@ -93,7 +84,7 @@ class Checkpoint:
         """
         self._check_alike()
         if self._saved is None:
-            return dict(named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
+            return dict(storage.named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
         loading = _Loading(self._handle, self._saved, self._key, partial=self._partial)
         self._found = loading.state()
         return loading.one_entry()
@@ -189,7 +180,7 @@ class _Loading:
                 states.append(self._cut(parts))
         if lost:
             return {}, lost
-        blank = {**state_of(some, {}), "shard": self._layout.shard}  # nothing is left of this shard
+        blank = {**storage.state_of(some, {}), "shard": self._layout.shard}  # nothing is left of this shard
         dealt = redistribute(states or [blank], rank=rank, world_size=world_size, partial=self._partial)
         self._check_fits(dealt, cut=not self._uncut(some))
         return dealt, {}
@@ -240,21 +231,17 @@ class _Loading:
     def _state(self, at: int, *, taken: bool, wanted: bool) -> State:
         """Return what rank `at` has saved, with those tensors that are wanted. Raises ValueError if it is damaged."""
         header = self._headers[at]
-        chosen = paths(header, notes_only=not taken) if wanted else []
-        if not self._uncut(header):
-            chosen = [path for path in chosen if self._has_some(path, header)]
+        chosen = storage.paths(header, notes_only=not taken) if wanted else []
+        if not self._uncut(header):  # only what has elements of this shard
+            assert self._layout.shard is not None
+            cuts, there, mine = self._layout.cuts, Piece.at(header["shard"]), Piece.at(self._layout.shard)
+            fields = ((path, *storage.parameter_of(path)) for path in chosen)
+            chosen = [path for path, name, f in fields if f not in Noted.free and cuts.common(name, there, mine)]
         found = self._storage.read([f"rank {at}/{path}" for path in chosen]) if chosen else {}
-        return state_of(header, dict(zip(chosen, found.values(), strict=True)))
-
-    def _has_some(self, path: str, header: Header) -> bool:
-        """Whether a tensor of another shard holds elements of this one."""
-        name, field = parameter_of(path)
-        assert self._layout.shard is not None
-        cuts, mine = self._layout.cuts, Piece.at(self._layout.shard)
-        return field not in Noted.free and bool(cuts.common(name, Piece.at(header["shard"]), mine))
+        return storage.state_of(header, dict(zip(chosen, found.values(), strict=True)))
 
     def _say_what_is_left_behind(self) -> None:
-        notes = any(paths(header, notes_only=True) for header in self._headers.values())
+        notes = any(storage.paths(header, notes_only=True) for header in self._headers.values())
         if notes and not self._uncut(next(iter(self._headers.values()))) and dist.get_rank() == self._layout.ranks[0]:
             _log.warning(
                 "the number of shards has changed since the checkpoint: residuals were resharded; thresholds and "
@@ -270,13 +257,13 @@ def _layout(handle: Any) -> Layout:
     return Layout.whole(whole.group, whole.parameters)
 
 
-def _headers(storage: Storage, mine: tuple[int, ...]) -> Headers:
+def _headers(saved: Storage, mine: tuple[int, ...]) -> Headers:
     """Return the headers of the ranks of one group and, for those that cannot be read, why."""
     found, lost = dict[int, Header](), dict[int, str]()
-    raw, unreadable = storage.read_each([header_name(rank) for rank in storage.ranks])
-    for rank in storage.ranks:
+    raw, unreadable = saved.read_each([header_name(rank) for rank in saved.ranks])
+    for rank in saved.ranks:
         try:
-            found[rank] = opened(raw[header_name(rank)])
+            found[rank] = storage.opened(raw[header_name(rank)])
         except (KeyError, ValueError) as error:
             lost[rank] = unreadable.get(header_name(rank), str(error))
     if not found:

@@ -112,13 +112,14 @@ class Membership:
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         """Return where this rank would go on from. Raises ValueError if `load_state_dict` would, on this rank alone."""
-        return state.check(saved, self.recipe, self._known, state.Place(self.group.rank(), self.group.size()))
+        rank, world_size = self.group.rank(), self.group.size()
+        return state.check(saved, self.recipe, self._known, rank=rank, world_size=world_size)
 
     def regroup(self, group: Group, divisor: Divisor) -> None:
         """Go on with another group from the latest step of its ranks, and with this rank's residuals; a collective."""
-        standing = state.latest(group, self.standing())
+        steps, draws = zip(*all_gather_plain((self.steps.step, self.steps.draw), group), strict=True)
         self.recipe.prepare(group)
-        self.steps.restart(standing.step, standing.draw)
+        self.steps.restart(max(steps), max(draws))
         factor = self.group.size() / group.size()
         for memory in self.recipe.memories() if factor != 1 else ():
             held = memory.state()
@@ -127,11 +128,11 @@ class Membership:
 
     def join(self, saved: Mapping[str, Any]) -> None:
         """Go on at another rank's step and with its notes, from its `state_dict`; each keeps its own residual."""
-        place = state.Place(saved["rank"], saved["world_size"])
-        state.check(saved, self.recipe, self._known, place)
+        count = saved["world_size"]
+        state.check(saved, self.recipe, self._known, rank=saved["rank"], world_size=count)
         self._go_on_from(saved)
         saved = state.renamed(saved, self._known)
-        memories, factor = self.recipe.memories(), place.world_size / self.group.size()
+        memories, factor = self.recipe.memories(), count / self.group.size()
         pairs = zip(memories, saved["memories"], strict=True)
         noted = [noting_from(memory.state(), theirs, factor) for memory, theirs in pairs]
         state.load({"memories": noted}, memories, self.parameters)

@@ -5,7 +5,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,6 @@ VERSION = 2
 AS_SAVED = ": attach it with the minimum_size with which the state was saved"
 """What to do where a recipe keeps nothing for a parameter, unless it is cut anew."""
 _KEYS = {"version", "rank", "world_size", "recipe", "step", "draw", "loss_scale", "momentum", "fields", "memories"}
-
-
-class Place(NamedTuple):
-    """The rank, and the world size, that a state belongs to."""
-
-    rank: int
-    world_size: int
 
 
 @final
@@ -71,16 +64,22 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
             )
 
 
-def latest(group: Group, mine: Standing) -> Standing:
-    """Return the latest step and draw that any rank has come to. A collective."""
-    steps, draws = zip(*all_gather_plain((mine.step, mine.draw), group), strict=True)
-    return Standing(step=max(steps), draw=max(draws))
-
-
-def check(state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], place: Place) -> Standing:
+def check(
+    state: object, recipe: Reducer, parameters: Mapping[str, nn.Parameter], *, rank: int, world_size: int
+) -> Standing:
     """Return where `state` stands. Raises ValueError unless a rank saved it for such a recipe, model and rank."""
     held = renamed(_checked(state), parameters)
-    _check_place(held, place)
+    if held["world_size"] != world_size:
+        raise ValueError(
+            f"attachment state is from {held['world_size']} ranks, and this job has {world_size}: reshard it with "
+            "thinwire.redistribute or thinwire.Checkpoint; or start with empty memories: do not load it, and if the "
+            "optimizer then raises MomentumError, call handle.forget()"
+        )
+    if held["rank"] != rank:
+        raise ValueError(
+            f"attachment state is rank {held['rank']}'s, and this is rank {rank}: load on each rank the state that it "
+            "saved"
+        )
     _check_memories(held, recipe, parameters)
     return Standing(step=held["step"], draw=held["draw"], recipe=held["recipe"])
 
@@ -142,23 +141,11 @@ def _checked(state: object) -> Mapping[str, Any]:
     _need(type(state["recipe"]) is str, "recipe", state["recipe"], "words")
     _need(_is_number(state["loss_scale"]) and state["loss_scale"] > 0, "loss_scale", state["loss_scale"], "above 0")
     momentum, saved = state["momentum"], state["memories"]
-    _need(isinstance(momentum, list) and all(map(_is_momentum, momentum)), "momentum", momentum, "[number, bool] pairs")
+    pairs = isinstance(momentum, list) and all(isinstance(x, Sequence) and len(x) == 2 for x in momentum)
+    pairs = pairs and all(_is_number(x) and isinstance(nesterov, bool) for x, nesterov in momentum)
+    _need(pairs, "momentum", momentum, "[number, bool] pairs")
     _need(isinstance(saved, list) and all(isinstance(m, Mapping) for m in saved), "memories", type(saved), "mappings")
     return state
-
-
-def _check_place(state: Mapping[str, Any], place: Place) -> None:
-    if state["world_size"] != place.world_size:
-        raise ValueError(
-            f"attachment state is from {state['world_size']} ranks, and this job has {place.world_size}: reshard it "
-            "with thinwire.redistribute or thinwire.Checkpoint; or start with empty memories: do not load it, and if "
-            "the optimizer then raises MomentumError, call handle.forget()"
-        )
-    if state["rank"] != place.rank:
-        raise ValueError(
-            f"attachment state is rank {state['rank']}'s, and this is rank {place.rank}: load on each rank the state "
-            "that it saved"
-        )
 
 
 def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -211,7 +198,3 @@ def _need(holds: bool, key: str, got: object, expected: str) -> None:
 
 def _is_number(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
-
-
-def _is_momentum(x: object) -> bool:
-    return isinstance(x, Sequence) and len(x) == 2 and _is_number(x[0]) and isinstance(x[1], bool)

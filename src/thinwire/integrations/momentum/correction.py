@@ -5,20 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
-from thinwire.integrations.momentum.handover import (
-    Handover,
-    Holdings,
-    Settings,
-    from_elsewhere,
-    refuse_another,
-    refuse_second_momentum,
-    summed,
-)
+from thinwire.integrations.momentum import handover
+from thinwire.integrations.momentum.handover import Handover, Holdings, Settings
 from thinwire.integrations.training.gradients import local, shaped_like
 from thinwire.integrations.training.optimizers import skipped_by_scaler, take_part
 from thinwire.memories import Memory, MomentumCorrection
@@ -83,9 +76,9 @@ class Correction(Handover):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set momentum and weight decay to 0 for this step. Raises MomentumError for another one with momentum."""
         if optimizer not in self._held:
-            refuse_second_momentum(optimizer, self._names if self.active else {}, _FIX)
+            handover.refuse_second_momentum(optimizer, self._names if self.active else {}, _FIX)
             within = bool(self._held.overridden)  # a ZeroRedundancyOptimizer's step, which is ours, calls another's
-            refuse_another(optimizer, self._names if self.active and self._moved and not within else {})
+            handover.refuse_another(optimizer, self._names if self.active and self._moved and not within else {})
             return
         if self._held.overridden:
             self.give_back()
@@ -108,7 +101,7 @@ class Correction(Handover):
             if not decay:
                 held = [p for p in held if optimizer.state.get(p, {}).get("momentum_buffer") is not None]
             if held and momentum:
-                buffers = [_buffer(optimizer, p) for p in held]
+                buffers = [handover.buffer_of(optimizer, p) for p in held]
                 torch._foreach_mul_(buffers, momentum)
                 torch._foreach_add_(buffers, held, alpha=decay)
                 if nesterov:
@@ -149,16 +142,16 @@ class Correction(Handover):
 
     def give_up(self, group: Group, loss_scale: float) -> None:
         """Give momentum back to the optimizer, and apply the residual, which has its momentum already, at once."""
-        residuals = summed(self._memories, "residual", self._names, group, loss_scale)
+        residuals = handover.summed(self._memories, "residual", self._names, group, loss_scale)
         for _, settings, p in self._held.parameters():
             shaped = shaped_like(p, residuals[p]).to(p.dtype)
             with torch.no_grad():
                 local(p).add_(shaped, alpha=float(settings["lr"]) * (1 if settings["maximize"] else -1))
-        velocities = summed(self._memories, "velocity", self._names, group, loss_scale)
+        velocities = handover.summed(self._memories, "velocity", self._names, group, loss_scale)
         self.accept()
         for optimizer, settings, p in self._held.parameters():
             velocity = shaped_like(p, velocities[p])
-            local(_buffer(optimizer, p)).add_(velocity, alpha=-1 if settings["maximize"] else 1)
+            local(handover.buffer_of(optimizer, p)).add_(velocity, alpha=-1 if settings["maximize"] else 1)
         for memory in self._every:
             memory.restore({})
         self.end()
@@ -214,13 +207,6 @@ class Correction(Handover):
         return float(group["momentum"]), bool(group["nesterov"])
 
 
-def _buffer(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor:
-    if optimizer.state.get(p, {}).get("momentum_buffer") is None:
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    buffer: Tensor = optimizer.state[p]["momentum_buffer"]
-    return buffer
-
-
 def _check_memories(
     correcting: Sequence[MomentumCorrection], memories: Sequence[Memory], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
@@ -251,7 +237,7 @@ def _check_holdings(missing: Sequence[str], groups: Sequence[Settings], names: M
 
 def _check_kind(optimizer: torch.optim.Optimizer, group: Settings) -> None:
     own = getattr(optimizer, "optim", optimizer)  # that of a ZeroRedundancyOptimizer
-    if "dampening" not in group or from_elsewhere(own):
+    if "dampening" not in group or handover.from_elsewhere(own):
         raise MomentumError(
             f"momentum correction takes the place of torch.optim.SGD's momentum, and {type(own).__name__} has a "
             "different step: use SGD, or a class derived from it whose step calls super().step(), or a recipe without "

@@ -10,16 +10,9 @@ from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.errors import MomentumError
+from thinwire.integrations.momentum import handover
 from thinwire.integrations.momentum.first_moments import RescaledUpdatesAdvice, check_movable, filled, kind_of
-from thinwire.integrations.momentum.handover import (
-    Handover,
-    Holdings,
-    first_moment_of,
-    from_elsewhere,
-    refuse_another,
-    refuse_second_momentum,
-    summed,
-)
+from thinwire.integrations.momentum.handover import Handover, Holdings
 from thinwire.integrations.training.gradients import in_memory_order, segment_of
 from thinwire.integrations.training.optimizers import take_part
 from thinwire.memories import AppliedMomentum, Memory
@@ -181,7 +174,7 @@ class Fading(Handover):
     def _return(self, leaving: Mapping[nn.Parameter, str], group: Group) -> None:
         """Put the residuals of these back into the optimizers' buffers. A collective."""
         free = {p: name for p, name in leaving.items() if not any(memory.begun(name) for memory in self._memories)}
-        momenta = summed(self._memories, "momentum", free, group, self._loss_scale)
+        momenta = handover.summed(self._memories, "momentum", free, group, self._loss_scale)
         given = {
             leaving[p]
             for o, g, p in self._held.parameters()
@@ -221,8 +214,8 @@ class Fading(Handover):
         """Meet an optimizer that `attach` was not given. Raises MomentumError if it, or another one, has momentum."""
         if not any(p in self._names for group in optimizer.param_groups for p in group["params"]):
             return  # it trains something else
-        refuse_second_momentum(optimizer, self._memory, _FIX)
-        refuse_another(optimizer, {p for p, memory in self._memory.items() if memory.own_decay is None})
+        handover.refuse_second_momentum(optimizer, self._memory, _FIX)
+        handover.refuse_another(optimizer, {p for p, memory in self._memory.items() if memory.own_decay is None})
         if self._advice.meets(optimizer):
             _say_if_unknown(optimizer, self._memory, self._group.rank())
             states = [each for memory in self._memories for each in memory.state().items()]
@@ -235,9 +228,9 @@ class Fading(Handover):
         """Move this rank's share of the buffers of these into the memories."""
         for optimizer, group, p in self._held.parameters():
             kind, buffers = kind_of(type(optimizer)), optimizer.state.get(p, {})
-            if p not in parameters or not kind or not first_moment_of(group) or buffers.get(kind.buffer) is None:
+            buffer: Tensor | None = buffers.get(kind.buffer) if kind else None
+            if p not in parameters or not kind or not handover.first_moment_of(group) or buffer is None:
                 continue
-            buffer: Tensor = buffers[kind.buffer]
             share = in_memory_order(buffer, p).to(torch.promote_types(p.dtype, torch.float32))
             factor = self._loss_scale / kind.unit(group) / self._group.size()
             self._memory[p].receive(self._names[p], share * factor)
@@ -249,7 +242,7 @@ class Fading(Handover):
         moments, held = list[float](), list[list[int]]()
         for optimizer, group in groups:
             check_movable(optimizer, group, self._own)
-            moments.append(first_moment_of(group))
+            moments.append(handover.first_moment_of(group))
             held.append([*map(id, group["params"])])
         now = self._memory, moments, held
         if now == self._followed:  # as in most steps
@@ -291,7 +284,8 @@ def _drop(memories: Sequence[AppliedMomentum], level: int, *, waited: bool) -> N
 
 def _say_if_unknown(optimizer: torch.optim.Optimizer, memories: Collection[nn.Parameter], rank: int) -> None:
     """Warn if this optimizer has a step of its own, whose settings name no momentum."""
-    if from_elsewhere(optimizer) and any(p in memories for group in optimizer.param_groups for p in group["params"]):
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    if handover.from_elsewhere(optimizer) and any(p in memories for p in held):
         _log.log(
             logging.DEBUG if rank else logging.WARNING,
             "%s has a step that thinwire does not know, and no setting called momentum or beta. If it applies "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import MomentumError
-from thinwire.integrations.momentum.handover import Settings, first_moment_of, has_momentum
+from thinwire.integrations.momentum.handover import Settings, buffer_of, first_moment_of, has_momentum
 from thinwire.integrations.training.gradients import local, shaped_like
 from thinwire.integrations.training.optimizers import step_of
 from thinwire.memories import ErrorFeedback, Memory
@@ -91,9 +91,7 @@ def filled(
     kind, state = kind_of(type(optimizer)), optimizer.state.get(p, {})
     if kind is None or not first_moment_of(group) or not (kind.alone or kind.buffer in state):
         return False
-    buffer = state.get(kind.buffer)
-    if buffer is None:
-        buffer = optimizer.state[p][kind.buffer] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    buffer = buffer_of(optimizer, p, kind.buffer)
     if moved:
         buffer.zero_()
     if momentum is not None:

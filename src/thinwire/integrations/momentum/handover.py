@@ -236,6 +236,14 @@ def first_moment_of(group: Settings) -> float:
     return float(group.get("momentum") or first or group.get("beta1") or 0.0)
 
 
+def buffer_of(optimizer: torch.optim.Optimizer, p: nn.Parameter, name: str = "momentum_buffer") -> Tensor:
+    """Return an optimizer's buffer for `p`; if there is none yet, one of zeros."""
+    if optimizer.state.get(p, {}).get(name) is None:
+        optimizer.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    found: Tensor = optimizer.state[p][name]
+    return found
+
+
 def from_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step is not one of torch's, so that only the names of its settings say what it does."""
     return not step_of(type(optimizer)).__module__.startswith("torch.")

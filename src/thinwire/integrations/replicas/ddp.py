@@ -12,14 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
 from thinwire.collectives import Group
-from thinwire.integrations.attachments.assembly import (
-    Optimizers,
-    assembled,
-    check_free,
-    check_takeover,
-    listed,
-    opening,
-)
+from thinwire.integrations.attachments import assembly
+from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor, Membership, agreed, raise_on_all
 from thinwire.integrations.membership.state import words
@@ -98,7 +92,7 @@ def attach(
     groups = _ranks({"model": model})
     found = agreed(groups, lambda: _looked_at(model, how, optimizer, samples))
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
-    attachment = assembled(
+    attachment = assembly.assembled(
         groups,
         found.recipe,
         found.parameters,
@@ -111,7 +105,7 @@ def attach(
         everything=kept_alike(model),
         why=found.why,
     )
-    with opening(attachment):
+    with assembly.opening(attachment):
         attachment.membership.samples = samples
         _set_to_work(model, found, attachment)
     return attachment
@@ -137,7 +131,7 @@ class _Found(NamedTuple):
 
 def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizers, samples: int | None) -> _Found:
     """Return what was asked for and of what. Raises what `attach` does about this rank alone."""
-    optimizers = listed(optimizer)
+    optimizers = assembly.listed(optimizer)
     asked = asked_for(how, family(optimizers))
     _check(model, asked)
     parameters, sparse = managed(model), sparse_weights(model.module)
@@ -148,7 +142,7 @@ def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizer
     reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
     if samples is not None and not all(memory.keeps_length for memory in reducer.memories()):
         raise ValueError(f"{words(reducer):.60} discards the size of gradients, so samples= cannot weight them")
-    check_takeover(reducer, parameters)
+    assembly.check_takeover(reducer, parameters)
     pays = not isinstance(asked, Plan) or asked.pays
     return _Found(reducer, why, pays, parameters, sparse, optimizers, may_be_unused)
 
@@ -187,7 +181,7 @@ def _check(model: object, asked: Asked) -> None:
             "this model has a communication hook already, and DDP allows one: wrap the module in DDP again"
         )
     if isinstance(asked, Reducer):
-        check_free(asked)
+        assembly.check_free(asked)
 
 
 _attached: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()

@@ -13,16 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
-from thinwire.integrations.attachments.assembly import (
-    Optimizers,
-    assembled,
-    check_fingerprint,
-    check_real,
-    check_recipe,
-    check_takeover,
-    listed,
-    opening,
-)
+from thinwire.integrations.attachments import assembly
+from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import Attached, Attachment, LossScaler
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.replicas.asked import sparse_weights
@@ -85,7 +77,7 @@ class Replicas(Attached):
 
     def regroup(self, group: Group) -> None:
         """Continue with the ranks of another group: see `Membership.regroup`."""
-        check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
+        assembly.check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
         size = group.size()
         self.attachment.membership.regroup(group, lambda joined, steps: size)
 
@@ -144,7 +136,7 @@ def replicate(
     """
     everyone = group_or_all(group)
     whole, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer))
-    attachment = assembled(
+    attachment = assembly.assembled(
         [everyone],
         recipe,
         _trained(whole),
@@ -154,7 +146,7 @@ def replicate(
         scaler=scaler,
         everything=lambda: dict(whole.named_parameters()),
     )
-    with opening(attachment):
+    with assembly.opening(attachment):
         start_alike(whole, everyone)
         return Replicas(whole, attachment)
 
@@ -163,12 +155,12 @@ def _looked_at(
     modules: nn.Module | Iterable[nn.Module], recipe: Reducer, optimizer: Optimizers
 ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """Return the modules as one, and the optimizers. Raises what `replicate` does about this rank alone."""
-    check_recipe(recipe, "replicate")
+    assembly.check_recipe(recipe, "replicate")
     whole = _whole([modules] if isinstance(modules, nn.Module) else list(modules))
     parameters = _trained(whole)
-    check_real(parameters)
-    check_takeover(recipe, parameters)
-    return whole, listed(optimizer)
+    assembly.check_real(parameters)
+    assembly.check_takeover(recipe, parameters)
+    return whole, assembly.listed(optimizer)
 
 
 def _whole(modules: list[nn.Module]) -> nn.Module:

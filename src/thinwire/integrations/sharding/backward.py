@@ -144,7 +144,7 @@ class Arrivals:
         if failed:
             self.started.clear()
             raise error or RuntimeError("an exchange has failed between other ranks of this mesh: see their errors")
-        steps.catch_up(step)
+        steps.step = max(steps.step, step)  # a shard without rows cannot tell when its gradients are zeroed
         if bad:
             steps.spoil()
             for bucket in self.buckets:
@@ -233,8 +233,8 @@ class Backwards:
         self._queued, self._now = True, self._exchanges(self._modules)
         self._arrivals.clear()
         self._on_start()
-        # Once more at the end, behind what FSDP has queued since.
-        _at_the_end(lambda: _at_the_end(self._after_backward))
+        at_the_end = Variable._execution_engine.queue_callback
+        at_the_end(partial(at_the_end, self._after_backward))  # behind what FSDP has queued since
 
     def _check_served(self) -> None:
         """Raise RuntimeError if FSDP reduces other parameters than those whose gradients are exchanged."""
@@ -272,8 +272,3 @@ def _arrived(followed: "weakref.ref[Backwards]", name: str, p: nn.Parameter) -> 
     backwards = followed()
     if backwards is not None:
         backwards._note_arrived(name, p)
-
-
-def _at_the_end(call: Callable[[], None]) -> None:
-    """Call this when the backward pass that is under way is over."""
-    Variable._execution_engine.queue_callback(call)

@@ -7,10 +7,8 @@ exactly.
 """
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any, final
 
 import torch
@@ -25,7 +23,7 @@ from thinwire.integrations.sharding.fsdp import records
 from thinwire.integrations.sharding.lane import Gather, Lane, Started, Step
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
-from thinwire.integrations.training.optimizers import observe, stop_observing
+from thinwire.integrations.training.optimizers import observe, running, stop_observing
 from thinwire.kernels.memory import constant
 from thinwire.waits import Verdict, noting, on_host
 
@@ -153,12 +151,7 @@ class Copies:
 
     def _depth(self) -> int:
         """Return how many modules are in forward, by the stack: hooks do not learn of a pass that Ctrl-C ends."""
-        frame: FrameType | None = sys._getframe(1)
-        found = 0
-        while frame is not None:
-            found += frame.f_code is _FORWARD and frame.f_locals["self"] in self._modules
-            frame = frame.f_back
-        return found
+        return sum(held["self"] in self._modules for held in running(_FORWARD))
 
     @torch.inference_mode(False)
     def _agreed(self) -> Sequence[Step]:

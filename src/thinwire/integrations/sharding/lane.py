@@ -52,14 +52,14 @@ class Lane:
 
         Without any, the wait is for all that has been started before.
         """
-        return Started(self._thread.submit(partial(_taken, steps, x), x.device))
 
+        @torch.no_grad()
+        def take(group: Group) -> Tensor:
+            for step in steps:
+                step(group)
+            return x  # a GPU's future waits for the streams of the tensors it holds
 
-@torch.no_grad()
-def _taken(steps: Sequence[Step], x: Tensor, group: Group) -> Tensor:
-    for step in steps:
-        step(group)
-    return x  # a GPU's future waits for the streams of the tensors it holds
+        return Started(self._thread.submit(take, x.device))
 
 
 class Gather(ABC):

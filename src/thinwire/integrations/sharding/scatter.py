@@ -14,31 +14,15 @@ from thinwire.codecs import Identity
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
 from thinwire.gathers import Gathers
-from thinwire.integrations.attachments.assembly import (
-    Optimizers,
-    assembled,
-    check_fingerprint,
-    check_recipe,
-    check_takeover,
-    check_whole,
-    listed,
-    opening,
-)
+from thinwire.integrations.attachments import assembly
+from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import agreed, raise_on_all, together
+from thinwire.integrations.sharding import fsdp
 from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.sharding.copies import Copies
-from thinwire.integrations.sharding.fsdp import (
-    check_averaged,
-    check_gathered,
-    check_rows,
-    islands,
-    mesh_groups,
-    sharded_modules,
-    sharded_parameters,
-)
 from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.sharding.layout import Layout
@@ -71,7 +55,7 @@ class Scattered(Gathering):
         # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
         self._arrivals = Arrivals(attachment, [group], may_overlap=overlap, length=nn.Parameter.numel)
         self._backwards = Backwards(
-            sharded_modules(model),
+            fsdp.sharded_modules(model),
             attachment,
             [group],
             self._arrivals,
@@ -81,7 +65,7 @@ class Scattered(Gathering):
             on_arrival=contributions.take,
         )
         self._gather(model, gathers)
-        for module in sharded_modules(model):
+        for module in fsdp.sharded_modules(model):
             module.set_custom_reduce_scatter(contributions.kept)
 
     @override
@@ -111,7 +95,7 @@ class Scattered(Gathering):
         membership.recipe = self._contributions
 
 
-@checked(on_error=raise_on_all(mesh_groups))
+@checked(on_error=raise_on_all(fsdp.mesh_groups))
 def scatter(
     model: nn.Module,
     recipe: Annotated[Reducer, BODY],
@@ -156,14 +140,15 @@ def scatter(
         >>> model = fully_shard(nn.Linear(64, 64), mesh=mesh)
         >>> handle = tw.scatter(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
-    groups = mesh_groups({"mesh": mesh})
+    groups = fsdp.mesh_groups({"mesh": mesh})
     parameters, contributions, optimizers = agreed(
         groups, lambda: _looked_at(model, recipe, groups, optimizer, set(ignored_params), gathers is not None)
     )
     settings = f"scatter, gathers {gathers}"  # compared first: what carries gathers makes a group
-    together(groups, lambda group: check_fingerprint(contributions, parameters, group, settings), FingerprintError)
+    check = assembly.check_fingerprint
+    together(groups, lambda group: check(contributions, parameters, group, settings), FingerprintError)
     carrier = carried(model, gathers, groups)
-    attachment = assembled(
+    attachment = assembly.assembled(
         groups,
         contributions,
         parameters,
@@ -172,7 +157,7 @@ def scatter(
         scaler=scaler,
         everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
     )
-    with opening(attachment):
+    with assembly.opening(attachment):
         return Scattered(model, attachment, contributions, carrier, overlap=overlap)
 
 
@@ -185,19 +170,19 @@ def _looked_at(
     gathers: bool,
 ) -> tuple[dict[str, nn.Parameter], Contributions, list[torch.optim.Optimizer]]:
     """Return what there is to exchange, and by what. Raises what `scatter` does about this rank alone."""
-    check_recipe(recipe, "scatter")
-    parameters = sharded_parameters(model, ignored)
-    check_rows(parameters)
+    assembly.check_recipe(recipe, "scatter")
+    parameters = fsdp.sharded_parameters(model, ignored)
+    fsdp.check_rows(parameters)
     if groups and groups[0].size() > 1:
-        check_averaged(sharded_modules(model), parameters)
-    _check_mesh(groups, islands(parameters.values()))
+        fsdp.check_averaged(fsdp.sharded_modules(model), parameters)
+    _check_mesh(groups, fsdp.islands(parameters.values()))
     if gathers:
-        check_gathered(model, groups)
+        fsdp.check_gathered(model, groups)
     shapes = {name: p.shape for name, p in model.named_parameters()}
     contributions = Contributions(to_owners(recipe), shapes, alone=groups[0].size() == 1)
-    check_whole(parameters, "scatter")
-    check_takeover(contributions, parameters)
-    return parameters, contributions, listed(optimizer)
+    assembly.check_whole(parameters, "scatter")
+    assembly.check_takeover(contributions, parameters)
+    return parameters, contributions, assembly.listed(optimizer)
 
 
 def _check_mesh(groups: list[Group], sharers: list[Group]) -> None:

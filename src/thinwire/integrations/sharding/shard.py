@@ -12,31 +12,14 @@ from thinwire.checked import BODY, checked
 from thinwire.collectives import Group
 from thinwire.errors import FingerprintError
 from thinwire.gathers import Gathers
-from thinwire.integrations.attachments.assembly import (
-    Optimizers,
-    assembled,
-    check_fingerprint,
-    check_recipe,
-    check_takeover,
-    check_whole,
-    described,
-    listed,
-    opening,
-)
+from thinwire.integrations.attachments import assembly
+from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import agreed, raise_on_all, together
+from thinwire.integrations.sharding import fsdp
 from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.copies import Copies
-from thinwire.integrations.sharding.fsdp import (
-    averages,
-    check_gathered,
-    islands,
-    mesh_groups,
-    replicate_group,
-    sharded_modules,
-    sharded_parameters,
-)
 from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.sharding.layout import Layout
@@ -65,7 +48,7 @@ class Shards(Gathering):
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
         self._backwards = Backwards(
-            sharded_modules(model),
+            fsdp.sharded_modules(model),
             attachment,
             self.layout.groups,
             self._arrivals,
@@ -97,7 +80,7 @@ class Shards(Gathering):
         membership.release(averages="what thinwire.shard returned does that")
 
 
-@checked(on_error=raise_on_all(mesh_groups))
+@checked(on_error=raise_on_all(fsdp.mesh_groups))
 def shard(
     model: nn.Module,
     recipe: Annotated[Reducer, BODY],
@@ -144,25 +127,25 @@ def shard(
         >>> handle = tw.shard(model, tw.recipes.topk(density=0.01), mesh=mesh)
     """
     parameters, groups, optimizers = agreed(
-        mesh_groups({"mesh": mesh}),
+        fsdp.mesh_groups({"mesh": mesh}),
         lambda: _looked_at(model, recipe, mesh, optimizer, set(ignored_params), gathers is not None),
     )
     (replicas, *island), size = groups, groups[0].size()
-    settings = f"{described(optimizers)}, shards {[each.size() for each in island]}, gathers {gathers}"
-    together(groups, lambda group: check_fingerprint(recipe, parameters, group, settings), FingerprintError)
+    settings = f"{assembly.described(optimizers)}, shards {[each.size() for each in island]}, gathers {gathers}"
+    together(groups, lambda group: assembly.check_fingerprint(recipe, parameters, group, settings), FingerprintError)
     carrier = carried(model, gathers, [*island, replicas] if island else [])
-    modules, here = sharded_modules(model), dict(model.named_parameters())
-    attachment = assembled(
+    modules, here = fsdp.sharded_modules(model), dict(model.named_parameters())
+    attachment = assembly.assembled(
         groups,
         recipe,
         parameters,
         settings=f"shard {[each.rank() for each in island]}",
         optimizers=optimizers,
         scaler=scaler,
-        divisor=lambda joined, steps: size if averages(modules) else 1,
+        divisor=lambda joined, steps: size if fsdp.averages(modules) else 1,
         everything=lambda: {**dict(model.named_parameters()), **here},  # as DTensors: an evaluation leaves them whole
     )
-    with opening(attachment):
+    with assembly.opening(attachment):
         start_alike(model, replicas)
         return Shards(model, attachment, island, carrier, overlap=overlap)
 
@@ -180,11 +163,11 @@ def _looked_at(
     Of the groups, the first has the ranks that hold the same shards, and the others those that hold the parameters
     together. One after another, they reach every rank of the mesh.
     """
-    check_recipe(recipe, "shard")
-    parameters = sharded_parameters(model, ignored)
-    check_whole(parameters, "shard")
-    check_takeover(recipe, parameters)
-    island = islands(parameters.values())
+    assembly.check_recipe(recipe, "shard")
+    parameters = fsdp.sharded_parameters(model, ignored)
+    assembly.check_whole(parameters, "shard")
+    assembly.check_takeover(recipe, parameters)
+    island = fsdp.islands(parameters.values())
     if gathers:
-        check_gathered(model, island)
-    return parameters, [replicate_group(mesh, island), *island], listed(optimizer)
+        fsdp.check_gathered(model, island)
+    return parameters, [fsdp.replicate_group(mesh, island), *island], assembly.listed(optimizer)

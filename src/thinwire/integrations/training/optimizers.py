@@ -69,15 +69,15 @@ def take_part(participant: Participant) -> None:
 
 def nested(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this hook's step is part of another of the same optimizer, by the stack: counts err after raises."""
-    return sum(held["args"][0] is optimizer for held in _running(_STEP)) > 1
+    return sum(held["args"][0] is optimizer for held in running(_STEP)) > 1
 
 
 def scaled_here() -> bool:
     """Whether a GradScaler that is enabled takes this hook's step, by the stack."""
-    return any(held["self"].is_enabled() for held in _running(_SCALED_STEP))
+    return any(held["self"].is_enabled() for held in running(_SCALED_STEP))
 
 
-def _running(code: CodeType) -> Iterator[Mapping[str, Any]]:
+def running(code: CodeType) -> Iterator[Mapping[str, Any]]:
     """Yield the local variables of this code's calls on the stack, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -180,7 +180,7 @@ def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step whose hook calls this is its class's own, not that of a subclass which goes on to it."""
-    held = next(_running(_STEP), None)
+    held = next(running(_STEP), None)
     return held is None or inspect.unwrap(held["func"]) is _hooks[optimizer][2]
 
 

@@ -153,10 +153,6 @@ class Steps:
         """Take every mean of this reduction for one that is not finite: elsewhere in the model there is one."""
         self._outcomes[:1] = [Reduced(bad=frozenset(self._seen))]
 
-    def catch_up(self, step: int) -> None:
-        """Take over the step of other shards. One without rows cannot tell when its gradients are zeroed."""
-        self.step = max(self.step, step)
-
     def drop_idle(self, used: Collection[Tensor]) -> None:
         """Drop what was staged for all but `used`, which some rank has a gradient for. The step goes on."""
         self.close_if_done()
