@@ -14,18 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from inspect import Parameter, signature
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    overload,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 T = TypeVar("T", bound=Callable[..., object])
 Judge = Callable[[Any], int]
@@ -197,10 +186,7 @@ def _kind(annotation: Any) -> Kind:
         return Kind(lambda value: FITS, "anything")
     if isinstance(annotation, TypeVar):
         return _kind(annotation.__bound__)
-    return _instance(type(None) if annotation is None else get_origin(annotation) or annotation)
-
-
-def _instance(class_: Any) -> Kind:
+    class_: Any = type(None) if annotation is None else get_origin(annotation) or annotation
     structural = getattr(class_, "_is_protocol", False)  # which classes have as much as their instances
 
     def judge(value: Any) -> int:

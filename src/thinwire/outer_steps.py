@@ -232,7 +232,7 @@ def muloco(
     large = Compressed(memory=ErrorFeedback(dtype=residual_dtype), codec=Cast(values=values), exchange=AllGather())
     return OuterSteps(
         every=every,
-        recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),
+        recipe=MinimumSize(minimum_size=minimum_size, large=large),
         make_optimizer=partial(torch.optim.SGD, lr=resolve(rate, 0), momentum=momentum, nesterov=momentum > 0),
         rate=rate if isinstance(rate, Schedule) else None,
     )
@@ -269,7 +269,7 @@ def sparseloco(
     large = Compressed(memory=ErrorFeedback(decay=decay, dtype=residual_dtype), codec=codec, exchange=AllGather())
     return OuterSteps(
         every=every,
-        recipe=MinimumSize(minimum_size=minimum_size, small=dense(), large=large),
+        recipe=MinimumSize(minimum_size=minimum_size, large=large),
         make_optimizer=partial(torch.optim.SGD, lr=resolve(rate, 0)),
         rate=rate if isinstance(rate, Schedule) else None,
     )

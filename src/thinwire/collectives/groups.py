@@ -47,7 +47,14 @@ def same_group(group: Group) -> Group:
     ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
     whole = len(ranks) == dist.get_world_size()
     if not whole:
-        _check_names_agree(group)
+        found = torch.empty(group.size(), dtype=torch.int64, device=plain_device(group))
+        gather_whole(found, found.new_tensor([len(dist.distributed_c10d._world.pg_names)]), group).wait()
+        counts = found.tolist()
+        if len(set(counts)) > 1:
+            raise RuntimeError(
+                f"the ranks of this subgroup are in {counts} process groups, and torch can make another only if these "
+                "numbers are equal: before attaching, create the same number of groups on each of these ranks"
+            )
     return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=not whole)
 
 
@@ -81,17 +88,6 @@ def end_group(group: Group) -> None:
     """Make torch forget an idle Gloo group, which is not a collective. Groups of other backends stay."""
     if group in dist.distributed_c10d._world.pg_map and dist.get_backend(group) == "gloo":
         dist.destroy_process_group(group)
-
-
-def _check_names_agree(group: Group) -> None:
-    found = torch.empty(group.size(), dtype=torch.int64, device=plain_device(group))
-    gather_whole(found, found.new_tensor([len(dist.distributed_c10d._world.pg_names)]), group).wait()
-    counts = found.tolist()
-    if len(set(counts)) > 1:
-        raise RuntimeError(
-            f"the ranks of this subgroup are in {counts} process groups, and torch can make another only if these "
-            "numbers are equal: before attaching, create the same number of groups on each of these ranks"
-        )
 
 
 def _timeout(group: Group) -> object:

@@ -29,8 +29,8 @@ class OwnerSharded(Rounds):
         peers, rows = Peers(group, payload.values.device), merged([table(payload, "OwnerSharded")])
         of = [rows.keys % peers.world_size == rank for rank in range(peers.world_size)]
         shards = [rows.rekeyed(rows.keys[here], rows.rows[here]) for here in of]
-        mine = merged(_in_rank_order(peers, shards[peers.rank], _swap_all(peers, shards)))
-        sums = _in_rank_order(peers, mine, _swap_all(peers, [mine] * peers.world_size))
+        mine = merged(_swapped(peers, shards))
+        sums = _swapped(peers, [mine] * peers.world_size)
         return Exchanged(summed=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
@@ -39,12 +39,9 @@ class OwnerSharded(Rounds):
         return [Hops(stride=s, count=4, nbytes=sent / world_size / 4) for s in range(1, world_size)]
 
 
-def _swap_all(peers: Peers, shards: list[Keyed]) -> dict[int, Keyed]:
-    """Send shard r to rank r, and return what the others sent here."""
-    others = [rank for rank in range(peers.world_size) if rank != peers.rank]
+def _swapped(peers: Peers, shards: list[Keyed]) -> list[Keyed]:
+    """Send shard r to rank r, and return what each rank has for this one, in rank order."""
+    ranks = range(peers.world_size)
+    others = [rank for rank in ranks if rank != peers.rank]
     inbox = peers.swap({rank: shards[rank].to_buffer() for rank in others}, others)
-    return {rank: shards[0].received(message) for rank, message in inbox.items()}
-
-
-def _in_rank_order(peers: Peers, mine: Keyed, theirs: dict[int, Keyed]) -> list[Keyed]:
-    return [mine if rank == peers.rank else theirs[rank] for rank in range(peers.world_size)]
+    return [shards[rank] if rank == peers.rank else shards[0].received(inbox[rank]) for rank in ranks]

@@ -182,23 +182,23 @@ def break_even(profile: Profile, budget: Budget, tolerance: Fraction) -> float:
 
 def rows(choice: Mapping[str, str], profile: Profile) -> tuple[Row, ...]:
     """Return a row for each tensor. `choice` names a candidate for each."""
-    return tuple(_row(gradient, choice, profile) for gradient in profile.timeline.gradients)
-
-
-def _row(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> Row:
-    name = choice[gradient.name]
-    saves = 0.0
-    if name != DENSE.name:
-        saves = step_seconds(profile, {**choice, gradient.name: DENSE.name}) - step_seconds(profile, choice)
-    return Row(
-        name=gradient.name,
-        numel=gradient.numel,
-        dense_bytes=gradient.nbytes,
-        choice=name,
-        nbytes=work(name, [gradient], profile).nbytes,
-        saves=saves,
-        reason=reason(gradient, choice, profile),
-    )
+    found, now = [], step_seconds(profile, choice)
+    for each in profile.timeline.gradients:
+        name = choice[each.name]
+        saves = 0.0
+        if name != DENSE.name:
+            saves = step_seconds(profile, {**choice, each.name: DENSE.name}) - now
+        row = Row(
+            name=each.name,
+            numel=each.numel,
+            dense_bytes=each.nbytes,
+            choice=name,
+            nbytes=work(name, [each], profile).nbytes,
+            saves=saves,
+            reason=reason(each, choice, profile),
+        )
+        found.append(row)
+    return tuple(found)
 
 
 _WORTH = 0.05  # of a step, below which advice is not worth a line
@@ -249,19 +249,14 @@ def _changes(
     for text, links in (("a link of ten times the bandwidth", faster), ("a tenth of the latency", nearer)):
         other = replace(profile, links=links)
         yield text, other, fastest(other, candidates)
-    yield from ((text, profile, choice) for text, choice in _dearer(profile, budget))
-    nothing = dict.fromkeys(("encode", "decode", "each", "exchange"), _NOTHING)
-    free = {name: replace(cost, **nothing) for name, cost in profile.costs.items()}
-    yield "if compression itself took no time (faster cores or a GPU come near)", replace(profile, costs=free), choice
-
-
-def _dearer(profile: Profile, budget: Budget) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield what each candidate would bring that costs this optimizer more loss than the budget allows."""
-    candidates, optimizer = budget.candidates(), budget.optimizer
+    optimizer = budget.optimizer  # to which some cost more loss than the budget allows
     for name in profile.costs.keys() - {each.name for each in candidates}:
         if optimizer is not None and (row := measured(name, optimizer)) is not None:
             text = f"{name}, if you ask for it: it ended at {row.ratio:.2f} times uncompressed training's loss"
-            yield text, fastest(profile, [*candidates, candidate(name)])
+            yield text, profile, fastest(profile, [*candidates, candidate(name)])
+    nothing = dict.fromkeys(("encode", "decode", "each", "exchange"), _NOTHING)
+    free = {name: replace(cost, **nothing) for name, cost in profile.costs.items()}
+    yield "if compression itself took no time (faster cores or a GPU come near)", replace(profile, costs=free), choice
 
 
 def _total(part: Work) -> float:

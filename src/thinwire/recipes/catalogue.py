@@ -36,7 +36,7 @@ def topk_over(exchange: Exchange) -> RecipeFactory:
     def recipe(*, density: Density = 0.01, sampled: bool = False, minimum_size: Size = 1024) -> Reducer:
         codec = (SampledThreshold if sampled else TopK)(density=density)
         large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
-        return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+        return MinimumSize(minimum_size=minimum_size, large=large)
 
     return recipe
 

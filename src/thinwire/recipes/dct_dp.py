@@ -4,7 +4,6 @@ from thinwire.checked import Count, Multiple, Size, checked
 from thinwire.codecs import Codec, KeptThreshold, SteeredThreshold
 from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback, Noted
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density, Every
 
@@ -31,4 +30,4 @@ def dct_dp(
     if life is not None:
         codec = KeptThreshold(density=density, refresh=Every(steps=life), bound=bound)
     large = Compressed(memory=Noted(memory=ErrorFeedback()), codec=codec, exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

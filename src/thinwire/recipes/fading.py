@@ -8,7 +8,6 @@ from thinwire.formats import Sign
 from thinwire.kernels import Transform
 from thinwire.memories import FadingMomentum, OrthogonalMomentum
 from thinwire.payloads import Narrow
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
 
@@ -48,7 +47,7 @@ def fading(
     """
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
     large = Compressed(memory=FadingMomentum(decay=decay, clip_norm=clip_norm), codec=codec, exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)
 
 
 @checked
@@ -107,4 +106,4 @@ def orthogonal(
     memory = OrthogonalMomentum(momentum=momentum, decay=decay)
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
     large = Compressed(memory=memory, codec=codec, exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

@@ -7,7 +7,6 @@ from thinwire.exchanges import AllGather
 from thinwire.formats import OffsetFloat
 from thinwire.memories import Memory, NoMemory
 from thinwire.payloads import Narrow
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
 
@@ -39,4 +38,4 @@ def fft(
     """
     codec = FFT(density=density, block=block, half=half, values=values)
     large = Compressed(memory=memory or NoMemory(), codec=codec, exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

@@ -5,7 +5,6 @@ from thinwire.codecs import SampledThreshold, TopK
 from thinwire.exchanges import GlobalTopKTree
 from thinwire.exchanges.tree import Merge
 from thinwire.memories import ErrorFeedback
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
 
@@ -34,4 +33,4 @@ def gtopk(
     codec = (SampledThreshold if sampled else TopK)(density=density)
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
     large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

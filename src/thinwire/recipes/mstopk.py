@@ -4,7 +4,6 @@ from thinwire.checked import Count, Size, checked
 from thinwire.codecs import MSTopK
 from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
 
@@ -19,4 +18,4 @@ def mstopk(*, density: Density = 0.01, rounds: Count = 25, minimum_size: Size = 
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds), exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

@@ -8,7 +8,6 @@ from thinwire.exchanges import AllGather
 from thinwire.formats import Levels
 from thinwire.formats.base import Bits, GroupSize
 from thinwire.memories import NoMemory
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
@@ -26,4 +25,4 @@ def qsgd(
     """
     codec = Cast(values=Levels(bits=bits, group_size=group_size, norm=norm))
     large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

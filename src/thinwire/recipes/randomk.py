@@ -4,7 +4,6 @@ from thinwire.checked import Size, checked
 from thinwire.codecs import RandomK
 from thinwire.exchanges import AllReduce
 from thinwire.memories import ErrorFeedback
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
 
@@ -18,4 +17,4 @@ def randomk(*, density: Density = 0.01, minimum_size: Size = 1024) -> Reducer:
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=RandomK(density=density), exchange=AllReduce())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

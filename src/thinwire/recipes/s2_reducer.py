@@ -4,7 +4,6 @@ from thinwire.checked import Size, Width, checked
 from thinwire.codecs import BlockTopK, Codec, CountSketch
 from thinwire.exchanges import UnionAllReduce
 from thinwire.memories import ErrorFeedback
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
 from thinwire.schedules import Density
 
@@ -34,4 +33,4 @@ def s2_reducer(
     exchange = UnionAllReduce(packed=packed)
     codec = BlockTopK(density=density, block=block)
     large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
-    return WithRows(rows=exchange, dense=MinimumSize(minimum_size=minimum_size, small=dense(), large=large))
+    return WithRows(rows=exchange, dense=MinimumSize(minimum_size=minimum_size, large=large))

@@ -6,7 +6,6 @@ from thinwire.exchanges import AllGather
 from thinwire.formats import Sign
 from thinwire.formats.base import GroupSize
 from thinwire.memories import ErrorFeedback
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
@@ -20,4 +19,4 @@ def signsgd(*, group_size: GroupSize = 512, minimum_size: Size = 1024) -> Reduce
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group_size=group_size)), exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

@@ -5,7 +5,6 @@ from thinwire.codecs import Cast
 from thinwire.exchanges import AllGather
 from thinwire.formats import Ternary
 from thinwire.memories import NoMemory
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 
 
@@ -18,4 +17,4 @@ def terngrad(*, clip: Positive | None = 2.5, minimum_size: Size = 1024) -> Reduc
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)), exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

@@ -4,7 +4,6 @@ from thinwire.checked import Size, checked
 from thinwire.codecs import SampledThreshold, TopK
 from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback
-from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
 
@@ -21,4 +20,4 @@ def topk(*, density: Density = 0.01, sampled: bool = False, minimum_size: Size =
     """
     codec = (SampledThreshold if sampled else TopK)(density=density)
     large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=AllGather())
-    return MinimumSize(minimum_size=minimum_size, small=dense(), large=large)
+    return MinimumSize(minimum_size=minimum_size, large=large)

@@ -27,6 +27,10 @@ _TABLE = Segment(name="", offset=0, length=sys.maxsize)
 """Stands for the table of a sparse embedding: large, and with no name of its own in a plan."""
 
 
+def _uncompressed() -> Reducer:
+    return Compressed(memory=NoMemory(), codec=Identity(), exchange=AllReduce())
+
+
 class Routing(Reducer):
     """Gives each segment to one of its `children`; a bucket takes one exchange for each in use."""
 
@@ -135,10 +139,10 @@ class WarmUp(Routing):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class MinimumSize(Routing):
-    """Use one recipe from `minimum_size` elements on, and another below."""
+    """Use one recipe from `minimum_size` elements on, and another below: by default, one that does not compress."""
 
     minimum_size: Size
-    small: Reducer
+    small: Reducer = field(default_factory=_uncompressed)
     large: Reducer
 
     def children(self) -> Sequence[Reducer]:
@@ -194,9 +198,7 @@ class Released(Reducer):
     """Send gradients uncompressed, plus the residuals of another reducer's memories that can release them."""
 
     waiting: tuple[Memory, ...]
-    dense: Reducer = field(
-        default_factory=lambda: Compressed(memory=NoMemory(), codec=Identity(), exchange=AllReduce())
-    )
+    dense: Reducer = field(default_factory=_uncompressed)
 
     @override
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":

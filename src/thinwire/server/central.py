@@ -83,7 +83,13 @@ class Central:
         made = [made_optimizer(make, others)] if others else []
         if rows:
             made.append(made_optimizer(make_of_rows or make, rows))
-            _check_leaves_rows_alone(made[-1])
+            kind, groups = type(made[-1]).__name__, made[-1].param_groups
+            settings = [(each, group.get(each)) for group in groups for each in ("momentum", "weight_decay")]
+            if moving := [f"{name}={value}" for name, value in settings if value]:  # trainers get no other rows
+                raise ValueError(
+                    f"{kind} has {moving[0]}, which moves rows of sparse embeddings that got no gradient; expected 0: "
+                    "pass make_rows_optimizer=, such as SparseAdam or Adagrad"
+                )
         return made
 
     @torch.no_grad()
@@ -248,17 +254,6 @@ def _words(state: Mapping[str, Any]) -> dict[str, str]:
     """Say in words what a checkpoint and its server must have in common."""
     words = {f"parameter {name}": f"{tuple(x.shape)} {x.dtype}" for name, x in state["parameters"].items()}
     return words | {f"the number of {each}": str(len(state[each])) for each in ("optimizers", "schedulers")}
-
-
-def _check_leaves_rows_alone(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for momentum or weight decay: trainers are sent the rows that got a gradient, and no others."""
-    for group in optimizer.param_groups:
-        for setting in ("momentum", "weight_decay"):
-            if group.get(setting):
-                raise ValueError(
-                    f"{type(optimizer).__name__} has {setting}={group[setting]}, which moves rows of sparse embeddings "
-                    "that got no gradient; expected 0: pass make_rows_optimizer=, such as SparseAdam or Adagrad"
-                )
 
 
 def _copied(x: Any) -> Any:

@@ -144,19 +144,6 @@ def gpu_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _check_not_shared(recipe: Reducer, parameters: Mapping[str, nn.Parameter], earlier: Attachment | None) -> None:
-    """Raise MomentumError if another attachment stays at work on some of these, and one of the two moves momentum."""
-    others = [e for e in _serving_any(parameters) if e is not earlier and not isinstance(e.recipe, Released)]
-    moves = bool(fading(recipe.memories()) or corrections(recipe.memories()))
-    if any(moves or each.membership.handover.active for each in others):
-        shared = next(name for name, p in parameters.items() if any(p in each.names for each in others))
-        raise MomentumError(
-            f"{shared} is in another attached model too, and its momentum can move into only one memory: wrap both "
-            "models as one and attach that, call remove() on the other attachment, or give both a recipe that leaves "
-            "momentum to the optimizer, such as recipes.topk"
-        )
-
-
 def _handover(
     recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], group: Group
 ) -> Handover:
@@ -202,9 +189,20 @@ def _serving_any(parameters: Mapping[str, nn.Parameter]) -> list[Attachment]:
 
 
 def check_takeover(recipe: Reducer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise RuntimeError if these parameters have residuals that this recipe cannot keep, and `_check_not_shared`."""
+    """Raise RuntimeError if these parameters have residuals that this recipe cannot keep.
+
+    Raises MomentumError if another attachment stays at work on some of them, and one of the two moves momentum.
+    """
     earlier = _earlier(parameters)
-    _check_not_shared(recipe, parameters, earlier)
+    others = [e for e in _serving_any(parameters) if e is not earlier and not isinstance(e.recipe, Released)]
+    moves = bool(fading(recipe.memories()) or corrections(recipe.memories()))
+    if any(moves or each.membership.handover.active for each in others):
+        shared = next(name for name, p in parameters.items() if any(p in each.names for each in others))
+        raise MomentumError(
+            f"{shared} is in another attached model too, and its momentum can move into only one memory: wrap both "
+            "models as one and attach that, call remove() on the other attachment, or give both a recipe that leaves "
+            "momentum to the optimizer, such as recipes.topk"
+        )
     if earlier is not None and earlier.waits and not earlier.membership.keeps_like(recipe, parameters):
         raise RuntimeError(
             "an earlier attachment to this model has residuals that this recipe's memory cannot hold: call remove() on "

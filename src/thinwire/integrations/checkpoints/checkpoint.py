@@ -136,7 +136,12 @@ class _Loading:
             self._check_lost()
         check = self._handle.check_state_dict
         together(self._layout.groups, lambda group: state.agree(group, lambda: check(dealt)), StateError, ValueError)
-        self._say_what_is_left_behind()
+        notes = any(storage.paths(header, notes_only=True) for header in self._headers.values())
+        if notes and not self._uncut(next(iter(self._headers.values()))) and dist.get_rank() == self._layout.ranks[0]:
+            _log.warning(
+                "the number of shards has changed since the checkpoint: residuals were resharded; thresholds and "
+                "PowerSGD's Q start from scratch"
+            )
         return dealt
 
     def one_entry(self) -> State:
@@ -200,21 +205,16 @@ class _Loading:
         """Return which ranks have saved something of this rank's shard, by replica and their shard."""
         found: dict[int, dict[int, int]] = {}
         for at, header in left.items():
-            shard = self._shard_of(header)
-            if shard is not None:
-                found.setdefault(header["rank"], {})[shard] = at
+            place, mine = header.get("shard"), self._layout.shard
+            if (place is None) != (mine is None):
+                ways = "whole parameters, but these are sharded", "shards, but these parameters are whole"
+                said = ways[0] if place is None else ways[1]
+                raise ValueError(f"the checkpoint was saved from {said}: load it into the kind of handle that saved it")
+            if not self._uncut(header):
+                found.setdefault(header["rank"], {})[Piece.at(header["shard"]).shard] = at
+            elif place == mine:
+                found.setdefault(header["rank"], {})[0] = at
         return found
-
-    def _shard_of(self, header: Header) -> int | None:
-        """Return the number of the shard in this header, or None if this rank wants nothing of it."""
-        place, mine = header.get("shard"), self._layout.shard
-        if (place is None) != (mine is None):
-            ways = "whole parameters, but these are sharded", "shards, but these parameters are whole"
-            said = ways[0] if place is None else ways[1]
-            raise ValueError(f"the checkpoint was saved from {said}: load it into the kind of handle that saved it")
-        if self._uncut(header):
-            return 0 if place == mine else None
-        return Piece.at(header["shard"]).shard
 
     def _uncut(self, header: Header) -> bool:
         then, now = header.get("shard") or [], self._layout.shard or []
@@ -240,14 +240,6 @@ class _Loading:
         found = self._storage.read([f"rank {at}/{path}" for path in chosen]) if chosen else {}
         return storage.state_of(header, dict(zip(chosen, found.values(), strict=True)))
 
-    def _say_what_is_left_behind(self) -> None:
-        notes = any(storage.paths(header, notes_only=True) for header in self._headers.values())
-        if notes and not self._uncut(next(iter(self._headers.values()))) and dist.get_rank() == self._layout.ranks[0]:
-            _log.warning(
-                "the number of shards has changed since the checkpoint: residuals were resharded; thresholds and "
-                "PowerSGD's Q start from scratch"
-            )
-
 
 def _layout(handle: Any) -> Layout:
     """Return this rank's place among those that save together. Raises TypeError where that is not known."""
@@ -268,19 +260,15 @@ def _headers(saved: Storage, mine: tuple[int, ...]) -> Headers:
             lost[rank] = unreadable.get(header_name(rank), str(error))
     if not found:
         raise ValueError(next(iter(lost.values())))
-    chosen = _group_of({tuple(header["ranks"]) for header in found.values()}, mine)
-    absent = {rank: lost.get(rank, "it is not there") for rank in chosen if rank not in found}
-    return {rank: found[rank] for rank in chosen if rank in found}, absent
-
-
-def _group_of(groups: set[tuple[int, ...]], mine: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the group whose state these ranks go on from: their own, or the only one."""
+    groups = {tuple(header["ranks"]) for header in found.values()}
     if mine not in groups and len(groups) > 1:
         raise ValueError(
             f"one key holds the states of several groups, ranks {sorted(groups)}, and this handle's ranks are {mine}: "
             "save the handles of different groups under different keys"
         )
-    return mine if mine in groups else next(iter(groups))
+    chosen = mine if mine in groups else next(iter(groups))
+    absent = {rank: lost.get(rank, "it is not there") for rank in chosen if rank not in found}
+    return {rank: found[rank] for rank in chosen if rank in found}, absent
 
 
 def _together(groups: Sequence[Group], work: Callable[[], T]) -> T:

@@ -156,7 +156,13 @@ def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mappi
     for memory, by_name in zip(memories, saved, strict=False):
         for name, values in by_name.items():
             _check_fields(name, values, memory, recipe, parameters)
-            _check_use(name, values, memory, recipe, parameters[name])
+            segment = segment_of(parameters[name], name)
+            waits = any(bool(x.any()) for f, x in values.items() if f not in memory.free)
+            if waits and not any(held is memory for held in recipe.holding(segment)):
+                raise ValueError(
+                    f"the residual of {name!r} would never be sent, as this recipe keeps none for a tensor of "
+                    f"{segment.length} elements{AS_SAVED}"
+                )
 
 
 def _check_fields(
@@ -178,17 +184,6 @@ def _check_fields(
                 f"{field} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; "
                 f"expected ({length},) and {dtype}, as for a parameter of {like.dtype}"
             )
-
-
-def _check_use(name: str, fields: Mapping[str, Tensor], memory: Memory, recipe: Reducer, p: nn.Parameter) -> None:
-    """Refuse values that would wait forever because this recipe keeps nothing for the parameter."""
-    segment = segment_of(p, name)
-    waits = any(bool(x.any()) for f, x in fields.items() if f not in memory.free)
-    if waits and not any(held is memory for held in recipe.holding(segment)):
-        raise ValueError(
-            f"the residual of {name!r} would never be sent, as this recipe keeps none for a tensor of "
-            f"{segment.length} elements{AS_SAVED}"
-        )
 
 
 def _need(holds: bool, key: str, got: object, expected: str) -> None:

@@ -130,7 +130,12 @@ class Holdings:
         while self._parts:
             optimizer, group, part = self._parts.pop()
             optimizer.param_groups[:] = [each for each in optimizer.param_groups if each is not part]
-            group["params"] = _rejoined(group["params"], part["params"])
+            rest, ours = group["params"], part["params"]
+            whole, here = rest.whole if isinstance(rest, _Rest) else [*rest, *ours], {*rest, *ours}
+            if here.issuperset(whole):
+                group["params"] = whole
+            else:  # others are still elsewhere
+                group["params"] = _Rest((p for p in whole if p in here), whole)
 
     def check_mark(self) -> None:
         """Raise MomentumError if an optimizer's state was saved with memories that have not been loaded."""
@@ -204,12 +209,6 @@ class _Rest(list[nn.Parameter]):
     def __init__(self, parameters: Iterable[nn.Parameter], whole: Sequence[nn.Parameter]) -> None:
         super().__init__(parameters)
         self.whole = whole
-
-
-def _rejoined(rest: Sequence[nn.Parameter], part: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
-    """Return a group's parameters with a part of them back in its place; others may still be elsewhere."""
-    whole, here = rest.whole if isinstance(rest, _Rest) else [*rest, *part], {*rest, *part}
-    return whole if here.issuperset(whole) else _Rest((p for p in whole if p in here), whole)
 
 
 def _write(optimizer: torch.optim.Optimizer) -> None:

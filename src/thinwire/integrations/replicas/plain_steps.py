@@ -85,7 +85,13 @@ class PlainSteps:
 
     def _count(self, p: Tensor) -> None:
         if self._forward is not None and self._last not in self._ready:
-            self._note_step()
+            steps, meter = self._attachment.steps, self._attachment.meter
+            sent = ring_bytes(sum(size * segment.length for (segment,), size in self._parts), self._size)
+            numel = sum(segment.length for (segment,), _ in self._parts)
+            meter.begin(steps.step)
+            for name, amount in (("sent_bytes", sent), ("dense_bytes", sent), ("values", numel), ("elements", numel)):
+                meter.add(name, amount)
+            steps.step, steps.draw = steps.step + 1, steps.draw + 1
             self._note(self._last, p)
             queue = Variable._execution_engine.queue_callback
             end = partial(self._end, self._forward, self._ready)
@@ -98,16 +104,6 @@ class PlainSteps:
             log = Log(self._ended or forward, stamp(self._device), forward, times, self._parts)
             self._adaptive.go_on(log, self._attachment.step, self._rank)
             self._ended = stamp(self._device)
-
-    def _note_step(self) -> None:
-        steps, meter = self._attachment.steps, self._attachment.meter
-        sent = ring_bytes(sum(size * segment.length for (segment,), size in self._parts), self._size)
-        numel = sum(segment.length for (segment,), _ in self._parts)
-        meter.begin(steps.step)
-        for name, amount in (("sent_bytes", sent), ("dense_bytes", sent), ("values", numel), ("elements", numel)):
-            meter.add(name, amount)
-        steps.step += 1
-        steps.draw += 1
 
     def _note(self, name: str, p: Tensor) -> None:
         if self._forward is not None:

@@ -229,21 +229,18 @@ class Backwards:
         self._queue()
 
     def _queue(self) -> None:
-        self._check_served()
-        self._queued, self._now = True, self._exchanges(self._modules)
-        self._arrivals.clear()
-        self._on_start()
-        at_the_end = Variable._execution_engine.queue_callback
-        at_the_end(partial(at_the_end, self._after_backward))  # behind what FSDP has queued since
-
-    def _check_served(self) -> None:
-        """Raise RuntimeError if FSDP reduces other parameters than those whose gradients are exchanged."""
+        """Have this backward followed. Raises RuntimeError if FSDP reduces others than those that are exchanged."""
         held, served = held_parameters(self._modules), self._attachment.names.keys()
         if not served <= held or any(p.requires_grad for p in held - served):
             raise RuntimeError(
                 "parameters have been replaced or unfrozen since shard() or scatter(), as load_state_dict(assign=True) "
                 "does: call it again, with an optimizer of the current parameters"
             )
+        self._queued, self._now = True, self._exchanges(self._modules)
+        self._arrivals.clear()
+        self._on_start()
+        at_the_end = Variable._execution_engine.queue_callback
+        at_the_end(partial(at_the_end, self._after_backward))  # behind what FSDP has queued since
 
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:
         """Note that FSDP has added to the gradient of this shard."""
