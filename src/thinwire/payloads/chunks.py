@@ -86,7 +86,7 @@ class Chunks(Payload):
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
         rows = numbers.Rows(buffers, self._head, self.values, self.coded, self._cut.named_nbytes)
-        sizes = [regions * _named_nbytes(chunking) for chunking, regions in self._cut.runs]
+        sizes = [regions * _named(chunking).nbytes for chunking, regions in self._cut.runs]
         parts = list(zip(rows.named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True))
         if not on_host(buffers) and all(numbered_alone(chunking) for chunking, _ in self._cut.runs):
             positions: Sequence[Tensor] = [_read_at_once(part, *run) for part, run in parts]
@@ -178,40 +178,35 @@ def _cut(chunkings: tuple[Chunking, ...]) -> _Cut:
     cut = [number for c in chunkings for number in (*astuple(c)[:-1], _TRANSFORMS[c.transform])]
     return _Cut(
         carried=sum(chunking.count for chunking in chunkings),
-        named_nbytes=sum(map(_named_nbytes, chunkings)),
+        named_nbytes=sum(_named(chunking).nbytes for chunking in chunkings),
         runs=[(chunking, len(list(alike))) for chunking, alike in groupby(chunkings)],
         packed=_LAYOUT.pack(len(chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut))),
     )
 
 
-@lru_cache(maxsize=1024)
-def _named_nbytes(chunking: Chunking) -> int:
-    """Return how many bytes name a region's positions."""
-    numbering = _numbering(chunking)
-    if numbering is None:
-        return indices.nbytes(_coding(chunking), chunking.count, chunking.chunks * chunking.size)
-    return _numbered_nbytes(chunking, numbering)
+class _Named(NamedTuple):
+    """How a region's positions are named: those of each chunk numbered or, if that is shorter, all of them in a row."""
+
+    numbering: Numbering | None
+    coding: int
+    nbytes: int
 
 
 @lru_cache(maxsize=1024)
-def _numbering(chunking: Chunking) -> Numbering | None:
-    """Return how the positions of each chunk are numbered, or None if it is shorter to name those of all in a row."""
-    numbering = Numbering.of(chunking.size, chunking.kept)
-    in_a_row = indices.nbytes(_coding(chunking), chunking.count, chunking.chunks * chunking.size)
-    return numbering if numbering and _numbered_nbytes(chunking, numbering) <= in_a_row else None
-
-
-def _numbered_nbytes(chunking: Chunking, numbering: Numbering) -> int:
-    return -(-chunking.chunks * numbering.bits // 8) + -(-chunking.count * numbering.low_bits // 8)
-
-
-def _coding(chunking: Chunking) -> int:
-    return indices.shortest(chunking.count, chunking.chunks * chunking.size, _CODINGS)
+def _named(chunking: Chunking) -> _Named:
+    space, numbering = chunking.chunks * chunking.size, Numbering.of(chunking.size, chunking.kept)
+    coding = indices.shortest(chunking.count, space, _CODINGS)
+    in_a_row = indices.nbytes(coding, chunking.count, space)
+    if numbering:
+        numbered = -(-chunking.chunks * numbering.bits // 8) + -(-chunking.count * numbering.low_bits // 8)
+        if numbered <= in_a_row:
+            return _Named(numbering, coding, numbered)
+    return _Named(None, coding, in_a_row)
 
 
 def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
     """Return the bytes that name the positions of several regions that are cut alike. Each region's are whole bytes."""
-    rows, numbering = positions.view(regions, -1), _numbering(chunking)
+    rows, numbering = positions.view(regions, -1), _named(chunking).numbering
     if numbering is None:
         return torch.cat([_section(row, chunking) for row in rows])
     if not (low := numbering.low_bits):
@@ -223,33 +218,33 @@ def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
 
 def _section(positions: Tensor, chunking: Chunking) -> Tensor:
     """Return the bytes that name a region's positions, those of all its chunks in a row."""
-    keys = (positions.view(-1, chunking.kept) + _firsts(chunking, positions)).view(-1)
-    coded = wire.written(indices.section(_coding(chunking), keys, chunking.chunks * chunking.size)).view(torch.uint8)
-    return torch.nn.functional.pad(coded, (0, _named_nbytes(chunking) - coded.numel()))
+    named, keys = _named(chunking), (positions.view(-1, chunking.kept) + _firsts(chunking, positions)).view(-1)
+    coded = wire.written(indices.section(named.coding, keys, chunking.chunks * chunking.size)).view(torch.uint8)
+    return torch.nn.functional.pad(coded, (0, named.nbytes - coded.numel()))
 
 
 def _read(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
     """Return every rank's positions in regions that are cut alike, (ranks, chunks of all, kept), not checked yet."""
     ranks, rows = len(rows), rows.reshape(len(rows) * regions, -1)
-    if (numbering := _numbering(chunking)) is not None:
-        found = _read_numbered(rows, chunking, numbering)
+    if (named := _named(chunking)).numbering is not None:
+        found = _read_numbered(rows, chunking, named.numbering)
     else:
-        if (coding := _coding(chunking)) == wire.NUMBERS:
+        if named.coding == wire.NUMBERS:
             refuse_if(rows[:, 4 * chunking.count :].any(), partial(_malformed, chunking))
-        keys = indices.decoded(coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
+        keys = indices.decoded(named.coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
         found = keys.view(len(rows), chunking.chunks, chunking.kept) - _firsts(chunking, keys)
     return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
 
 
 def numbered_alone(chunking: Chunking) -> bool:
     """Whether nothing but a number names the positions of each chunk."""
-    numbering = _numbering(chunking)
+    numbering = _named(chunking).numbering
     return numbering is not None and not numbering.low_bits
 
 
 def _read_at_once(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
     """Return what `_read` does, checked."""
-    numbering = _numbering(chunking)
+    numbering = _named(chunking).numbering
     assert numbering is not None  # it is numbered alone
     found, wrong = kernels.subsets_read(rows, regions, chunking.chunks, numbering)
     refuse_if(wrong, partial(_malformed, chunking))

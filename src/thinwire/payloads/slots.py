@@ -47,15 +47,12 @@ def read(buffers: Tensor, regions: Regions, runs: tuple[int, ...]) -> Tensor:
     """
     fixed = constant(_fixed(regions, runs), torch.int32, buffers.device).view(3, -1)
     section = buffers[:, : length(regions, runs)]
-    if not on_host(buffers):
+    if on_host(buffers):
+        found, wrong = _decoded(section, regions, runs), kernels.differ(section, fixed)
+        wrong = wrong | (found < 0).any()
+    else:
         found, wrong = kernels.slots_read(section, fixed, _parts(regions, runs))
-        refuse_if(wrong, partial(_malformed, section, fixed, regions, runs))
-        return found
-    if kernels.differ(section, fixed):
-        raise _unlike(section, len(regions))
-    found = _decoded(section, regions, runs)
-    if (found < 0).any():
-        raise _no_index(found, regions, runs)
+    refuse_if(wrong, partial(_malformed, section, fixed, regions, runs))
     return found
 
 

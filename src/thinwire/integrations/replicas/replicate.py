@@ -156,22 +156,18 @@ def _looked_at(
 ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """Return the modules as one, and the optimizers. Raises what `replicate` does about this rank alone."""
     assembly.check_recipe(recipe, "replicate")
-    whole = _whole([modules] if isinstance(modules, nn.Module) else list(modules))
+    every = [modules] if isinstance(modules, nn.Module) else list(modules)
+    if not every:
+        raise ValueError("modules is []; expected a module, or this rank's stages of a pipeline")
+    if any(isinstance(module, DistributedDataParallel) for module in every):
+        raise TypeError("DistributedDataParallel reduces gradients itself; attach the recipe, or replicate its .module")
+    for module in every:
+        refuse_sharded(module, "replicate")
+    whole = every[0] if len(every) == 1 else nn.ModuleList(every)
     parameters = _trained(whole)
     assembly.check_real(parameters)
     assembly.check_takeover(recipe, parameters)
     return whole, assembly.listed(optimizer)
-
-
-def _whole(modules: list[nn.Module]) -> nn.Module:
-    """Return these as one module. Raises for none, and for what has gradients reduced by others."""
-    if not modules:
-        raise ValueError("modules is []; expected a module, or this rank's stages of a pipeline")
-    if any(isinstance(module, DistributedDataParallel) for module in modules):
-        raise TypeError("DistributedDataParallel reduces gradients itself; attach the recipe, or replicate its .module")
-    for module in modules:
-        refuse_sharded(module, "replicate")
-    return modules[0] if len(modules) == 1 else nn.ModuleList(modules)
 
 
 def _trained(whole: nn.Module) -> dict[str, nn.Parameter]:

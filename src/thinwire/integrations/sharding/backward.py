@@ -6,7 +6,7 @@ ranks that hold the same shard in other islands put it through the recipe, while
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any, final
 
@@ -23,7 +23,10 @@ from thinwire.errors import StateError
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import together
+from thinwire.integrations.sharding.contributions import Contributions
+from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import exchanges_now, held_parameters
+from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.training.gradients import buckets, own_length, used_anywhere
 from thinwire.waits import refuse_captured
 
@@ -33,7 +36,8 @@ class Arrivals:
     """The gradients of one backward after another, in buckets, exchanged while backward goes on if they `may_overlap`.
 
     `island`: the groups of ranks that hold the parameters together. `length`: how many elements an exchange takes for a
-    parameter, alike on all ranks of the attachment. Collectives are those of the mesh.
+    parameter, alike on all ranks of the attachment. `arrived`: how often each has come in this backward. Collectives
+    are those of the mesh.
     """
 
     def __init__(
@@ -48,14 +52,9 @@ class Arrivals:
         self._length = length
         self._arranged = self.overlaps = False
         self._arrange(list(attachment.parameters))
-        self._arrived: Counter[nn.Parameter] = Counter()
+        self.arrived: Counter[nn.Parameter] = Counter()
         self.started: list[Future[Tensor]] = []
         self._reduced: list[Any] = []  # on a GPU, when FSDP had reduced
-
-    @property
-    def some(self) -> bool:
-        """Whether there are any in this backward."""
-        return bool(self._arrived)
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +64,7 @@ class Arrivals:
     def clear(self) -> None:
         """Get ready for a backward. There may be some left of one that raised."""
         self.started.clear()
-        self._arrived.clear()
+        self.arrived.clear()
 
     def note(self, name: str, p: nn.Parameter, *, now: bool) -> None:
         """Note that FSDP has added to the gradient of this shard. `now`: start the buckets that are complete."""
@@ -75,12 +74,12 @@ class Arrivals:
                 "backward: pass overlap=False"
             )
         self._attachment.steps.gradients.added.add(name)
-        self._arrived[p] += 1
+        self.arrived[p] += 1
         if p.is_cuda:
             self._reduced.append(torch.cuda.current_stream(p.device).record_event())
         if self.overlaps and now:
             for bucket in self.buckets[len(self.started) :]:
-                if not all(each in self._arrived for each in bucket.parameters):
+                if not all(each in self.arrived for each in bucket.parameters):
                     break
                 self._start_next()
 
@@ -125,9 +124,9 @@ class Arrivals:
         """After the first backward, agree on overlap, if each came once, and on the order in the first replica."""
         self._arranged = True
         names, group = self._attachment.names, self._attachment.group
-        order = [*dict.fromkeys([names[p] for p in self._arrived] + list(names.values()))]
+        order = [*dict.fromkeys([names[p] for p in self.arrived] + list(names.values()))]
         self._arrange(broadcast_state(order, group, 0))
-        several = torch.tensor([int(max(self._arrived.values()) > 1)], device=self.buckets[0].flat.device)
+        several = torch.tensor([int(max(self.arrived.values()) > 1)], device=self.buckets[0].flat.device)
         dist.all_reduce(several, dist.ReduceOp.MAX, group)
         self.overlaps = self._may_overlap and not several
 
@@ -153,11 +152,11 @@ class Arrivals:
 
 @final
 class Backwards:
-    """Follows the backward passes of the sharded `modules`, and has what they bring exchanged if it `exchanges`.
+    """Follows the backward passes of the sharded `modules`, and has what they bring exchanged.
 
-    `evaluate_together`: whether FSDP gathers over all ranks of the mesh, so that none evaluates without the others.
-    `on_start` is called when one begins, `on_arrival` when FSDP has added to a gradient, and `on_exchanged` after the
-    exchange.
+    `contributions`: what is kept from FSDP's reduce-scatter where there are no replicas. There every backward pass is
+    exchanged, and FSDP gathers over all ranks of the mesh, so that none evaluates without the others. After each
+    exchange, islands compare what their `gathers` have sent.
     """
 
     def __init__(
@@ -166,18 +165,13 @@ class Backwards:
         attachment: Attachment,
         groups: Sequence[Group],
         arrivals: Arrivals,
-        *,
-        exchanges: Callable[[Iterable[nn.Module]], bool] = exchanges_now,
-        evaluate_together: bool = False,
-        on_start: Callable[[], None] = lambda: None,
-        on_arrival: Callable[[str, nn.Parameter], None] = lambda name, p: None,
-        on_exchanged: Callable[[], None] = lambda: None,
+        gathers: Copies | Coded | None,
+        contributions: Contributions | None = None,
     ) -> None:
         self._modules, self._attachment, self._groups, self._arrivals = modules, attachment, groups, arrivals
-        self._exchanges, self._on_start, self._on_arrival = exchanges, on_start, on_arrival
-        self._on_exchanged = on_exchanged
+        self._gathers, self._contributions = gathers, contributions
         self._queued = self._agreed = self._now = False
-        self._evaluated = not evaluate_together
+        self._evaluated = contributions is None
         self._hooks = [module.register_forward_hook(self._after_forward) for module in modules]
         for module in modules:  # before FSDP's own, which gathers parameters
             self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
@@ -236,9 +230,10 @@ class Backwards:
                 "parameters have been replaced or unfrozen since shard() or scatter(), as load_state_dict(assign=True) "
                 "does: call it again, with an optimizer of the current parameters"
             )
-        self._queued, self._now = True, self._exchanges(self._modules)
+        self._queued, self._now = True, self._contributions is not None or exchanges_now(self._modules)
         self._arrivals.clear()
-        self._on_start()
+        if self._contributions is not None:
+            self._contributions.clear()
         at_the_end = Variable._execution_engine.queue_callback
         at_the_end(partial(at_the_end, self._after_backward))  # behind what FSDP has queued since
 
@@ -249,16 +244,18 @@ class Backwards:
                 f"thinwire cannot follow the gradient of {name!r}: return tensors, or containers of them that "
                 "torch.utils._pytree knows, from the modules that fully_shard was called with"
             )
-        self._on_arrival(name, p)
+        if self._contributions is not None:
+            self._contributions.take(name, p)
         self._arrivals.note(name, p, now=self._now)
 
     def _after_backward(self) -> None:
         self._queued = False
-        if self._arrivals.some and self._now:
+        if self._arrivals.arrived and self._now:
             if not self._agreed:
                 self._agree()
             self._arrivals.exchange()
-            self._on_exchanged()
+            if self._gathers:
+                self._gathers.compare()
 
     def _agree(self) -> None:
         """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""

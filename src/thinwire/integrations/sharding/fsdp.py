@@ -18,11 +18,9 @@ from thinwire.integrations.training.gradients import is_dtensor
 
 def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return what FSDP reduces, by name; TypeError unless all others are frozen or `ignored`, or for none."""
-    _check_kind(model)
-    _refuse_offloading(sharded_modules(model))
+    _check_kind(model, ignored)
     for module in sharded_modules(model):
         module.reshard()  # what an evaluation has left whole is no DTensor
-    _refuse_ignoring(sharded_modules(model), ignored)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
     if not any(map(is_dtensor, trained.values())):
         raise TypeError(
@@ -48,26 +46,19 @@ _FIX = {
 }
 
 
-def _check_kind(model: nn.Module) -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel
+def _check_kind(model: nn.Module, ignored: Collection[nn.Parameter]) -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
 
+    modules = sharded_modules(model)
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise TypeError(_FSDP1)
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise TypeError("DistributedDataParallel keeps whole replicas: call thinwire.attach on it")
-
-
-def _refuse_offloading(modules: Iterable[nn.Module]) -> None:
-    from torch.distributed.fsdp import CPUOffloadPolicy
-
     if any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in _groups(modules)):
         raise TypeError(
             "with CPUOffloadPolicy, FSDP copies gradients to the host while thinwire would read them: call "
             "fully_shard without offload_policy"
         )
-
-
-def _refuse_ignoring(modules: Iterable[nn.Module], ignored: Collection[nn.Parameter]) -> None:
     if any(p in ignored and p.requires_grad for p in held_parameters(modules)):
         raise TypeError(
             "ignored_params names a sharded parameter, whose gradient FSDP reduces: freeze it, or pass it to "

@@ -92,17 +92,8 @@ class Gathering(Attached):
     @override
     def differing_parameters(self) -> list[str]:
         """Return the names of parameters that differ between ranks, those of gathered copies too; a collective."""
-        return sorted({*self._differing(), *(self._gathers.differing() if self._gathers else ())})
-
-    def _differing(self) -> list[str]:
-        return self.attachment.differing_parameters()
-
-    def _compare_gathers(self) -> None:
-        """Have islands that have sent parameters unlike send them exactly; a collective of all of them."""
-        if self._gathers:
-            self._gathers.compare()
+        return sorted({*super().differing_parameters(), *(self._gathers.differing() if self._gathers else ())})
 
     def _leave_gathers(self) -> None:
-        """Have gathers send parameters as they are."""
         if self._gathers:
             self._gathers.remove()

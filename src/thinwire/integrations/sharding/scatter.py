@@ -54,18 +54,10 @@ class Scattered(Gathering):
         self.layout = Layout.whole(group, {})
         # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
         self._arrivals = Arrivals(attachment, [group], may_overlap=overlap, length=nn.Parameter.numel)
-        self._backwards = Backwards(
-            fsdp.sharded_modules(model),
-            attachment,
-            [group],
-            self._arrivals,
-            exchanges=lambda modules: True,
-            evaluate_together=True,
-            on_start=contributions.clear,
-            on_arrival=contributions.take,
-        )
+        modules = fsdp.sharded_modules(model)
+        self._backwards = Backwards(modules, attachment, [group], self._arrivals, gathers, contributions)
         self._gather(model, gathers)
-        for module in fsdp.sharded_modules(model):
+        for module in modules:
             module.set_custom_reduce_scatter(contributions.kept)
 
     @override
@@ -78,9 +70,8 @@ class Scattered(Gathering):
         return super().check_state_dict(saved)
 
     @override
-    def _differing(self) -> list[str]:
-        """Return an empty list: no parameter is held by two ranks, but for copies."""
-        return []
+    def differing_parameters(self) -> list[str]:
+        return self._gathers.differing() if self._gathers else []  # no two ranks hold the same, but for copies
 
     def remove(self) -> None:
         """Detach: from now on gradients go to their owners uncompressed. A collective; call it between steps.

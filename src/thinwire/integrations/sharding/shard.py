@@ -47,13 +47,8 @@ class Shards(Gathering):
         attachment.serve(model)
         self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
-        self._backwards = Backwards(
-            fsdp.sharded_modules(model),
-            attachment,
-            self.layout.groups,
-            self._arrivals,
-            on_exchanged=self._compare_gathers,
-        )
+        modules = fsdp.sharded_modules(model)
+        self._backwards = Backwards(modules, attachment, self.layout.groups, self._arrivals, gathers)
         self._gather(model, gathers)
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,15 +45,15 @@ class Sent(NamedTuple):
 def probe_links(group: Group, device: torch.device, *, seconds: float = 4.0, most: int = LARGEST) -> Links:
     """Time collectives and messages up to `most` bytes for `seconds`, or some sixty small messages; a collective."""
     if group.size() == 1:
-        return Links(dict.fromkeys(_RUNS, _FREE), {}, {})
-    share, largest = seconds / len(_RUNS), max(USUAL, most)
+        return Links(dict.fromkeys(_WAYS, _FREE), {}, {})
+    share, largest = seconds / len(_WAYS), max(USUAL, most)
     # what is gathered takes as many times the memory as there are ranks
-    most_of = {name: max(USUAL, largest // group.size()) if name == "all_gather" else largest for name in _RUNS}
-    sent = {name: ladder(_sender(name, group, device), share, most_of[name]) for name in _RUNS}
+    most_of = {name: max(USUAL, largest // group.size()) if name == "all_gather" else largest for name in _WAYS}
+    sent = {name: ladder(_sender(name, group, device), share, most_of[name]) for name in _WAYS}
     world_size = group.size()
     return Links(
-        {name: fit([(s.size, s.wall) for s in each], _LIKE[name], world_size) for name, each in sent.items()},
-        {name: fit([(s.size, s.busy) for s in each], _LIKE[name], world_size) for name, each in sent.items()},
+        {name: fit([(s.size, s.wall) for s in each], _WAYS[name][1], world_size) for name, each in sent.items()},
+        {name: fit([(s.size, s.busy) for s in each], _WAYS[name][1], world_size) for name, each in sent.items()},
         {name: each[-1].size for name, each in sent.items() if not told([s.wall for s in each])},
     )
 
@@ -133,7 +133,7 @@ def contention(group: Group, device: torch.device) -> float:
 
 def _sender(name: Transport, group: Group, device: torch.device) -> Callable[[int, int], Sent]:
     def send(size: int, runs: int) -> Sent:
-        run = _RUNS[name](torch.zeros(size, dtype=torch.uint8, device=device).view(torch.float32), group)
+        run = _WAYS[name][0](torch.zeros(size, dtype=torch.uint8, device=device).view(torch.float32), group)
         columns = zip(*(_timed(run, device) for _ in range(runs)), strict=True)
         # of two the lesser, as the first may set up a connection or find a narrow window
         wall, busy = gathered([median_low(column) for column in columns], group, device).mean(dim=0).tolist()
@@ -166,15 +166,10 @@ def _shift(x: Tensor, group: Group) -> Callable[[], object]:
     return lambda: peers.cross({after: message}, {before: message.numel()})
 
 
-_RUNS: Mapping[Transport, Callable[[Tensor, Group], Callable[[], object]]] = {
-    "all_reduce": _reduce,
-    "all_gather": _gather,
-    "point_to_point": _shift,
-}
-_LIKE: Mapping[Transport, Exchange | None] = {
-    "all_reduce": AllReduce(),
-    "all_gather": AllGather(),
-    "point_to_point": None,
+_WAYS: Mapping[Transport, tuple[Callable[[Tensor, Group], Callable[[], object]], Exchange | None]] = {
+    "all_reduce": (_reduce, AllReduce()),
+    "all_gather": (_gather, AllGather()),
+    "point_to_point": (_shift, None),
 }
 
 

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, final
 
 import torch
@@ -163,14 +164,11 @@ def _once(
     longest(0.0, group, device)
     order, times = list[str](), list[Stamp]()
 
-    def note(name: str) -> Callable[[Tensor], None]:
-        def hook(_: Tensor) -> None:
-            order.append(name)
-            times.append(stamp(device))
+    def note(name: str, _: Tensor) -> None:
+        order.append(name)
+        times.append(stamp(device))
 
-        return hook
-
-    handles = [p.register_post_accumulate_grad_hook(note(name)) for name, p in parameters.items()]
+    handles = [p.register_post_accumulate_grad_hook(partial(note, name)) for name, p in parameters.items()]
     try:
         times.append(stamp(device))
         for p in parameters.values():
