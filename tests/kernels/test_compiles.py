@@ -21,8 +21,10 @@ _PLACES = {"indices": INT, "carried": LONG, **dict.fromkeys(("totals", "ended", 
 _DRAWN = dict.fromkeys(("bars", "capacity", "start", "room", "begin", "origin", "padding"), LONG)
 _SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient", "size", "scale", "momentum"), LONG)
 _KEYS = {"high": "i32", "low": "i32"}
-_ELEMENTS = {"indices": INT, **dict.fromkeys(("offset", "begin", "end"), LONG), **_TILES}
-_OWNED = {"out": FLOAT, "starts": INT, "stops": INT, "indices": INT, "values": FLOAT, "edges": INT, "count": "i32"}
+_ELEMENTS = {"own_values": FLOAT, "own_indices": INT, **dict.fromkeys(("offset", "begin", "end"), LONG), **_TILES}
+_OWNED = {"out": FLOAT, "values": FLOAT, **dict.fromkeys(("starts", "stops", "indices", "edges"), INT)} | dict.fromkeys(
+    ("count", "extent"), "i32"
+)
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "total", "count", "fixed_count"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
@@ -83,15 +85,18 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {},
     ),
     *(
-        ("scatter", "_add", {"values": FLOAT, "sign": "fp32", **_ELEMENTS, **where}, {"CHUNK": 1024})
-        for where in ({"x": LONG}, {"masked": LONG}, {"x": LONG, "masked": LONG})
-    ),
-    ("scatter", "_write", {**_OWNED, "steps": "i32"}, {"TILE": 16384, "CHUNK": 256, "RUNS": 32}),
-    (
-        "scatter",
-        "_add_share",
-        {**_OWNED, "tiles": "i32", "sign": "fp32"},
-        {"CLEAR": True, "TILE": 16384, "CHUNK": 1024},
+        (
+            "scatter",
+            "_settle",
+            {"like": FLOAT, "many": "i32", "own_sign": "fp32", "sign": "fp32", **written, **added},
+            {"ASCENDING": ascending, "CLEAR": ascending, "TILE": 16384, "CHUNK": 1024, "RUNS": 32},
+        )
+        for ascending, written, added in (
+            (True, _OWNED, {**_ELEMENTS, "x": LONG, "masked": LONG}),
+            (False, _OWNED, {**_ELEMENTS, "x": LONG}),
+            (True, {}, {**_ELEMENTS, "masked": LONG}),
+            (False, _OWNED, {}),
+        )
     ),
     *(
         (

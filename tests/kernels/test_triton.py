@@ -820,6 +820,7 @@ def test_where_plain_torch_is_as_good() -> None:
         "gather_each",
         "numbers_read",
         "sections_write",
+        "settle",
         "slots_read",
         "subsets_read",
     }

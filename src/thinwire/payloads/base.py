@@ -157,6 +157,17 @@ class Payload(ABC):
         self.subtract_from(parts)
         self.mask(masked)
 
+    def settle(self, retain: Callable[[Self], None], total: "Payload", out: Tensor) -> None:
+        """Have this payload retained, and write the sum of all ranks' ones: in one launch, where a GPU can.
+
+        Args:
+            retain: Subtracts the payload that it is given from what it came from.
+            total: The sum.
+            out: Where it is written.
+        """
+        retain(self)
+        total.write(out)
+
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out`, just written, is finite everywhere this payload wrote."""
         return regions_are_finite(out, self.regions)

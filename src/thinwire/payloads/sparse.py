@@ -1,6 +1,6 @@
 """Single elements, addressed by index."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self, final
@@ -14,9 +14,12 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels.parts import Parts
 from thinwire.payloads import numbers, slots, wire
-from thinwire.payloads.base import Regions
+from thinwire.payloads.base import Payload, Regions
 from thinwire.payloads.indices import LARGEST_SPACE, Layout, in_order
 from thinwire.payloads.keyed import Keyed
+
+_Scattered = tuple[Tensor, Regions, Tensor, Tensor, tuple[int, ...], bool]
+"""What `kernels.scatter` takes."""
 
 
 @final
@@ -174,17 +177,34 @@ class Sparse(Keyed):
 
     def write(self, out: Tensor) -> None:
         """Set the regions of `out` to zero and add the values."""
-        kernels.scatter(
-            out, self.regions, self.indices, self.values, self.runs, self.ascending and in_order(self.regions)
-        )
+        kernels.scatter(*self._scattered(out))
+
+    def _scattered(self, out: Tensor) -> _Scattered:
+        return out, self.regions, self.indices, self.values, self.runs, self.ascending and in_order(self.regions)
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
         self.take_from(parts, ())
 
     def take_from(self, parts: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
-        """Do so, and set the masked to zero where a value is not 0."""
-        kernels.scatter_add(parts, self._offsets, self.indices, self.values, self.runs, -1.0, masked)
+        """Do so, and set the masked to zero where a value is not 0. A sum that waits for that is written with it."""
+        total: _Scattered | None = self.__dict__.pop("_unwritten", None)
+        own = self.indices, self.values, self.runs
+        if total is None:
+            kernels.scatter_add(parts, self._offsets, *own, -1.0, masked)
+        else:
+            kernels.settle(*total, parts, self._offsets, *own, masked)
+
+    @override
+    def settle(self, retain: Callable[[Self], None], total: Payload, out: Tensor) -> None:
+        if not isinstance(total, Sparse):
+            super().settle(retain, total, out)
+            return
+        mine = replace(self)
+        mine.__dict__["_unwritten"] = total._scattered(out)
+        retain(mine)
+        if "_unwritten" in mine.__dict__:
+            total.write(out)
 
     def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
         """Subtract where values were sent; elsewhere nothing changes, so nothing is read."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -199,11 +200,11 @@ class Compressed(Reducer):
                 total = exchanged.total
             else:
                 total = all_gather.received(delivered, exchanged.buffers, found, bucket.flat)
-            if self.memory.stateful:  # first, as in `_decode`
-                self.memory.retain(bucket.segments.names, delivered)
-            total.write(bucket.flat)
             if self.memory.stateful:
+                delivered.settle(partial(self.memory.retain, bucket.segments.names), total, bucket.flat)
                 self._clamp(total, bucket, scale)
+            else:
+                total.write(bucket.flat)
             return found.moved(replay.lasting)
 
         if captured is None or exchanged.buffers is None:

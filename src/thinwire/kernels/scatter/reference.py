@@ -37,6 +37,15 @@ def scatter(
     scatter_add([out], [0], indices, values, runs)
 
 
+def settle(
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool,
+    outs: Vectors, offsets: Ints, own: Tensor, own_values: Tensor, own_runs: Ints, masked: Vectors,
+) -> None:  # fmt: skip
+    """Subtract this rank's own elements, as `scatter_add` does, and `scatter` the sum of all ranks' ones."""
+    scatter_add(outs, offsets, own, own_values, own_runs, -1.0, masked)
+    scatter(out, regions, indices, values, runs, ascending)
+
+
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
     """Set n ≥ 1 vectors to zero at indices (int32) whose value is not 0: see `scatter_add`."""
     for i, (index, value) in enumerate(zip(indices.split(list(runs)), values.split(list(runs)), strict=True)):

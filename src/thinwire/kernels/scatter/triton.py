@@ -7,6 +7,7 @@ through all runs, and adds the elements that fall into its tiles.
 
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 import triton
@@ -24,6 +25,9 @@ _RUNS = 32
 """How many runs' stretches are looked for at a time."""
 _FEW = 4
 """Up to this many runs are added by one launch each, whatever their elements."""
+Part = tuple[int, tuple[Any, ...]]
+"""How many programs, and their arguments."""
+_NOTHING: Part = (0, (None,) * 9)
 
 
 def scatter_add(
@@ -33,7 +37,7 @@ def scatter_add(
     values = values.to(outs[0].dtype)
     if len(outs) == 1 and len(runs) > _FEW:
         regions = ((0, outs[0].numel()),)
-        _add_owned(outs[0], regions, _counted(indices, offsets[0]), values, runs, sign, clear=False)
+        _launch(_owned(outs[0], regions, _counted(indices, offsets[0]), values, runs, sign), CLEAR=False)
         outs = ()
     if outs or masked:
         _each(outs, masked, offsets, indices, values, runs, sign)
@@ -42,16 +46,20 @@ def scatter_add(
 def scatter(
     out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
 ) -> None:
-    """See `reference.scatter`; if the runs of a payload ascend together, each tile looks at its own elements alone."""
-    values = values.to(out.dtype)
-    if not ascending:
-        _add_owned(out, regions, indices, values, runs, 1.0, clear=True)
+    _launch(_written(out, regions, indices, values, runs, ascending), ASCENDING=ascending)
+
+
+def settle(
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool,
+    outs: Vectors, offsets: Ints, own: Tensor, own_values: Tensor, own_runs: Ints, masked: Vectors,
+) -> None:  # fmt: skip
+    """See `reference.settle`: one launch, as a rule."""
+    if len(own_runs) > len(outs):
+        scatter_add(outs, offsets, own, own_values, own_runs, -1.0, masked)
+        scatter(out, regions, indices, values, runs, ascending)
         return
-    starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
-    stretches = _stretches(tuple(runs), len(regions))
-    steps = max(map(int.__sub__, stretches[1:], stretches), default=0).bit_length()
-    args = (out, starts, stops, indices, values, _on(stretches, out.device), len(stretches) - 1, steps)
-    launch(_write, starts.numel(), *args, TILE=_TILE, CHUNK=_CHUNK // 4, RUNS=_RUNS, num_warps=8)
+    added = _added(outs, masked, offsets, own, own_values.to(outs[0].dtype), own_runs, -1.0)
+    _launch(_written(out, regions, indices, values, runs, ascending), added, ASCENDING=ascending)
 
 
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
@@ -59,6 +67,14 @@ def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints
         _each((), xs, offsets, indices, values, [indices.numel()], 1.0)
     else:
         _each((), xs, offsets, indices, values.to(xs[0].dtype), runs, 1.0)
+
+
+def _launch(written: Part = _NOTHING, added: Part = _NOTHING, *, ASCENDING: bool = False, CLEAR: bool = True) -> None:
+    """Launch programs that write, and programs that add."""
+    (many, args), (more, others) = written, added
+    sizes = {"TILE": _TILE, "CHUNK": _CHUNK, "RUNS": _RUNS, "num_warps": 8}
+    like = args[0] if many else others[0]
+    launch(_settle, many + more, like, many, *args, *others, ASCENDING=ASCENDING, CLEAR=CLEAR, **sizes)
 
 
 def _each(
@@ -69,31 +85,48 @@ def _each(
     for first in range(0, len(runs), count):
         part = runs[first : first + count]
         end = start + sum(part)
-        index, value, start = indices[start:end], values[start:end], end
-        if count > 1:
-            tiles = tiles_of_each(tuple(part), value.device, _CHUNK)
-            *starts, _ = edges = list(accumulate(part, initial=0))
-            columns = addresses(outs or masked), addresses(masked or outs), offsets, starts, edges[1:]
-            out, mask_, *places = table(value.device, *columns)
-            args = (value, index, out if outs else None, mask_ if masked else None, *places, tiles, sign)
-            launch(_add, len(tiles), *args, CHUNK=_CHUNK)
-        else:
-            out, mask_ = ((xs or (None,))[0] for xs in (outs, masked))
-            args = (value, _counted(index, offsets[0]), out, mask_, None, None, index.numel(), None, sign)
-            launch(_add, tiles_of(index.numel(), _CHUNK), *args, CHUNK=_CHUNK)
+        _launch(added=_added(outs, masked, offsets, indices[start:end], values[start:end], part, sign))
+        start = end
+
+
+def _added(
+    outs: Vectors, masked: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float
+) -> Part:
+    """Return how many programs add a run to each vector, mask it or both, and their arguments."""
+    if len(runs) == 1:
+        out, mask_ = ((xs or (None,))[0] for xs in (outs, masked))
+        args = (values, _counted(indices, offsets[0]), out, mask_, None, None, indices.numel(), None, sign)
+        return tiles_of(indices.numel(), _CHUNK), args
+    tiles = tiles_of_each(tuple(runs), values.device, _CHUNK)
+    *starts, _ = edges = list(accumulate(runs, initial=0))
+    columns = addresses(outs or masked), addresses(masked or outs), offsets, starts, edges[1:]
+    out, mask_, *places = table(values.device, *columns)
+    return len(tiles), (values, indices, out if outs else None, mask_ if masked else None, *places, tiles, sign)
 
 
 def _counted(indices: Tensor, offset: int) -> Tensor:
     return indices - offset if offset else indices
 
 
-def _add_owned(
-    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, sign: float, *, clear: bool
-) -> None:
+def _written(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool) -> Part:
+    """Return how many programs do what `reference.scatter` does, and their arguments.
+
+    If the runs of a payload ascend together, each tile looks at its own elements alone.
+    """
+    values = values.to(out.dtype)
+    if not ascending:
+        return _owned(out, regions, indices, values, runs, 1.0)
+    starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
+    stretches = _stretches(tuple(runs), len(regions))
+    steps = max(map(int.__sub__, stretches[1:], stretches), default=0).bit_length()
+    args = (out, starts, stops, indices, values, _on(stretches, out.device), len(stretches) - 1, steps, 1.0)
+    return starts.numel(), args
+
+
+def _owned(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, sign: float) -> Part:
     starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
     edges, tiles = _on(tuple(accumulate(runs, initial=0)), out.device), starts.numel()
-    args = (out, starts, stops, indices, values, edges, len(runs), tiles, sign)
-    launch(_add_share, min(_OWNERS, tiles), *args, CLEAR=clear, TILE=_TILE, CHUNK=_CHUNK, num_warps=8)
+    return min(_OWNERS, tiles), (out, starts, stops, indices, values, edges, len(runs), tiles, sign)
 
 
 def _stretches(runs: tuple[int, ...], regions: int) -> tuple[int, ...]:
@@ -139,7 +172,26 @@ def _clear(out, start, stop, TILE: tl.constexpr):
     tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
 
 
-@triton.jit(do_not_specialize=["count", "steps"])
+@triton.jit(do_not_specialize=["many", "count", "extent"])
+def _settle(
+    like, many, out, starts, stops, indices, values, edges, count, extent, sign,
+    own_values, own_indices, x, masked, offset, begin, end, tiles, own_sign,
+    ASCENDING: tl.constexpr, CLEAR: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    """The first programs write, and the others add. `extent`: steps of a search, or how many tiles there are."""
+    program = tl.program_id(0) - many
+    if out is not None:  # noqa: SIM102 - this is known when it is compiled
+        if program < 0:
+            if ASCENDING:
+                _write(out, starts, stops, indices, values, edges, count, extent, TILE, CHUNK // 4, RUNS)
+            else:
+                _add_share(out, starts, stops, indices, values, edges, count, extent, sign, many, CLEAR, TILE, CHUNK)
+    if own_values is not None:  # noqa: SIM102
+        if program >= 0:
+            _add(own_values, own_indices, x, masked, offset, begin, end, tiles, own_sign, program, CHUNK)
+
+
+@triton.jit
 def _write(
     out, starts, stops, indices, values, edges, count, steps, TILE: tl.constexpr, CHUNK: tl.constexpr,
     RUNS: tl.constexpr,
@@ -161,13 +213,13 @@ def _write(
                 _add_to(out, index, tl.load(values + place, mask=place < end, other=0.0), 1.0, place < end)
 
 
-@triton.jit(do_not_specialize=["count", "tiles"])
+@triton.jit
 def _add_share(
-    out, starts, stops, indices, values, edges, count, tiles, sign,
+    out, starts, stops, indices, values, edges, count, tiles, sign, owners,
     CLEAR: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * tiles // tl.num_programs(0)
-    last = (tl.program_id(0).to(tl.int64) + 1) * tiles // tl.num_programs(0)
+    first = tl.program_id(0).to(tl.int64) * tiles // owners
+    last = (tl.program_id(0).to(tl.int64) + 1) * tiles // owners
     if CLEAR:
         for tile in range(first, last):
             _clear(out, tl.load(starts + tile), tl.load(stops + tile), TILE)
@@ -183,14 +235,14 @@ def _add_share(
 
 
 @triton.jit
-def _add(values, indices, x, masked, offset, begin, end, tiles, sign, CHUNK: tl.constexpr):
+def _add(values, indices, x, masked, offset, begin, end, tiles, sign, program, CHUNK: tl.constexpr):
     """Add to x, and set `masked` to zero, where a value is not 0: of one vector, or of several by a table."""
     if tiles is None:
-        place = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+        place = program * CHUNK + tl.arange(0, CHUNK)
         there = place < end
         index = tl.load(indices + place, mask=there, other=0).to(tl.int64)
     else:
-        vector, within = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
+        vector, within = tl.load(tiles + 3 * program), tl.load(tiles + 3 * program + 1)
         place = tl.load(begin + vector) + within + tl.arange(0, CHUNK)
         there = place < tl.load(end + vector)
         index = tl.load(indices + place, mask=there, other=0) - tl.load(offset + vector)

@@ -38,6 +38,15 @@ def _scatter_add(kit: Kit, n: int) -> Trials:
     yield Trial((*_in_pieces(kit, n), -1.0, _in_pieces(kit, n)[0]), (0, 6))
 
 
+def _settle(kit: Kit, n: int) -> Trials:
+    picks = framed(kit.picks(n))
+    alone = [kit.vector(n, 1)], [0], picks, kit.vector(picks.numel()), [picks.numel()]
+    for own, masked in ((alone, []), (_in_pieces(kit, n), _in_pieces(kit, n)[0])):
+        for trial in _scatter(kit, n):
+            *written, known = trial.args if len(trial.args) > 5 else (*trial.args, False)
+            yield Trial((*written, known, *own, masked), (0, 6, 11))
+
+
 def _subtract_rounded(kit: Kit, n: int) -> Trials:
     indices, room = kit.picks(n), framed(kit.vector(n, 1).bfloat16())
     yield Trial((room, indices, framed(kit.vector(indices.numel()).round()), SEED), (0,))
@@ -182,6 +191,7 @@ CASES: Mapping[str, Case] = {
     "row_sums": Case(make=lambda kit, n: [Trial((framed(torch.stack([kit.vector(n, rank) for rank in range(3)])),))]),
     "scatter": Case(make=_scatter),
     "scatter_add": Case(make=_scatter_add),
+    "settle": Case(make=_settle),
     # sums of whole numbers have no rounding
     "sketch_insert": Case(
         make=lambda kit, n: [Trial((framed(kit.vector(n).round()), 3, n // 30 + 1, SEED))], contents=FINITE, nbytes=150
