@@ -13,10 +13,12 @@ from torch._jit_internal import _extract_tensors  # what torch's own futures rec
 
 from thinwire.codecs import FFT, BlockTopK, Cast, ChunkTopK, TopK
 from thinwire.errors import PayloadError
-from thinwire.formats import OffsetFloat
+from thinwire.formats import Levels, OffsetFloat, Ternary
 from thinwire.kernels import Chunking, Numbering
+from thinwire.kernels.parts import Cut
 from thinwire.payloads import Blocks, Chunks, Dense, Keyed, Payload, Sparse, Spectral
-from thinwire.payloads.wire import DTYPE_CODES
+from thinwire.payloads.wire import DTYPE_CODES, HEADER_BYTES
+from thinwire.signals import Plains
 
 codec_cases = pytest.mark.parametrize("case", CODECS.values(), ids=CODECS)
 DTYPES = sorted(DTYPE_CODES, key=str)
@@ -432,3 +434,24 @@ def test_rounding_where_something_was_sent_is_rounding_everywhere(case: CodecCas
     Payload.subtract_rounded(payload, expected, [11, 12])
     assert all(map(torch.equal, found, expected))
     assert not all(map(torch.equal, found, waiting))
+
+
+def test_codes_with_a_bit_behind_the_last_are_refused() -> None:
+    mine = Cast(values=Ternary()).encode(vector(11))
+    rows = torch.stack([mine.to_buffer()] * 2)
+    assert torch.equal(mine.from_buffers(rows).dense(), 2 * mine.dense())
+    rows[1, HEADER_BYTES + 8 + 2] |= 0x40  # behind a scale and eleven codes of two bits
+    with pytest.raises(PayloadError, match="expected zeros after its first 6 bits"):
+        mine.from_buffers(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bits", [3, 8, 11])
+def test_codes_of_ranks_are_summed_where_the_sum_belongs(bits: int, dtype: torch.dtype) -> None:
+    codec, cut = Cast(values=Levels(bits=bits, group_size=100)), Cut([0, 3, 2504], [3, 2501, 4096])
+    signals = [Plains(vector(6600, seed=rank, dtype=dtype).split(cut.lengths)) for rank in range(3)]
+    sent = [codec.encode_signals(each, seeds=(1, 2, 3), cut=cut, numel=6600) for each in signals]
+    out = torch.full((6600,), torch.nan, dtype=dtype)
+    total = sent[0].summed_into(torch.stack([each.to_buffer() for each in sent]), out)
+    total.write(out)
+    assert torch.equal(out, sent[0].dense() + sent[1].dense() + sent[2].dense())

@@ -11,7 +11,6 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
-from thinwire.waits import known, refuse_if
 
 
 @final
@@ -74,24 +73,6 @@ class Coded:
             Codes and scales for all of them.
         """
         codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds, out=out)
-        return cls(codes=codes, scales=scales, runs=runs, format=format)
-
-    @classmethod
-    def unpack(cls, buffer: Tensor, scales: Tensor, runs: tuple[int, ...], format: Format) -> Self:
-        """Return the codes that `packed` wrote to `buffer`; `scales`, `runs` and `format` are as in the class.
-
-        Raises:
-            PayloadError: Unless the buffer is uint8, of the right length and zero-padded.
-        """
-        bits = sum(runs) * format.bits
-        if buffer.dtype != torch.uint8 or buffer.numel() != -(-bits // 8):
-            raise PayloadError(f"{buffer.numel()} values of {buffer.dtype}; expected {-(-bits // 8)} of torch.uint8")
-        if used := bits % 8:
-            refuse_if(
-                known(buffer[-1]) >= 1 << used,
-                lambda: PayloadError(f"the last byte is {int(buffer[-1])}; expected zeros after its first {used} bits"),
-            )
-        codes = kernels.unpack_bits(buffer, sum(runs), format.bits, format.code_dtype)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     def packed(self) -> Tensor:

@@ -59,8 +59,8 @@ class Dense(Payload):
 
     @property
     def scratch(self) -> Scratch:
-        """Plain values are summed where they are. Codes are unpacked and decoded, rank by rank, and then summed."""
-        return Scratch() if self.coded is None else Scratch(value=6, arriving=9)
+        """Plain values are summed where they are; so are codes, but for their scales and where regions have gaps."""
+        return Scratch() if self.coded is None else Scratch(value=4, arriving=0.1)
 
     @override
     def to_buffer(self) -> Tensor:

@@ -99,7 +99,8 @@ class Rows:
     def __init__(self, buffers: Tensor, head: bytes, values: Tensor, coded: Coded | None, *named: int) -> None:
         self._buffers, self._values, self._coded, self._start = buffers, values, coded, len(head)
         self._fixed, self._error = wire.unread(buffers, head, *lengths(values, coded), *named)
-        if on_host(buffers) or noted_in() is None:
+        self._verdict = None if on_host(buffers) else noted_in()
+        if self._verdict is None:
             refuse_if(kernels.differ(buffers, self._fixed), self._error)
 
     @property
@@ -115,22 +116,15 @@ class Rows:
         values, coded, buffers = self._values, self._coded, self._buffers
         own, packed = (0, 0) if coded is None else lengths(values, coded)
         start, bits = self._start + wire.padded(own), 0 if coded is None else coded.format.bits
-        if on_host(buffers):
-            if coded is None:
-                rows = plain(buffers[:, start:], values.numel(), values.dtype)
-            else:
-                scales = buffers[:, self._start : self._start + own]
-                pairs = zip(scales, buffers[:, start : start + packed], strict=True)
-                parts = ((x.clone().view(torch.float32), codes.contiguous()) for x, codes in pairs)
-                read = (Coded.unpack(codes, x, coded.runs, coded.format) for x, codes in parts)
-                rows = torch.stack([each.values(values.dtype) for each in read])
+        if coded is None and on_host(buffers):
+            rows = plain(buffers[:, start:], values.numel(), values.dtype)
             return kernels.row_sums(rows) if summed else rows
         if used := values.numel() * bits % 8:
             spare = f"the last byte of codes has a bit set; expected zeros after its first {used} bits"
             refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(PayloadError, spare))
         groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
         table = values.new_empty(0) if coded is None else coded.format.on(values.device)
-        verdict, at = noted_in(), Packed(self._start, start, bits)
+        verdict, at = self._verdict, Packed(self._start, start, bits)
         wrong = [] if verdict is None else verdict.checks
         rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, self._fixed, summed, out)
         if verdict is not None:

@@ -47,7 +47,7 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
     codes, data = np.empty(count, _NUMPY[dtype]), buffer.numpy()
 
     def run(lo: int, hi: int) -> None:
-        done = _unpacking(bits)(data, lo, hi, codes)
+        done = unpacking(bits)(data, lo, hi, codes)
         unpack_loop(data, bits, done, hi, codes)
 
     map_ranges(run, count, align=32)
@@ -168,7 +168,7 @@ def _bits_at(words, bit):
 
 
 @cache
-def _unpacking(bits: int) -> Callable[..., int]:
+def unpacking(bits: int) -> Callable[..., int]:
     """Return a loop that reads codes `lo` (a multiple of 8) to `hi` from bytes, and returns how far it came."""
     width = _width(bits)
 

@@ -4,7 +4,8 @@ The loops take elements lo to hi, group after group. Every code is computed with
 group vectorises. Codes must equal those of the reference, so nothing is contracted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +13,21 @@ import torch
 from numba import types
 from torch import Tensor
 
+from thinwire.kernels.bits.cpu import unpack_loop, unpacking
 from thinwire.kernels.blocks.cpu import part_of_group
-from thinwire.kernels.codes.reference import How, OffsetGrid, UniformGrid
+from thinwire.kernels.codes import reference
+from thinwire.kernels.codes.reference import How, OffsetGrid, Packed, UniformGrid
 from thinwire.kernels.compiled import exactly, overload
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.matrices.cpu import add
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Ints
+from thinwire.kernels.places.cpu import differ
 from thinwire.kernels.ranges import map_groups, map_ranges
 
-_ALIGN = 64
+_ALIGN, _TILE = 64, 2048
 
 
 class _Offset(NamedTuple):
@@ -77,6 +82,23 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
     _over_pieces(_decode_loop, groups, wide.numpy(), codes.numpy(), scales.numpy(), table.numpy())
     if wide is not out:
         out.copy_(wide)
+
+
+def numbers_read(
+    rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
+    fixed: Tensor, summed: bool, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """See `reference.numbers_read`. Codes are unpacked, decoded and summed tile by tile."""
+    if not at.bits or dtype not in (torch.float32, torch.float64):
+        return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed, out)
+    flags, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
+    found = empty(count if summed else len(rows) * count, dtype, rows.device) if out is None else out.view(-1)
+    scales = rows[:, at.scales : at.scales + 4 * sum(groups.counts)].contiguous().view(torch.float32)
+    arrays = (found.view(-1, count).numpy(), rows[:, at.codes :].numpy(), scales.numpy(), table.numpy())
+    _over_pieces(_reading(at.bits), groups, *arrays)
+    if flags.any():
+        found.zero_()
+    return found if summed else found.view(-1, count), flags
 
 
 def _over_pieces(loop: Callable[..., None], groups: Groups, *arrays: Any) -> None:
@@ -208,3 +230,33 @@ def _decode_loop(pieces, every_out, every_code, every_scale, table):
         for g in range(lo // group, -(-hi // group)):
             start, stop = part_of_group(group, g, lo, hi)
             _decode(out[start:stop], codes[start:stop], table, last, scales[g])
+
+
+@cache
+def _reading(bits: int) -> Callable[..., None]:
+    """Return a loop that writes what each row's packed codes stand for, or their sum if there is room for one row."""
+    unpack = unpacking(bits)
+
+    @exactly
+    def loop(pieces, every_out, every_code, every_scale, table):
+        codes, numbers = np.empty(_TILE + 8, np.int32), np.empty(_TILE, every_out.dtype)
+        last, summed = np.uint32(table.size - 1), every_out.shape[0] < every_code.shape[0]
+        for at in range(len(pieces)):
+            _, begin, first, group, low, high = pieces[at]
+            for lo in range(low, high, _TILE):
+                hi = min(lo + _TILE, high)
+                skipped = (begin + lo) % 8
+                for rank in range(every_code.shape[0]):
+                    packed, count = every_code[rank, (begin + lo) // 8 * bits :], skipped + hi - lo
+                    unpack_loop(packed, bits, unpack(packed, 0, count, codes), count, codes)
+                    for g in range(lo // group, -(-hi // group)):
+                        start, stop = part_of_group(group, g, lo, hi)
+                        part = codes[skipped + start - lo : skipped + stop - lo]
+                        _decode(numbers[start - lo : stop - lo], part, table, last, every_scale[rank, first + g])
+                    out = every_out[0 if summed else rank, begin + lo : begin + hi]
+                    if summed and rank:
+                        add(out, numbers[: hi - lo])
+                    else:
+                        out[:] = numbers[: hi - lo]
+
+    return loop

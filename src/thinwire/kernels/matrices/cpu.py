@@ -34,7 +34,8 @@ def orthonormal(x: Tensor) -> Tensor:
 
 
 @exactly
-def _add(out, x):
+def add(out, x):
+    """Add an array to another."""
     for i in range(out.size):
         out[i] += x[i]
 
@@ -46,7 +47,7 @@ def _row_sums_loop(out, rows, lo, hi):
         part = out[start:stop]
         part[:] = rows[0, start:stop]
         for k in range(1, rows.shape[0]):
-            _add(part, rows[k, start:stop])
+            add(part, rows[k, start:stop])
 
 
 @exactly
@@ -78,7 +79,7 @@ def _sum(x):
     size = x.size
     while size > 1:
         half = (size + 1) // 2
-        _add(x[: size - half], x[half:size])
+        add(x[: size - half], x[half:size])
         size = half
     return x[0]
 
