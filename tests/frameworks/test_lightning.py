@@ -11,11 +11,11 @@ from ranks import Ranks, told
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-from workers import checked_example, imported, launched
+from workers import checked_example, imported, launched, needs
 
 import thinwire
 
-lightning = pytest.importorskip("lightning", reason="Lightning is not installed")
+needs("lightning")
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +40,22 @@ def _loss(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return (net(x) - x.sum(1, keepdim=True).sin()).square().mean()
 
 
-class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]  # mypy does not read Lightning
-    """A small regression whose batches follow from the epoch and the place in it."""
+def _module() -> Any:
+    """Return a small regression whose batches follow from the epoch and the place in it."""
+    import lightning
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = _net()
+    class Module(lightning.LightningModule):  # type: ignore[misc]  # mypy does not read Lightning
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _net()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
-    def training_step(self, batch: object, index: int) -> torch.Tensor:
-        return _loss(self.net, _batch(self.current_epoch * 6 + index, self.global_rank))
+        def training_step(self, batch: object, index: int) -> torch.Tensor:
+            return _loss(self.net, _batch(self.current_epoch * 6 + index, self.global_rank))
+
+    return Module()
 
 
 def _dgc() -> Any:
@@ -60,6 +64,8 @@ def _dgc() -> Any:
 
 def _fit(callback: Any, epochs: int, folder: Path | None = None, **options: Any) -> tuple[Any, torch.Tensor]:
     """Train for epochs of 3 steps of 2 micro-batches each."""
+    import lightning
+
     path = options.pop("ckpt_path", None)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -74,7 +80,7 @@ def _fit(callback: Any, epochs: int, folder: Path | None = None, **options: Any)
         enable_model_summary=False,
         **options,
     )
-    module = Module()
+    module = _module()
     trainer.fit(module, DataLoader(TensorDataset(torch.zeros(6 * dist.get_world_size()))), ckpt_path=path)
     if folder:
         trainer.save_checkpoint(folder / "end.ckpt")
@@ -128,14 +134,15 @@ def test_it_trains_as_a_loop_by_hand_does(workers: Ranks) -> None:
     assert workers.run(2, _through_the_door) == [True, True]
 
 
-class Probe(lightning.Callback):  # type: ignore[misc,name-defined]  # mypy does not read Lightning
-    """Notes the step and the sum of what waits when training starts."""
+def _probe(callback: Any) -> Any:
+    """Return what notes the step and the sum of what waits when training starts."""
+    import lightning
 
-    def __init__(self, callback: Any) -> None:
-        self.callback, self.found = callback, (0, 0.0)
+    class Probe(lightning.Callback):  # type: ignore[misc]  # mypy does not read Lightning
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            self.found = _held(callback.handle)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.found = _held(self.callback.handle)
+    return Probe()
 
 
 def _held(handle: thinwire.integrations.Attachment) -> tuple[int, float]:
@@ -152,9 +159,11 @@ def _saved(folder: Path) -> tuple[int, float]:
 
 def _loaded(folder: Path) -> tuple[int, float]:
     with launched():
-        probe = Probe(_callback())
-        _fit(probe.callback, 2, callbacks=[probe.callback, probe], ckpt_path=folder / "end.ckpt")
-        return probe.found
+        callback = _callback()
+        probe = _probe(callback)
+        _fit(callback, 2, callbacks=[callback, probe], ckpt_path=folder / "end.ckpt")
+        found: tuple[int, float] = probe.found
+        return found
 
 
 @pytest.mark.slow
@@ -216,15 +225,17 @@ def test_the_example_trains_and_resumes(workers: Ranks, tmp_path: Path) -> None:
 
 
 def test_one_process_is_refused() -> None:
+    import lightning
+
     trainer = lightning.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
     with pytest.raises(RuntimeError, match="the only process"):
-        _callback().setup(trainer, Module(), "fit")
+        _callback().setup(trainer, _module(), "fit")
 
 
 def test_a_strategy_without_replicas_is_refused() -> None:
     trainer = type("Trainer", (), {"strategy": type("FSDPStrategy", (), {})(), "world_size": 2})()
     with pytest.raises(TypeError, match=r'the strategy is .*FSDPStrategy; pass lightning.Trainer\(strategy="ddp"\)'):
-        _callback().setup(trainer, Module(), "fit")
+        _callback().setup(trainer, _module(), "fit")
 
 
 @pytest.mark.parametrize("bad", [{"how": "fast"}, {"missing_ok": 1}])
