@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire import codecs, formats, memories, waits
 from thinwire.memories import OrthogonalMomentum
 from thinwire.memories.base import State
+from thinwire.memories.orthogonal_momentum import orthogonal
 from thinwire.payloads import Chunks, Keyed, Payload
 from thinwire.signals import Signal
 
@@ -399,6 +400,15 @@ def _orthogonal(x: torch.Tensor) -> torch.Tensor:
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
     return (u * s) @ v
+
+
+@pytest.mark.parametrize("shape", [(8, 40), (40, 8), (24, 30), (1, 40)])
+@pytest.mark.parametrize("least", [1.0, 1e-3, 1e-9])
+def test_float32_keeps_three_digits_of_what_is_orthogonalised(shape: tuple[int, int], least: float) -> None:
+    u, _, v = torch.linalg.svd(vector(shape[0] * shape[1], dtype=torch.float64).view(shape), full_matrices=False)
+    x = (u * torch.logspace(0, math.log10(least), min(shape), dtype=torch.float64)) @ v
+    found, exact = orthogonal(x.float()), _orthogonal(x)
+    assert float((found - exact).norm() / exact.norm()) < 1e-3
 
 
 def _shaped(memory: memories.Memory, gradient: torch.Tensor, scale: float, shape: tuple[int, ...]) -> Signal:

@@ -150,14 +150,32 @@ def orthogonal(x: Tensor) -> Tensor:
         y = y / size(y.abs(), **of_each).clamp_min(torch.finfo(x.dtype).tiny)
     if on_host(y) and y.shape[-2] == 1:
         return (y * _grown(float(torch.linalg.vector_norm(y)))).view_as(x)
-    y = y if on_host(y) else y.bfloat16()
-    for _ in range(_ITERATIONS):
-        gram = y @ y.mT
-        if on_host(y):
-            y = a * y + (b * gram + c * gram @ gram) @ y
-        else:  # fewer launches, other roundings
-            y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+    if on_host(y) and y.shape[-1] > 1.5 * y.shape[-2]:
+        y = _grown_of_gram(y @ y.mT) @ y
+    else:
+        y = y if on_host(y) else y.bfloat16()
+        for _ in range(_ITERATIONS):
+            gram = y @ y.mT
+            if on_host(y):
+                y = a * y + (b * gram + c * gram @ gram) @ y
+            else:  # fewer launches, other roundings
+                y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return (y.mT if x.shape[-2] > x.shape[-1] else y).to(x.dtype)
+
+
+def _grown_of_gram(gram: Tensor) -> Tensor:
+    """Return P of O = P·y from y·yᵀ: where y is wide, the polynomials of the smaller matrix take half the time.
+
+    Squaring costs half the digits, so not in bfloat16; in float32 O differs by 2e-4.
+    """
+    (a, b, c), whole = _COEFFICIENTS, None
+    for left in reversed(range(_ITERATIONS)):
+        each = b * gram + c * gram @ gram
+        each.diagonal(dim1=-2, dim2=-1).add_(a)
+        whole = each if whole is None else each @ whole
+        gram = each @ gram @ each if left else gram
+    assert whole is not None
+    return whole
 
 
 def _grown(size: float) -> float:
