@@ -2,14 +2,15 @@
 
 import gc
 import importlib
+import logging
 import multiprocessing
 import pickle
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -135,6 +136,16 @@ def told(function: Callable[..., Any], *args: object) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What the library logs meanwhile."""
+    said, listener, logger = list[str](), logging.Handler(), logging.getLogger("thinwire")
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(listener)
+    yield said
+    logger.removeHandler(listener)
 
 
 def mesh_of(*shape: int, names: tuple[str, ...]) -> DeviceMesh:

@@ -1,12 +1,11 @@
 """Outer steps: what workers exchange every H inner steps, what they then have in common, and what they keep."""
 
 import copy
-import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint
 from cases import RECIPES
 from far import Far, far_bytes, moved_far
-from ranks import Ranks, mesh_of, told
+from ranks import Ranks, logged, mesh_of, told
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -542,21 +541,10 @@ def _left_out() -> float:
     return _far(worker.common(), {name: x / 2 for name, x in own.items()})
 
 
-@contextmanager
-def _logged() -> Iterator[list[str]]:
-    said = list[str]()
-    listener = logging.Handler()
-    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("thinwire")
-    logger.addHandler(listener)
-    yield said
-    logger.removeHandler(listener)
-
-
 def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int, int], str]:
     """After a first outer step, one of three workers is NaN in twelve more."""
     worker = Worker(tw.OuterSteps(every=1, recipe=_small("topk"), **options))  # type: ignore[arg-type]
-    with _logged() as said:
+    with logged() as said:
         before, handle = worker.train(range(1)).common(), worker.handle
         for step in range(1, 13):
             worker.train(range(step, step + 1), poison=step if dist.get_rank() == 1 else None)
@@ -813,7 +801,7 @@ def _reloaded(order: str) -> list[int]:
     saved = worker.save()
     worker.train(range(2 * H, 6 * H))
     counts = []
-    with _logged() as said:
+    with logged() as said:
         for word in order.split():
             match word:
                 case "model":
@@ -992,7 +980,7 @@ def _by_another_optimizer() -> tuple[list[str], list[str]]:
     """What is said while a wrapper's steps alternate with those that count, and then where another optimizer steps."""
     worker, messages = Worker(tw.OuterSteps(every=H)), list[list[str]]()
     for others in (1, H + 2):
-        with _logged() as said:
+        with logged() as said:
             worker.train(range(2))
             other = SGD(worker.model.parameters(), lr=0.1)
             for _ in range(others):

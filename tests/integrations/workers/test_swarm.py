@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from certificates import made_certificate
-from ranks import Ranks, told
+from ranks import Ranks, logged, told
 from torch import Tensor, nn
 
 import thinwire as tw
@@ -227,26 +227,74 @@ def test_who_is_never_in_time_sends_all_that_it_has_learnt_once_it_is(ranks: Ran
     assert ranks.run(1, _never_in_time) == [[True, True, False, True, True, True]]
 
 
-def _takes_over(at: int) -> tuple[bool, bool, bool]:
-    """A worker takes over its own state. Whether what it has learnt stays and counts, and what is common."""
-    with _store() as store, patch.object(agreement, "FOUNDING", 0.0):
+def _takes_over(at: int, kin: bool) -> tuple[bool, bool, bool, int]:
+    """A worker takes over its own state, or that of another start. What stays: what it has learnt, and the common."""
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0), logged() as said:
         worker, states = Worker(store, _sparse()).train(at + 1), list[bytes]()
         handle = _member(worker)
         with patch.object(Swarm, "give", lambda self, state: states.append(state)):
             handle._give()
-        handle._learnt = True
-        common = worker.hash()
+        handle._learnt, common = True, worker.hash()
+        if not kin:
+            handle._origin = None
         with patch.object(Swarm, "fetch", lambda self: (at, self.known.view, *states)):
             handle._take_over()
         handle.remove()
-        return any(bool(x.any()) for x in worker.ahead()), handle._learnt, worker.hash() == common
+        dropped = sum("is dropped" in each for each in said)
+        return any(bool(x.any()) for x in worker.ahead()), handle._learnt, worker.hash() == common, dropped
 
 
-@pytest.mark.parametrize(("at", "kept"), [(H, (True, True, True)), (0, (False, False, True))])
-def test_who_takes_over_a_state_keeps_what_it_has_learnt_since_an_outer_step(
-    ranks: Ranks, at: int, kept: tuple[bool, bool, bool]
+@pytest.mark.parametrize("kin", [True, False])
+@pytest.mark.parametrize("at", [H, 0])
+def test_who_takes_over_a_state_keeps_what_it_has_learnt_since_they_began_alike(
+    ranks: Ranks, at: int, kin: bool
 ) -> None:
-    assert ranks.run(1, _takes_over, at) == [kept]
+    assert ranks.run(1, _takes_over, at, kin) == [(kin, kin, True, not kin)]
+
+
+def _is_void(method: str, kept: bool) -> tuple[float, list[str]]:
+    """Two outer steps are void. How far what waits then is from all that was learnt since; and what was said."""
+    recipe = {"dense": tw.recipes.dense(), "randomk": tw.recipes.randomk(density=0.3, minimum_size=64)}[method]
+    steps = tw.OuterSteps(every=H, recipe=recipe, make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+    with _store() as store, patch.object(agreement, "FOUNDING", 0.0), logged() as said:
+        worker, states = Worker(store, steps).train(H), list[bytes]()
+        handle, before = _member(worker), list[Tensor]()
+        own = [p for group in worker.optimizer.param_groups for p in group["params"]]
+        memories = handle.fragments[0].attachment.recipe.memories()
+        names = [name for name, p in worker.model.named_parameters() if p.requires_grad]
+
+        def waiting() -> Tensor:
+            held = {n: fields["residual"] for m in memories for n, fields in m.state().items() if "residual" in fields}
+            there = [x + held[n].view_as(x) if n in held else x for n, x in zip(names, worker.ahead(), strict=True)]
+            return torch.cat([x.flatten() for x in there])
+
+        def learns(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            before.append(torch.cat([0.05 * p.grad.flatten() for p in own if p.grad is not None]))
+
+        before.append(waiting())
+        with patch.object(Swarm, "give", lambda self, state: states.append(state)):
+            handle._give()
+        worker.optimizer.register_step_pre_hook(learns)
+        worker.train(2 * H + 1)
+        if not kept:
+            handle._swarm.known.shares.clear()
+        with patch.object(Swarm, "fetch", lambda self: (4 * H, self.known.view, *states)):
+            handle._take_over()
+        far = float((waiting() - sum(before)).abs().max())
+        worker.train(H)
+        assert (handle._swarm.at, handle.skipped) == (5 * H, 0)
+        handle.remove()
+        return far, [each for each in said if "is dropped" in each]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("method", ["dense", "randomk"])
+def test_what_was_learnt_for_outer_steps_that_are_void_waits_or_is_said_to_be_dropped(
+    ranks: Ranks, method: str, kept: bool
+) -> None:
+    ((far, said),) = ranks.run(1, _is_void, method, kept)
+    assert (far < 1e-13) == kept
+    assert [f"from tick {2 * H} to {3 * H} are void" in each for each in said] == [True] * (not kept)
 
 
 def _is_overtaken(counts: bool) -> list[bool]:
@@ -256,7 +304,7 @@ def _is_overtaken(counts: bool) -> list[bool]:
         handle, before = _member(worker), list[Tensor]()
         with (
             patch.object(Swarm, "give", lambda self, state: states.append(state)),
-            patch.object(handle, "_counted", {handle.name: 4 * H} if counts else {}),
+            patch.object(handle, "_counted", {handle.name: 4 * H if counts else 2 * H}),
         ):
             handle._give()
 

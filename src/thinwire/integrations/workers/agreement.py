@@ -17,7 +17,7 @@ could two have gone on, and they raise as they meet again.
 
 If all who have a share die before the others have it, those have an elector make the open step void by the store, and
 with it all that were decided since the last that they could take. Nobody gets past it by the void ones: neither the
-elector nor the store lets them. Who has taken some takes over the state of the others.
+elector nor the store lets them. Who has taken some takes over the state of the others, and sends its shares again.
 """
 
 import math

@@ -142,6 +142,14 @@ class Fragment:
                 mine.add_(self.parameters[name].detach().to(mine)).sub_(before[name])
 
     @torch.no_grad()
+    def take_back(self, part: float) -> None:
+        """Have this part of the mean that is under way wait again, instead of applying it."""
+        self.arrive()
+        for name, mine in self.own().items() if self.arrived else ():
+            mine.sub_(self._views[name].to(mine), alpha=part)
+        self.arrived, self.meeting = False, None
+
+    @torch.no_grad()
     def apply(self, rate: Schedule | None = None) -> bool:
         """Have the outer optimizer take the mean that has arrived, at this rate. Return whether there was one."""
         if not self.arrived:

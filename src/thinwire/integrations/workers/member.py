@@ -32,6 +32,8 @@ class Member(Outer):
         self._swarm, self._began = swarm, monotonic()
         swarm.gives = self._give
         self._counted: dict[str, int] = {}  # whose share was last in a step that this worker's state has, and in which
+        self._taken: list[int] = []  # all in which its own was
+        self._origin: int | None = None  # what the training began with
         with ExitStack() as failing:
             failing.callback(self.remove)
             self._enter(self.ticks)
@@ -44,6 +46,7 @@ class Member(Outer):
             if self._take_over():
                 return
         self._swarm.stand(tick, self._digests(), dict.fromkeys(self._swarm.workers, True))
+        self._origin = self._swarm.digest
         while self._swarm.settling():
             self._give()
 
@@ -86,7 +89,9 @@ class Member(Outer):
         else:
             same = self._swarm.at == 0 and tick > others and not begun
         if same:
+            before = self._swarm.at
             self._swarm.stand(tick, loaded, self._swarm.known.view)
+            self._origin = self._origin if before == tick else self._swarm.digest
         else:
             _log.info("the others are at tick %d: not resumed from tick %d, but from theirs", others, tick)
             self.go_back()
@@ -130,7 +135,9 @@ class Member(Outer):
             return False
         decision, shares = outcome
         self._counted |= dict.fromkeys(decision.shares, found.tick)
-        found.arrive([share.message for share in shares], taken=self.name in decision.shares)
+        taken = self.name in decision.shares
+        self._taken += [found.tick] * taken
+        found.arrive([share.message for share in shares], taken=taken)
         return True
 
     def _catch_up(self) -> None:
@@ -161,19 +168,43 @@ class Member(Outer):
         else:
             self._counted = common[0]["counted"]
         counted = self._end(sent)
-        self._load(common or self._common(), tick, counted)
-        if body and self._swarm.at <= 0:  # they may have resumed from a checkpoint: this start has no part in theirs
-            self.go_back()
-            self._learnt = False
+        kin = common is None or common[0]["origin"] == self._origin
+        if kin:
+            self._take_back()
+        elif self._learnt:
+            _log.warning("the others have begun with other parameters: what this worker has learnt so far is dropped")
+        self._load(common or self._common(), tick, counted, kin=kin)
         self.ticks = tick
         self._swarm.stand(tick, self._digests(), view)
         return True
+
+    def _take_back(self) -> None:
+        """Have this worker's shares in outer steps that the others lack, which are void, wait for the next one."""
+        last, held = self._counted.get(self.name, -1), self._swarm.known.shares
+        void = {tick: held.get(tick, {}).get(self.name) for tick in self._taken if tick > last}
+        self._taken = [tick for tick in self._taken if tick <= last]
+        for tick, share in void.items():
+            if share:
+                self._restore(tick, share.message)
+        if gone := [tick for tick, share in void.items() if not share]:
+            text = "outer steps from tick %d to %d are void: what this worker had learnt for them is dropped"
+            _log.warning(text, gone[0], gone[-1])
+
+    def _restore(self, tick: int, message: bytes) -> None:
+        parts = self.steps.parts_due(tick)
+        for part in parts:
+            self.fragments[part].attachment.steps.restart(*[self.steps.done(part, tick) - 1] * 2)
+        found = self._encode(parts, 0.0)
+        found.arrive([message], taken=False)
+        for part in parts:
+            self.fragments[part].take_back(1 - self.steps.mixing)
 
     def _end(self, sent: Meeting | None) -> list[Fragment]:
         """End an exchange that others have overtaken. Return its fragments if their state has this worker's share."""
         if not sent:
             return []
         if counted := self._counted.get(self.name) == sent.tick:
+            self._taken.append(sent.tick)
             sent.arrive([sent.message.numpy().tobytes()], taken=True)
         else:
             sent.fail()
@@ -184,11 +215,11 @@ class Member(Outer):
             fragment.meeting = None
         return found if counted else []
 
-    def _load(self, common: Sequence[Any], tick: int, counted: Sequence[Fragment]) -> None:
-        """Take over what is common to all. What this worker has learnt stays, but for these fragments."""
+    def _load(self, common: Sequence[Any], tick: int, counted: Sequence[Fragment], *, kin: bool) -> None:
+        """Take over what is common to all. What a worker of theirs has learnt stays, but for these fragments."""
         saved, running, frozen = common
         with ExitStack() as stack:
-            for fragment in self.fragments if self._swarm.at > 0 else ():
+            for fragment in self.fragments if kin else ():
                 if fragment not in counted:
                     stack.enter_context(fragment.keeping_moves())
             outer_state.load(saved | {"step": tick}, self.fragments, self.steps, joining=True)
@@ -197,6 +228,9 @@ class Member(Outer):
             mine.copy_(frozen[name])
         for fragment in counted:
             fragment.merge(self.steps.mixing)
+        if not kin:
+            self.go_back()
+            self._learnt, self._taken, self._origin = False, [], saved["origin"]
 
     def _give(self) -> None:
         """Give others the state of the latest outer step, unless the mean of the next is here and not applied yet."""
@@ -205,7 +239,7 @@ class Member(Outer):
             self._swarm.give(packed(self._common()))
 
     def _common(self) -> list[Any]:
-        words = {"step": self._swarm.at, "counted": self._counted}
+        words = {"step": self._swarm.at, "counted": self._counted, "origin": self._origin}
         return [without_residuals(self._state()) | words, self._running.agreed, self._frozen]
 
     @override
