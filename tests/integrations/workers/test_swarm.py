@@ -1023,6 +1023,18 @@ def test_who_takes_over_a_state_is_not_waited_for() -> None:
         assert (fetched.result(60.0) or ())[2:] == (b"state",)
 
 
+def test_a_state_that_comes_too_late_is_not_gone_back_to() -> None:
+    with _swarms(2, lost=1000.0, quorum=1.0, grace=1000.0) as swarms, ThreadPoolExecutor() as pool:
+        one, late = _began(swarms, [True, True])
+        fetched = pool.submit(late.fetch)
+        assert _shares_of(one) == {one.id}
+        _wait(lambda: bool(one.wanting))
+        stale = {"kind": "state", "tick": 0, "view": one.known.view, "training": "", "begun": False}
+        one._links[late.id].send(stale, b"asked for earlier")
+        one.give(b"state")
+        assert (fetched.result(60.0) or ())[2:] == (b"state",)
+
+
 def test_who_takes_over_from_one_that_dies_goes_on_from_its_own_state() -> None:
     with _swarms(2) as swarms, ThreadPoolExecutor() as pool:
         one, late = _began(swarms, [True, True])

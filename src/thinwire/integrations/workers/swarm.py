@@ -441,7 +441,8 @@ class Swarm:
         self.wanting.add(link.peer)
 
     def _take_state(self, link: Link, words: Words, body: bytes) -> None:
-        self._state = words, body
+        if int(words["tick"]) > self.at:  # not one that was asked for earlier
+            self._state = words, body
 
     def _take_bye(self, link: Link, words: Words, body: bytes) -> None:
         self._dialled.pop(link.peer, None)
