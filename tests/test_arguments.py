@@ -41,7 +41,7 @@ from thinwire import (
 )
 from thinwire.integrations.workers.outer_handle import Outer
 from thinwire.planner.profile import TRANSPORTS
-from thinwire.recipes import catalogue
+from thinwire.recipes.topk import topk_over
 
 PACKAGES = (
     "thinwire",
@@ -399,12 +399,12 @@ def constructors() -> dict[str, Callable[..., object]]:
             for full, each in _callables(f"{package}.{name}", exported) if exported not in EACH_STEP else ():
                 if each not in found.values() and inspect.signature(each).parameters:
                     found[full] = each
-    found["thinwire.recipes.catalogue.topk_over"] = catalogue.topk_over
+    found["thinwire.recipes.topk.topk_over"] = topk_over
     for framework in filter(find_spec, ALONE):
         package = f"thinwire.frameworks.{framework}"
         found[f"{package}.{ALONE[framework]}"] = getattr(importlib.import_module(package), ALONE[framework])
-    made = catalogue.topk_over(exchanges.AllGather())
-    return found | {"thinwire.recipes.catalogue.topk_over(…)": made}
+    made = topk_over(exchanges.AllGather())
+    return found | {"thinwire.recipes.topk.topk_over(…)": made}
 
 
 def _own(module: ModuleType) -> list[str]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from thinwire.checked import BODY, Amount, Count, Fraction, Part, Size, checked
 from thinwire.codecs import Cast, ChunkTopK
-from thinwire.exchanges import AllGather
 from thinwire.formats import Format, Magnitudes, OffsetFloat
 from thinwire.memories import ErrorFeedback, Memory, NoMemory
 from thinwire.payloads import Narrow
@@ -194,7 +193,7 @@ def streaming_diloco(
     """
     return OuterSteps(
         every=every,
-        recipe=Compressed(memory=memory or NoMemory(), codec=Cast(values=_E3M0), exchange=AllGather()),
+        recipe=Compressed(memory=memory or NoMemory(), codec=Cast(values=_E3M0)),
         make_optimizer=partial(torch.optim.SGD, lr=0.4, momentum=0.9, nesterov=True),
         fragments=fragments,
         delay=delay,
@@ -229,7 +228,7 @@ def muloco(
         minimum_size: Tensors with fewer elements are sent uncompressed.
         residual_dtype: torch.bfloat16 takes 4 bytes a parameter less; see `memories.ErrorFeedback`.
     """
-    large = Compressed(memory=ErrorFeedback(dtype=residual_dtype), codec=Cast(values=values), exchange=AllGather())
+    large = Compressed(memory=ErrorFeedback(dtype=residual_dtype), codec=Cast(values=values))
     return OuterSteps(
         every=every,
         recipe=MinimumSize(minimum_size=minimum_size, large=large),
@@ -266,7 +265,7 @@ def sparseloco(
         residual_dtype: torch.bfloat16 takes 4 bytes a parameter less; see `memories.ErrorFeedback`.
     """
     codec = ChunkTopK(density=density, chunk=64, transform=None, values=values)
-    large = Compressed(memory=ErrorFeedback(decay=decay, dtype=residual_dtype), codec=codec, exchange=AllGather())
+    large = Compressed(memory=ErrorFeedback(decay=decay, dtype=residual_dtype), codec=codec)
     return OuterSteps(
         every=every,
         recipe=MinimumSize(minimum_size=minimum_size, large=large),

@@ -221,13 +221,11 @@ class Signals(Sequence[Signal]):
         return kernels.peak_of_each(self._tensors(some))
 
     def _begun(self, some: slice) -> bool:
-        """Whether any of these has been computed."""
         if any(self._done[some]) or not self._made:
             return any(self._done[some])
         return any(signal.computed for i, signal in self._made.items() if some.start <= i < some.stop)
 
     def _part(self, column: Sequence[_T], some: slice) -> Sequence[_T]:
-        """Return what a column has for these."""
         return column if some.stop - some.start == len(self._done) else column[some]
 
 

@@ -148,7 +148,6 @@ class _Sums:
     """Sum of squares of the residuals, if it was asked for."""
 
     def fold_into(self, total: "_Sums") -> None:
-        """Add these sums of one step to the total."""
         if self.noted:
             self.add_noted()
         total.steps += self.steps
@@ -163,7 +162,6 @@ class _Sums:
             total.waiting = self.waiting if total.waiting is None else total.waiting + self.waiting
 
     def add_noted(self) -> None:
-        """Add up what has been noted."""
         by_name: defaultdict[str, list[Tensor]] = defaultdict(list)
         for name, amount in self.noted:
             by_name[name].append(amount)
@@ -172,7 +170,6 @@ class _Sums:
         self.noted.clear()
 
     def figures(self) -> Figures:
-        """Return the figures these sums make."""
         amounts = {name: float(amount) for name, amount in self.amounts.items()}
         sent, dense = amounts.get("sent_bytes", 0.0), amounts.get("dense_bytes", 0.0)
         spent = self.seconds | ({"exchange": _covered(self.flights)} if self.flights else {})

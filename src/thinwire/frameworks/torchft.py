@@ -90,7 +90,8 @@ class Members(Attached):
     def __init__(self, manager: Manager, links: ProcessGroupGloo, replicas: Replicas) -> None:
         self._manager, self._links, self._replicas = manager, links, replicas
         self._attachment = replicas.attachment
-        manager.register_state_dict_fn("thinwire", self.attachment.membership.join, self._for_a_newcomer)
+        join = self.attachment.membership.join
+        manager.register_state_dict_fn("thinwire", join, lambda: without_residuals(self.state_dict()))
 
     @property
     @override
@@ -126,9 +127,6 @@ class Members(Attached):
             self.attachment.steps.take_back()
             self._links.abort()  # or the others would wait for this rank
             self._manager.report_error(error)
-
-    def _for_a_newcomer(self) -> dict[str, Any]:
-        return without_residuals(self.attachment.state_dict())
 
 
 @checked

@@ -276,14 +276,12 @@ class _Updates(Signals):
         self.dtype, self.device = columns[4][0].dtype, columns[4][0].device
 
     def __getitem__(self, i: Any) -> Any:
-        """Return one signal. Raises IndexError if there are fewer."""
         signal = super().__getitem__(i)
         if self._like is not None:
             signal.settle(self._like[i])
         return signal
 
     def settle(self, other: Signals) -> None:
-        """Take it that these have been computed as the others have."""
         assert isinstance(other, _Updates)
         self._like = other
 

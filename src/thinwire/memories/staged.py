@@ -146,11 +146,9 @@ class _Pair:
         return len(self.live) == len(self._names) and self._names == names
 
     def committed(self, name: str) -> Tensor:
-        """Return the committed version of `name`."""
         return self._view(self._now ^ (name in self._turned), name)
 
     def staged(self, name: str) -> Tensor:
-        """Return the other version."""
         return self._view(1 - (self._now ^ (name in self._turned)), name)
 
     def parts(self) -> tuple[Parts, Parts]:
@@ -165,7 +163,6 @@ class _Pair:
         return found[self._now], found[1 - self._now]  # type: ignore[return-value]  # there are both
 
     def turn(self, names: set[str]) -> None:
-        """Swap the versions of these."""
         if len(names) == len(self.live):
             self._now = 1 - self._now
         else:

@@ -225,6 +225,5 @@ class Blocks(Keyed):
         return indices.shortest(self.keys.numel(), self.key_space, _CODINGS)
 
     def _head(self) -> bytes:
-        """Return the header, and the shape, which follows it."""
         head = numbers.header(wire.BLOCKS, self.values, self.coded, self.keys.numel(), self.numel, self._coding)
         return head + _SHAPE.pack(self.width, self.key_space)

@@ -88,7 +88,8 @@ class Chunks(Payload):
         rows = numbers.Rows(buffers, self._head, self.values, self.coded, self._cut.named_nbytes)
         sizes = [regions * _named(chunking).nbytes for chunking, regions in self._cut.runs]
         parts = list(zip(rows.named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True))
-        if not on_host(buffers) and all(numbered_alone(chunking) for chunking, _ in self._cut.runs):
+        numberings = [_named(chunking).numbering for chunking, _ in self._cut.runs]
+        if not on_host(buffers) and all(each and not each.low_bits for each in numberings):  # nothing else names them
             positions: Sequence[Tensor] = [_read_at_once(part, *run) for part, run in parts]
         else:
             positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
@@ -160,7 +161,6 @@ class Chunks(Payload):
 
     @cached_property
     def _head(self) -> bytes:
-        """The header, and the layout, which follows it."""
         return numbers.header(wire.CHUNKS, self.values, self.coded, self.values.numel(), self.numel) + self._cut.packed
 
 
@@ -234,12 +234,6 @@ def _read(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
         keys = indices.decoded(named.coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
         found = keys.view(len(rows), chunking.chunks, chunking.kept) - _firsts(chunking, keys)
     return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
-
-
-def numbered_alone(chunking: Chunking) -> bool:
-    """Whether nothing but a number names the positions of each chunk."""
-    numbering = _named(chunking).numbering
-    return numbering is not None and not numbering.low_bits
 
 
 def _read_at_once(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:

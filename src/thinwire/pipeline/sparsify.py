@@ -147,7 +147,13 @@ def sparsify(
         {0: TopKBoundary()}
     """
     make, places = _maker(density, values, start_dim, boundary), _places(stages)
-    _check_new([place.module for place in places.values()])
+    modules = [place.module for place in places.values()]
+    if len(set(modules)) < len(modules):
+        raise ValueError("a module occurs twice among the stages; expected each once")
+    for module in modules:
+        hooks_of = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(getattr(hook, "func", None) in (_send, _receive) for hook in hooks_of):
+            raise ValueError(f"{type(module).__name__} is sparsified already; remove() that first")
     made = {index: make() for index in places}
     if wrong := [type(each).__name__ for each in made.values() if not isinstance(each, Boundary)]:
         raise TypeError(f"boundary= made a {wrong[0]}; expected a function that makes a Boundary")
@@ -168,16 +174,6 @@ def _hooked(place: _Place, boundary: Boundary) -> Iterator[RemovableHandle]:
         for name, buffer in boundary.named_buffers():
             place.module.register_buffer(PREFIX + name, buffer)
         yield place.module.register_forward_hook(partial(_send, boundary))
-
-
-def _check_new(modules: Sequence[nn.Module]) -> None:
-    """Raise ValueError where a module is there twice, or has a boundary."""
-    if len(set(modules)) < len(modules):
-        raise ValueError("a module occurs twice among the stages; expected each once")
-    for module in modules:
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if any(getattr(hook, "func", None) in (_send, _receive) for hook in hooks):
-            raise ValueError(f"{type(module).__name__} is sparsified already; remove() that first")
 
 
 def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make | None) -> Make:
@@ -204,21 +200,16 @@ def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
         kinds = ", ".join(type(stage).__name__ for stage in stages)
         raise ValueError(f"stages are {kinds}; expected the modules of the whole split model, or PipelineStages")
     for stage in others:
-        _check_open(stage)
+        told = getattr(getattr(stage, "_user_meta", stage), "inputs", None) or getattr(stage, "inputs_meta", None)
+        if told or hasattr(stage, "pipe_info"):
+            raise ValueError(
+                f"stage {stage.stage_index} has the shapes of dense activations, from example arguments or tracing; "
+                "make it from the module alone: PipelineStage(module, index, num_stages, device)"
+            )
     last = len(modules) - 1
     return {i: _Place(_bare(module), i == 0, i == last) for i, module in enumerate(modules)} | {
         s.stage_index: _Place(_bare(s.submod), s.stage_index == 0, s.stage_index == s.num_stages - 1) for s in others
     }
-
-
-def _check_open(stage: Stage) -> None:
-    """Raise ValueError if a stage already knows the shapes it exchanges."""
-    told = getattr(getattr(stage, "_user_meta", stage), "inputs", None) or getattr(stage, "inputs_meta", None)
-    if told or hasattr(stage, "pipe_info"):
-        raise ValueError(
-            f"stage {stage.stage_index} has the shapes of dense activations, from example arguments or tracing; make "
-            "it from the module alone: PipelineStage(module, index, num_stages, device)"
-        )
 
 
 def _bare(module: nn.Module) -> nn.Module:

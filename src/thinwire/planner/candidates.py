@@ -249,17 +249,15 @@ class Budget:
     def candidates(self) -> list[Candidate]:
         """Return what may be chosen, uncompressed first."""
         dense_first = ["dense", *(name for name in self.names if name != "dense")]
-        every = (full for name in dense_first for full in self._in_full(name))
-        return [candidate(full) for full in every]
-
-    def _in_full(self, name: str) -> list[str]:
-        method = PLANNED[name.partition(":")[0]]
-        if method.density is None:
-            return [name]
-        if not self.error_feedback:
-            return []
-        densities = (method.density,) if method.share_of == "frequencies" else self.densities
-        return [name] if ":" in name else [f"{name}:{density:g}" for density in densities]
+        found: list[str] = []
+        for name in dense_first:
+            method = PLANNED[name.partition(":")[0]]
+            if method.density is None or (":" in name and self.error_feedback):
+                found.append(name)
+            elif self.error_feedback:
+                densities = (method.density,) if method.share_of == "frequencies" else self.densities
+                found += [f"{name}:{density:g}" for density in densities]
+        return [candidate(name) for name in found]
 
 
 @checked

@@ -4,10 +4,9 @@ from functools import partial
 
 import torch
 
-from thinwire.checked import Size, checked
-from thinwire.codecs import Cast, SampledThreshold, TopK
-from thinwire.exchanges import AllReduce, Exchange, OwnerSharded, RecursiveDoubling
-from thinwire.memories import ErrorFeedback, NoMemory
+from thinwire.codecs import Cast
+from thinwire.exchanges import AllReduce, OwnerSharded, RecursiveDoubling
+from thinwire.memories import NoMemory
 from thinwire.recipes.dct_dp import dct_dp
 from thinwire.recipes.dense import dense
 from thinwire.recipes.dgc import dgc
@@ -23,22 +22,8 @@ from thinwire.recipes.randomk import randomk
 from thinwire.recipes.s2_reducer import s2_reducer
 from thinwire.recipes.signsgd import signsgd
 from thinwire.recipes.terngrad import terngrad
-from thinwire.recipes.topk import topk
-from thinwire.reducer import Compressed, MinimumSize, Reducer
-from thinwire.schedules import Density
-
-
-@checked
-def topk_over(exchange: Exchange) -> RecipeFactory:
-    """Return a recipe as `topk` with another exchange."""
-
-    @checked
-    def recipe(*, density: Density = 0.01, sampled: bool = False, minimum_size: Size = 1024) -> Reducer:
-        codec = (SampledThreshold if sampled else TopK)(density=density)
-        large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
-        return MinimumSize(minimum_size=minimum_size, large=large)
-
-    return recipe
+from thinwire.recipes.topk import topk, topk_over
+from thinwire.reducer import Compressed
 
 
 def _narrow(dtype: torch.dtype) -> RecipeFactory:

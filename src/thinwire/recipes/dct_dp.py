@@ -2,7 +2,6 @@
 
 from thinwire.checked import Count, Multiple, Size, checked
 from thinwire.codecs import Codec, KeptThreshold, SteeredThreshold
-from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback, Noted
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density, Every
@@ -29,5 +28,5 @@ def dct_dp(
     codec: Codec = SteeredThreshold(density=density, bound=bound)
     if life is not None:
         codec = KeptThreshold(density=density, refresh=Every(steps=life), bound=bound)
-    large = Compressed(memory=Noted(memory=ErrorFeedback()), codec=codec, exchange=AllGather())
+    large = Compressed(memory=Noted(memory=ErrorFeedback()), codec=codec)
     return MinimumSize(minimum_size=minimum_size, large=large)

@@ -2,7 +2,6 @@
 
 from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import SampledThreshold
-from thinwire.exchanges import AllGather
 from thinwire.memories import MomentumCorrection
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
@@ -33,5 +32,5 @@ def dgc(
         >>> handle = tw.attach(model, tw.recipes.dgc(density=0.01), optimizer=sgd)
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
-    large = Compressed(memory=memory, codec=SampledThreshold(density=density), exchange=AllGather())
+    large = Compressed(memory=memory, codec=SampledThreshold(density=density))
     return MinimumSize(minimum_size=minimum_size, small=dense(memory=memory), large=large)

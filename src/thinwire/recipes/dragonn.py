@@ -2,7 +2,6 @@
 
 from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import HashedSlots
-from thinwire.exchanges import AllGather
 from thinwire.memories import MomentumCorrection
 from thinwire.recipes.dense import dense
 from thinwire.reducer import Compressed, MinimumSize, Reducer
@@ -29,5 +28,5 @@ def dragonn(
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     memory = MomentumCorrection(momentum=momentum, clip_norm=clip_norm)
-    large = Compressed(memory=memory, codec=HashedSlots(density=density), exchange=AllGather())
+    large = Compressed(memory=memory, codec=HashedSlots(density=density))
     return MinimumSize(minimum_size=minimum_size, small=dense(memory=memory), large=large)

@@ -3,7 +3,6 @@
 from thinwire.checked import Fraction, Positive, Size, checked
 from thinwire.codecs import ChunkTopK
 from thinwire.codecs.chunk_topk import Chunk
-from thinwire.exchanges import AllGather
 from thinwire.formats import Sign
 from thinwire.kernels import Transform
 from thinwire.memories import FadingMomentum, OrthogonalMomentum
@@ -46,7 +45,7 @@ def fading(
         >>> handle = tw.attach(model, tw.recipes.fading(), optimizer=adamw)
     """
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
-    large = Compressed(memory=FadingMomentum(decay=decay, clip_norm=clip_norm), codec=codec, exchange=AllGather())
+    large = Compressed(memory=FadingMomentum(decay=decay, clip_norm=clip_norm), codec=codec)
     return MinimumSize(minimum_size=minimum_size, large=large)
 
 
@@ -105,5 +104,5 @@ def orthogonal(
     """
     memory = OrthogonalMomentum(momentum=momentum, decay=decay)
     codec = ChunkTopK(density=density, chunk=chunk, transform=transform, values=values)
-    large = Compressed(memory=memory, codec=codec, exchange=AllGather())
+    large = Compressed(memory=memory, codec=codec)
     return MinimumSize(minimum_size=minimum_size, large=large)

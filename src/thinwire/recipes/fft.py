@@ -3,7 +3,6 @@
 from thinwire.checked import Size, checked
 from thinwire.codecs import FFT
 from thinwire.codecs.fft import Block
-from thinwire.exchanges import AllGather
 from thinwire.formats import OffsetFloat
 from thinwire.memories import Memory, NoMemory
 from thinwire.payloads import Narrow
@@ -37,5 +36,5 @@ def fft(
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     codec = FFT(density=density, block=block, half=half, values=values)
-    large = Compressed(memory=memory or NoMemory(), codec=codec, exchange=AllGather())
+    large = Compressed(memory=memory or NoMemory(), codec=codec)
     return MinimumSize(minimum_size=minimum_size, large=large)

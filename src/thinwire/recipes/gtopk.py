@@ -1,11 +1,10 @@
 """gTop-k: the global Top-k, found on the way up a tree."""
 
 from thinwire.checked import Size, checked
-from thinwire.codecs import SampledThreshold, TopK
 from thinwire.exchanges import GlobalTopKTree
 from thinwire.exchanges.tree import Merge
-from thinwire.memories import ErrorFeedback
-from thinwire.reducer import Compressed, MinimumSize, Reducer
+from thinwire.recipes.topk import topk_over
+from thinwire.reducer import Reducer
 from thinwire.schedules import Density
 
 
@@ -30,7 +29,5 @@ def gtopk(
         sampled: As in `topk`.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
-    codec = (SampledThreshold if sampled else TopK)(density=density)
     exchange = GlobalTopKTree(merge=merge, exact_values=exact_values)
-    large = Compressed(memory=ErrorFeedback(), codec=codec, exchange=exchange)
-    return MinimumSize(minimum_size=minimum_size, large=large)
+    return topk_over(exchange)(density=density, sampled=sampled, minimum_size=minimum_size)

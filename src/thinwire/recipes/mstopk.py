@@ -2,7 +2,6 @@
 
 from thinwire.checked import Count, Size, checked
 from thinwire.codecs import MSTopK
-from thinwire.exchanges import AllGather
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Compressed, MinimumSize, Reducer
 from thinwire.schedules import Density
@@ -17,5 +16,5 @@ def mstopk(*, density: Density = 0.01, rounds: Count = 25, minimum_size: Size = 
         rounds: Bisections of the threshold.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
-    large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds), exchange=AllGather())
+    large = Compressed(memory=ErrorFeedback(), codec=MSTopK(density=density, rounds=rounds))
     return MinimumSize(minimum_size=minimum_size, large=large)

@@ -4,7 +4,6 @@ from typing import Literal
 
 from thinwire.checked import Size, checked
 from thinwire.codecs import Cast
-from thinwire.exchanges import AllGather
 from thinwire.formats import Levels
 from thinwire.formats.base import Bits, GroupSize
 from thinwire.memories import NoMemory
@@ -24,5 +23,5 @@ def qsgd(
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
     codec = Cast(values=Levels(bits=bits, group_size=group_size, norm=norm))
-    large = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
+    large = Compressed(memory=NoMemory(), codec=codec)
     return MinimumSize(minimum_size=minimum_size, large=large)

@@ -2,7 +2,6 @@
 
 from thinwire.checked import Size, checked
 from thinwire.codecs import Cast
-from thinwire.exchanges import AllGather
 from thinwire.formats import Sign
 from thinwire.formats.base import GroupSize
 from thinwire.memories import ErrorFeedback
@@ -18,5 +17,5 @@ def signsgd(*, group_size: GroupSize = 512, minimum_size: Size = 1024) -> Reduce
             tensor differ a lot, as in an output layer over rare words (docs/measurements/recipes.md).
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
-    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group_size=group_size)), exchange=AllGather())
+    large = Compressed(memory=ErrorFeedback(), codec=Cast(values=Sign(group_size=group_size)))
     return MinimumSize(minimum_size=minimum_size, large=large)

@@ -2,7 +2,6 @@
 
 from thinwire.checked import Positive, Size, checked
 from thinwire.codecs import Cast
-from thinwire.exchanges import AllGather
 from thinwire.formats import Ternary
 from thinwire.memories import NoMemory
 from thinwire.reducer import Compressed, MinimumSize, Reducer
@@ -16,5 +15,5 @@ def terngrad(*, clip: Positive | None = 2.5, minimum_size: Size = 1024) -> Reduc
         clip: Standard deviations at which each tensor is clipped first.
         minimum_size: Tensors with fewer elements are sent uncompressed.
     """
-    large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)), exchange=AllGather())
+    large = Compressed(memory=NoMemory(), codec=Cast(values=Ternary(clip=clip)))
     return MinimumSize(minimum_size=minimum_size, large=large)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import final
 
@@ -15,7 +15,7 @@ from thinwire import trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
 from thinwire.collectives import Group, taking, used_here
-from thinwire.exchanges import Exchange, Exchanged, all_gather
+from thinwire.exchanges import AllGather, Exchange, Exchanged, all_gather
 from thinwire.kernels import replay
 from thinwire.kernels.replay import Piece, Replays
 from thinwire.memories import Memory
@@ -37,7 +37,7 @@ class Compressed(Reducer):
 
     memory: Memory
     codec: Codec
-    exchange: Exchange
+    exchange: Exchange = field(default_factory=AllGather)
 
     @property
     @override

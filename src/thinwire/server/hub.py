@@ -384,7 +384,6 @@ class Hub:
 
 
 def _asked(frame: Frame) -> dict[str, Any]:
-    """Return what a JOIN says. Raises FrameError."""
     try:
         asked = json.loads(bytes(frame.body))
         who, agreed, (ahead, sent, slack) = asked["trainer"], asked["agreed"], asked["pace"]

@@ -411,7 +411,6 @@ class Channel:
         return Link(its.address, key, self._bell, talk, timeout=its.timeout, over=lambda: self._over)
 
     def _join(self, link: Link) -> None:
-        """Join. Raises GoneError."""
         with self._changed:
             sent = max(self.saved, next(reversed(self._log), 0))
         pace = (self._shared.ahead, sent, WINDOW * bool(self._shared.joined))
@@ -497,7 +496,10 @@ class Channel:
         with self._changed:
             if frame.kind in (Kind.UPDATE, Kind.FETCH):
                 self._sound, self._waiting = True, self._waiting - 1
-            self._forget(frame.saved)
+            while (first := next(iter(self._log), frame.saved + 1)) <= frame.saved:  # it is on disk
+                self._logged -= sum(map(len, self._log.pop(first).body))
+            self.saved = max(self.saved, frame.saved)
+            self._changed.notify_all()
 
     def _welcomed(self, frame: Frame) -> None:
         """Take in all parameters, and have sent again what the server has not applied."""
@@ -519,13 +521,6 @@ class Channel:
             self._queue.extend([_BYE] * (self._goodbye is not None))
             self._life, self._answered, self._waiting, self._joined = life, frame.number, 0, True
             self._floors.append(floor)
-
-    def _forget(self, durable: int) -> None:
-        """Drop the updates that are on disk."""
-        while (first := next(iter(self._log), durable + 1)) <= durable:
-            self._logged -= sum(map(len, self._log.pop(first).body))
-        self.saved = max(self.saved, durable)
-        self._changed.notify_all()
 
 
 def drainable(recipe: Reducer) -> bool:

@@ -50,7 +50,6 @@ def check_installed() -> None:
 
 
 def _public(secret: bytes) -> bytes:
-    """Return the public key that belongs to a secret one."""
     return z85.decode(zmq.curve_public(z85.encode(secret)))
 
 
@@ -336,7 +335,6 @@ class Link:
                 return frame
 
     def _look(self) -> None:
-        """See what has become of the connection."""
         while self._gone is None and self._monitor.poll(0):
             seen = monitor.recv_monitor_message(self._monitor)
             event = zmq.Event(seen["event"]).name or ""

@@ -442,7 +442,7 @@ def test_removal_sends_what_waits(ranks: Ranks, recipe: str) -> None:
 def _recorded() -> bool:
     """Return whether all that FSDP has lent is said to be used by the stream that copies it."""
     scattered, lent, used = Scattered(), set[int](), set[int]()
-    kept = scattered.handle._contributions.kept
+    kept = scattered.handle._contributions
     allocate = kept.allocate
 
     def lending(*args: Any, **given: Any) -> Tensor:

@@ -72,7 +72,13 @@ def assembled(
         return attachment
 
     attachment = agreed(groups, work, FingerprintError, MomentumError, RuntimeError, undo=Attachment.end)
-    _set_to_work(attachment)
+    for each in _replaced(parameters):
+        each.end()
+    _serving.update({id(memory): attachment for memory in attachment.recipe.memories() if memory.stateful})
+    for other in _serving_any(parameters):
+        attachment.sharing.add(other)
+        other.sharing.add(attachment)
+    _alive.add(attachment)
     return attachment
 
 
@@ -84,17 +90,6 @@ def opening(attachment: Attachment) -> Iterator[None]:
     except BaseException:
         attachment.end()
         raise
-
-
-def _set_to_work(attachment: Attachment) -> None:
-    """End what it replaces, and have it know of others that serve some of its parameters."""
-    for each in _replaced(attachment.parameters):
-        each.end()
-    _serving.update({id(memory): attachment for memory in attachment.recipe.memories() if memory.stateful})
-    for other in _serving_any(attachment.parameters):
-        attachment.sharing.add(other)
-        other.sharing.add(attachment)
-    _alive.add(attachment)
 
 
 def check_recipe(recipe: object, verb: str) -> None:
@@ -121,22 +116,17 @@ def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
 
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
     """Raise FingerprintError, on every rank, if recipe, parameters or settings differ; a collective."""
-    mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings} | {
-        f"parameter {name}": f"{tuple(p.shape)} {p.dtype}{_computed_by(recipe, name, p)}"
-        for name, p in parameters.items()
-    }
+    mine = {"recipe": words(recipe), "what DDP or the optimizer is set to": settings}
+    for name, p in parameters.items():
+        by_library = recipe.route(segment_of(p, name)).by_library and not on_host(p)  # its bits hang on the GPU
+        computed = f", which {gpu_of(p.device)} computes" if by_library else ""
+        mine[f"parameter {name}"] = f"{tuple(p.shape)} {p.dtype}{computed}"
     everyone = all_gather_plain(mine, group)
     for rank, theirs in enumerate(everyone):
         for key in everyone[0] | theirs:
             first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
             if first != other:
                 raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
-
-
-def _computed_by(recipe: Reducer, name: str, p: nn.Parameter) -> str:
-    """Return which model of GPU computes a mean, in words, if its bits hang on that."""
-    line = recipe.route(segment_of(p, name))
-    return f", which {gpu_of(p.device)} computes" if line.by_library and not on_host(p) else ""
 
 
 def gpu_of(device: torch.device) -> str:
@@ -147,7 +137,6 @@ def gpu_of(device: torch.device) -> str:
 def _handover(
     recipe: Reducer, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], group: Group
 ) -> Handover:
-    """Return what hands momentum over to the recipe's memories."""
     memories = recipe.memories()
     if not fading(memories):
         return Correction(memories, optimizers, names)

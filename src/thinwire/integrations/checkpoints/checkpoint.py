@@ -82,22 +82,18 @@ class Checkpoint:
             StateError: If the saved state cannot be read, is damaged, is of different steps, does not fit the handle,
                 or lacks ranks.
         """
-        self._check_alike()
-        if self._saved is None:
-            return dict(storage.named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
-        loading = _Loading(self._handle, self._saved, self._key, partial=self._partial)
-        self._found = loading.state()
-        return loading.one_entry()
-
-    def _check_alike(self) -> None:
-        mine = {dist.get_rank(): "none" if self._saved is None else "one"}
-        everyone = union(self._layout.groups, mine)
+        everyone = union(self._layout.groups, {dist.get_rank(): "none" if self._saved is None else "one"})
         if len(set(everyone.values())) > 1:
             given = ", ".join(f"rank {rank} {what}" for rank, what in sorted(everyone.items()))
             raise ValueError(
                 f"some ranks gave Checkpoint a path to load from, and others did not ({given}): to load, make it "
                 "Checkpoint(handle, path) on every rank; to save, Checkpoint(handle)"
             )
+        if self._saved is None:
+            return dict(storage.named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
+        loading = _Loading(self._handle, self._saved, self._key, partial=self._partial)
+        self._found = loading.state()
+        return loading.one_entry()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the handle resume from what `state_dict` has read; a collective.
@@ -187,19 +183,16 @@ class _Loading:
             return {}, lost
         blank = {**storage.state_of(some, {}), "shard": self._layout.shard}  # nothing is left of this shard
         dealt = redistribute(states or [blank], rank=rank, world_size=world_size, partial=self._partial)
-        self._check_fits(dealt, cut=not self._uncut(some))
-        return dealt, {}
-
-    def _check_fits(self, dealt: State, *, cut: bool) -> None:
         try:
             self._handle.check_state_dict(dealt)
         except ValueError as error:
-            if not cut:
+            if self._uncut(some):
                 raise
             raise ValueError(
                 f"{str(error).removesuffix(state.AS_SAVED)}; the shards had other sizes when this was saved: pass a "
                 "smaller minimum_size, which keeps more of them compressed"
             ) from error
+        return dealt, {}
 
     def _replicas(self, left: Mapping[int, Header]) -> dict[int, dict[int, int]]:
         """Return which ranks have saved something of this rank's shard, by replica and their shard."""

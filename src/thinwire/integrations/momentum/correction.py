@@ -83,7 +83,16 @@ class Correction(Handover):
         if self._held.overridden:
             self.give_back()
         groups = [group for _, group in self._held.groups(optimizer)]
-        self._say_late([*map(self._set, groups)])
+        found = [*map(self._set, groups)]
+        if self._moved and not self._said and not {self._applied}.issuperset(found):
+            self._said = True
+            _log.warning(
+                "the optimizer's (momentum, nesterov) have changed from %s to %s between backward and step: the "
+                "old ones were applied to this step's gradients; the new ones apply from the next backward on. Set "
+                "them, or step a scheduler, before backward or after the step",
+                self._applied,
+                found[0],
+            )
         for group in groups:
             self._held.override_until_step(group, momentum=0.0, nesterov=False, weight_decay=0.0)
 
@@ -182,22 +191,9 @@ class Correction(Handover):
 
     @property
     def _applied(self) -> tuple[float, bool]:
-        """The (momentum, nesterov) of the memories."""
         for memory in self._memories:
             return memory.momentum or 0.0, memory.nesterov
         return 0.0, False
-
-    def _say_late(self, found: Sequence[tuple[float, bool]]) -> None:
-        """Warn once if an optimizer's settings have changed since the memories applied them."""
-        if self._moved and not self._said and not {self._applied}.issuperset(found):
-            self._said = True
-            _log.warning(
-                "the optimizer's (momentum, nesterov) have changed from %s to %s between backward and step: the "
-                "old ones were applied to this step's gradients; the new ones apply from the next backward on. Set "
-                "them, or step a scheduler, before backward or after the step",
-                self._applied,
-                found[0],
-            )
 
     def _set(self, group: Settings) -> tuple[float, bool]:
         """Return the (momentum, nesterov) of a group, laid aside or not."""

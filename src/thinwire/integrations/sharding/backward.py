@@ -6,7 +6,7 @@ ranks that hold the same shard in other islands put it through the recipe, while
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -92,7 +92,12 @@ class Arrivals:
             self._arrange_as_arrived()
         error, used = None, set[Tensor]()
         try:
-            used |= self._means()
+            while len(self.started) < len(self.buckets):
+                self._start_next()
+            used |= used_anywhere(list(self._attachment.parameters.values()), self._attachment.group)
+            for future in self.started:
+                future.wait()
+            self.started.clear()
         except Exception as raised:
             error = raised
         self._all_reduce_failures(error)
@@ -104,16 +109,6 @@ class Arrivals:
         bucket = self.buckets[len(self.started)]
         bucket.fill()
         self.started.append(self._attachment.reduce(bucket.flat, bucket.parameters))
-
-    def _means(self) -> Set[Tensor]:
-        """Start what has not started, wait for all of it, and return the parameters that any replica has used."""
-        while len(self.started) < len(self.buckets):
-            self._start_next()
-        used = used_anywhere(list(self._attachment.parameters.values()), self._attachment.group)
-        for future in self.started:
-            future.wait()
-        self.started.clear()
-        return used
 
     def _arrange(self, names: Sequence[str]) -> None:
         parameters = [self._attachment.parameters[name] for name in reversed(names)]
@@ -238,7 +233,6 @@ class Backwards:
         at_the_end(partial(at_the_end, self._after_backward))  # behind what FSDP has queued since
 
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:
-        """Note that FSDP has added to the gradient of this shard."""
         if not self._queued:
             raise RuntimeError(
                 f"thinwire cannot follow the gradient of {name!r}: return tensors, or containers of them that "

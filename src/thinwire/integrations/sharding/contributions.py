@@ -22,12 +22,15 @@ from thinwire.trace import ring_bytes
 class Contributions(Reducer):
     """A reducer for buckets of shards: it sends through `recipe` what was kept from FSDP's reduce-scatter.
 
-    FSDP takes `kept` for that. It keeps what would have been sent, and gives zeros; then FSDP says by its hooks, in
-    order, for which parameters that was: `take`. With `alone`, FSDP reduces nothing.
+    FSDP calls this in place of its reduce-scatter; see torch's `FSDPModule.set_custom_reduce_scatter`. It keeps what
+    would have been sent, and gives zeros; then FSDP says by its hooks, in order, for which parameters that was: `take`.
+    With `alone`, FSDP reduces nothing.
     """
 
     def __init__(self, recipe: Reducer, shapes: Mapping[str, Sequence[int]], *, alone: bool) -> None:
-        self.recipe, self._alone, self.kept = recipe, alone, Kept()
+        self.recipe, self._alone = recipe, alone
+        self._rows: Tensor | None = None  # what was kept, a row for each rank
+        self._used = 0  # of a row
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._taken: dict[str, Tensor] = {}
 
@@ -54,15 +57,48 @@ class Contributions(Reducer):
 
     def clear(self) -> None:
         """Drop what was kept and taken in a backward that raised."""
-        self.kept.clear()
+        self._rows = None
         self._taken.clear()
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return memory for FSDP to fill."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Group, op: object, async_op: bool = False
+    ) -> None:
+        """Keep `input_tensor`, a row for each rank, and give zeros; RuntimeError if not for a mean, or too early."""
+        if self._rows is not None:
+            raise RuntimeError(
+                "the gradients of an earlier backward were not sent, as thinwire.scatter is no longer attached to this "
+                "model: call it again"
+            )
+        if op != dist.ReduceOp.AVG:
+            raise RuntimeError(
+                f"FSDP asks for {op} of gradients of {input_tensor.dtype}; expected the mean, in float32 or bfloat16: "
+                "leave out set_gradient_divide_factor and set_force_sum_reduction_for_comms, and choose the dtype with "
+                "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+            )
+        self._rows, self._used = input_tensor.view(group.size(), -1), 0
+        output_tensor.zero_()
 
     def take(self, name: str, p: nn.Parameter) -> None:
         """Take, and add up, what was kept for this parameter; RuntimeError if FSDP has reduced it otherwise."""
         rows, *others = self._shapes[name]
-        if self._alone or not rows * torch.Size(others).numel():
+        width = torch.Size(others).numel()
+        if self._alone or not rows * width:
             return
-        whole = self.kept.next_part(rows, torch.Size(others).numel()).to(local(p).dtype)
+        if self._rows is None:
+            raise RuntimeError(
+                "FSDP did not use the reduce-scatter that thinwire.scatter has given it: leave out "
+                "set_custom_reduce_scatter, or call scatter after it"
+            )
+        end = self._used + -(-rows // len(self._rows)) * width
+        used_here(self._rows)  # by a copy: FSDP frees it as soon as its reduce-scatter would be done
+        whole = self._rows[:, self._used : end].reshape(-1)[: rows * width].to(local(p).dtype)
+        self._used = end
+        if end == self._rows.shape[1]:
+            self._rows = None
         self._taken[name] = self._taken[name] + whole if name in self._taken else whole
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
@@ -115,53 +151,3 @@ class Contributions(Reducer):
             elif self._alone:
                 part.copy_(shard)
         return whole
-
-
-@final
-class Kept:
-    """What FSDP calls in place of its reduce-scatter; see torch's `FSDPModule.set_custom_reduce_scatter`."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop what was kept."""
-        self._rows: Tensor | None = None
-        self._used = 0
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for FSDP to fill."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Group, op: object, async_op: bool = False
-    ) -> None:
-        """Keep `input_tensor`, a row for each rank, and give zeros; RuntimeError if not for a mean, or too early."""
-        if self._rows is not None:
-            raise RuntimeError(
-                "the gradients of an earlier backward were not sent, as thinwire.scatter is no longer attached to this "
-                "model: call it again"
-            )
-        if op != dist.ReduceOp.AVG:
-            raise RuntimeError(
-                f"FSDP asks for {op} of gradients of {input_tensor.dtype}; expected the mean, in float32 or bfloat16: "
-                "leave out set_gradient_divide_factor and set_force_sum_reduction_for_comms, and choose the dtype with "
-                "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
-            )
-        self._rows, self._used = input_tensor.view(group.size(), -1), 0
-        output_tensor.zero_()
-
-    def next_part(self, rows: int, width: int) -> Tensor:
-        """Return the next parameter's part, flat: `rows` of each rank, padded; RuntimeError if there is none."""
-        if self._rows is None:
-            raise RuntimeError(
-                "FSDP did not use the reduce-scatter that thinwire.scatter has given it: leave out "
-                "set_custom_reduce_scatter, or call scatter after it"
-            )
-        each = -(-rows // len(self._rows)) * width
-        used_here(self._rows)  # by a copy: FSDP frees it as soon as its reduce-scatter would be done
-        part = self._rows[:, self._used : self._used + each].reshape(-1)[: rows * width]
-        self._used += each
-        if self._used == self._rows.shape[1]:
-            self.clear()
-        return part

@@ -146,7 +146,8 @@ class Copies:
 
     @untraced  # nor does Dynamo trace FSDP's own hooks
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
-        if not _in_backward() and self._depth() <= 1:  # else a checkpoint recomputes, or it is part of another one's
+        # In backward a checkpoint recomputes; a deeper one is part of another one's.
+        if torch._C._current_graph_task_id() < 0 and self._depth() <= 1:
             self._agreement = None
 
     def _depth(self) -> int:
@@ -159,7 +160,7 @@ class Copies:
 
         It is time once in a forward pass, and before each gather outside, as of `module.unshard()`; never in backward.
         """
-        if _in_backward():
+        if torch._C._current_graph_task_id() >= 0:
             return ()
         if self._agreement is None or not self._depth():
             self._agreement = None
@@ -239,7 +240,12 @@ class _Copy(Gather):
         exact, moved = ([i for i, mode in enumerate(modes) if mode == which] for which in (EXACT, DIFFERENCE))
         parts = x.split(self._lengths)
         whole = torch.cat([parts[i] for i in exact]) if exact else None
-        difference = self._difference(parts, moved) if moved else None
+        difference = None
+        if self.rows is not None and moved:  # else all is sent exactly
+            wide = torch.promote_types(x.dtype, torch.float32)
+            held = self.rows[self._rank].to(x.device, non_blocking=True).split(self._lengths)
+            pairs = [(parts[i].to(wide), held[i].to(wide)) for i in moved]
+            difference = torch.cat([(y - z).masked_fill_(y == z, 0) for y, z in pairs])  # not where an infinity stays
         if self.rows is not None:
             rows.copy_(self.rows, non_blocking=True)  # and over x, which lies among them
         if whole is not None:
@@ -259,13 +265,6 @@ class _Copy(Gather):
         self.since = [(n + mode) * (mode != EXACT) for mode, n in zip(modes, self.since, strict=True)]
         self._modes = [NOTHING] * len(modes)
 
-    def _difference(self, parts: Sequence[Tensor], moved: Sequence[int]) -> Tensor:
-        assert self.rows is not None  # else all is sent exactly
-        wide = torch.promote_types(parts[0].dtype, torch.float32)
-        held = self.rows[self._rank].to(parts[0].device, non_blocking=True).split(self._lengths)
-        pairs = [(parts[i].to(wide), held[i].to(wide)) for i in moved]
-        return torch.cat([(x - y).masked_fill_(x == y, 0) for x, y in pairs])  # not so where an infinity stays
-
     def _columns(self, rows: Tensor, which: Sequence[int], values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the columns of these parameters, each with its part of `values`; neighbours are joined."""
         places = rows.split(self._lengths, dim=1)
@@ -280,7 +279,3 @@ class _Copy(Gather):
             device = "cpu" if host else rows.device
             self.rows = torch.empty(rows.shape, dtype=rows.dtype, device=device, pin_memory=on_gpu and host)
         self.rows.copy_(rows, non_blocking=True)
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() >= 0

@@ -93,7 +93,3 @@ class Gathering(Attached):
     def differing_parameters(self) -> list[str]:
         """Return the names of parameters that differ between ranks, those of gathered copies too; a collective."""
         return sorted({*super().differing_parameters(), *(self._gathers.differing() if self._gathers else ())})
-
-    def _leave_gathers(self) -> None:
-        if self._gathers:
-            self._gathers.remove()

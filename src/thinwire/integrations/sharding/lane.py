@@ -101,7 +101,6 @@ class Gather(ABC):
         """Write every rank's `x` into its row. `x` lies in this rank's."""
 
     def _arrived(self, mine: Tensor, group: Group) -> Tensor:
-        """Return what each rank sends, as rows."""
         arriving = mine.new_empty(group.size(), mine.numel())
         with trace.span("gather"):
             all_gather(arriving.view(-1), mine, group).wait()

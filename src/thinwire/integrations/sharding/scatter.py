@@ -58,7 +58,7 @@ class Scattered(Gathering):
         self._backwards = Backwards(modules, attachment, [group], self._arrivals, gathers, contributions)
         self._gather(model, gathers)
         for module in modules:
-            module.set_custom_reduce_scatter(contributions.kept)
+            module.set_custom_reduce_scatter(contributions)
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -78,7 +78,8 @@ class Scattered(Gathering):
 
         The residual is sent with the next gradients.
         """
-        self._leave_gathers()
+        if self._gathers:
+            self._gathers.remove()
         membership = self.attachment.membership
         membership.release(averages="what thinwire.scatter returned does that")
         dense = ToOwners(memory=NoMemory(), codec=Identity())

@@ -71,7 +71,8 @@ class Shards(Gathering):
     def remove(self) -> None:
         membership = self.attachment.membership
         agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
-        self._leave_gathers()
+        if self._gathers:
+            self._gathers.remove()
         membership.release(averages="what thinwire.shard returned does that")
 
 

@@ -36,8 +36,12 @@ class Gradients:
         """Before backward adds to this .grad: return whether its mean is gone (None or zeros), else copy it."""
         if name not in self.reduced:
             return False
-        held = self._parameters[name].grad
-        if held is None or not (_nonzero(held) or self._arrived_as_zeros(name, held)):
+        held, there = self._parameters[name].grad, False
+        if held is not None:
+            values = held._values() if held.is_sparse else local(held)
+            without_rows = not held.is_sparse and not values.numel()  # a shard without rows is zero for ever
+            there = bool(values.any()) or without_rows or self._arrived_as_zeros(name, held)
+        if held is None or not there:
             self.forget([name])
             return True
         if name not in self.means and not held.is_sparse:
@@ -181,12 +185,6 @@ def accumulator(p: nn.Parameter) -> Any:
         node = p.view_as(p).grad_fn
     assert node is not None
     return node.next_functions[0][0]
-
-
-def _nonzero(x: Tensor) -> bool:
-    """Whether this may hold a mean that has not been zeroed."""
-    values = x._values() if x.is_sparse else local(x)
-    return bool(values.any()) or (not x.is_sparse and not values.numel())  # a shard without rows is zero for ever
 
 
 BYTES = 25 << 20

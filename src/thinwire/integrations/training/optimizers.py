@@ -149,22 +149,9 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
     evaluates = callable(_closure(args, kwargs))
     for observer in () if evaluates else _observers.all:
         observer.about_to_take(optimizer)
-    if evaluates or _participants.all:
-        _stand_next_to(optimizer)
-
-
-def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return kwargs.get("closure", args[1] if len(args) > 1 else None)
-
-
-_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, Callable[..., Any]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""By optimizer, the participants' hooks before and after its class's own step, and that step."""
-
-
-def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
-    """Have the participants' hooks be the last before the step and the first after it."""
+    if not (evaluates or _participants.all):
+        return
+    # the participants' hooks are the last before the step and the first after it
     before: Any = optimizer._optimizer_step_pre_hooks
     after: Any = optimizer._optimizer_step_post_hooks
     if optimizer not in _hooks:
@@ -176,6 +163,16 @@ def _stand_next_to(optimizer: torch.optim.Optimizer) -> None:
     first, last, _ = _hooks[optimizer]
     before.move_to_end(first)
     after.move_to_end(last, last=False)
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+_hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, Callable[..., Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By optimizer, the participants' hooks before and after its class's own step, and that step."""
 
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:

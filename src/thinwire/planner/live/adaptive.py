@@ -126,7 +126,10 @@ class Adaptive(Reducer):
             self._log = self._next(self._log, at)
         log = self._log
         log.add(bucket)
-        self._release(bucket, at)
+        waiting = [memory for memory in self._memories if memory.waits()]
+        for segment in bucket.segments if waiting else ():  # residuals that its candidate has no memory for
+            own, alone = self._reducer.memory_of(segment), Bucket(flat=bucket.flat, segments=[segment])
+            release([memory for memory in waiting if memory is not own], alone, at.scale)
         at = replace(at, watch=at.watch and not self.idle)
         future = self._reducer.reduce(bucket, at)
 
@@ -162,10 +165,3 @@ class Adaptive(Reducer):
         """Add what the choice is expected to cost, if the optimizer is known."""
         optimizer = self.budget.optimizer
         return ". ".join(filter(None, (reason, optimizer and in_words(list(choice.values()), optimizer))))
-
-    def _release(self, bucket: Bucket, at: Round) -> None:
-        """Add to a tensor's gradient its residuals in memories that its candidate does not have."""
-        waiting = [memory for memory in self._memories if memory.waits()]
-        for segment in bucket.segments if waiting else ():
-            own, alone = self._reducer.memory_of(segment), Bucket(flat=bucket.flat, segments=[segment])
-            release([memory for memory in waiting if memory is not own], alone, at.scale)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from statistics import median, median_low
 from typing import NamedTuple
@@ -101,19 +102,16 @@ def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_si
         count, share = hops.count, hops.nbytes
     times = [seconds / count for _, seconds in points]
     sizes = [share * size for size, _ in points]
-    slope = _slope(sizes, times)
+    if len(sizes) == 1:
+        slope = times[0] / sizes[0]  # all of it may be bytes
+    else:
+        large = list(zip(sizes, times, strict=True))[-3:]
+        slope = median((high - low) / (more - less) for (less, low), (more, high) in combinations(large, 2))
+        rise, run = max(0.0, times[-1] - times[0]), sizes[-1] - sizes[0]
+        hidden = _NOISE * (times[-1] - rise / _TOLD)  # in noise; the less, the more bytes tell: no jump where they do
+        slope = max(slope, rise / run / 2 if told(times) else (rise + hidden) / run)
     latency = max(0.0, median(time - slope * size for time, size in zip(times[:-1] or times, sizes, strict=False)))
     return Link(latency=latency, bandwidth=1 / slope if slope else _FREE.bandwidth)
-
-
-def _slope(sizes: Sequence[float], times: Sequence[float]) -> float:
-    if len(sizes) == 1:
-        return times[0] / sizes[0]  # all of it may be bytes
-    large = list(zip(sizes, times, strict=True))[-3:]
-    slope = median((high - low) / (more - less) for (less, low), (more, high) in combinations(large, 2))
-    rise, run = max(0.0, times[-1] - times[0]), sizes[-1] - sizes[0]
-    hidden = _NOISE * (times[-1] - rise / _TOLD)  # in noise; the less, the more bytes tell: no jump where they do
-    return max(slope, rise / run / 2 if told(times) else (rise + hidden) / run)
 
 
 def ping(nbytes: int, group: Group, device: torch.device) -> float:
@@ -160,7 +158,6 @@ def _gather(x: Tensor, group: Group) -> Callable[[], object]:
 
 
 def _shift(x: Tensor, group: Group) -> Callable[[], object]:
-    """Send to the next rank while the one before sends here."""
     peers, message = Peers(group, x.device), x.view(torch.uint8)
     after, before = (peers.rank + 1) % peers.world_size, (peers.rank - 1) % peers.world_size
     return lambda: peers.cross({after: message}, {before: message.numel()})
@@ -221,13 +218,9 @@ def _pairs(stride: int, group: Group, device: torch.device) -> tuple[Link, bool]
     def send(size: int, runs: int) -> Sent:
         message = torch.zeros(size, dtype=torch.uint8, device=device)
         longest(0.0, group, device)
-        taken = [0.0] if peer >= peers.world_size else [crossed(peers, peer, message) for _ in range(runs)]
+        swap = partial(peers.cross, {peer: message}, {peer: message.numel()})
+        taken = [0.0] if peer >= peers.world_size else [timed(swap, device) for _ in range(runs)]
         return Sent(size, longest(median_low(taken), group, device))
 
     sent = ladder(send, _SECONDS, USUAL)
     return fit([(s.size, s.wall) for s in sent], None, 2), told([s.wall for s in sent])
-
-
-def crossed(peers: Peers, peer: int, message: torch.Tensor) -> float:
-    """Return the seconds in which this rank and another swap a message."""
-    return timed(lambda: peers.cross({peer: message}, {peer: message.numel()}), message.device)
