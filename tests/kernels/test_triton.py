@@ -818,7 +818,6 @@ def test_where_plain_torch_is_as_good() -> None:
         "accumulate_largest_of_each",
         "elias_fano_read",
         "gather_each",
-        "numbers_read",
         "sections_write",
         "settle",
         "slots_read",

@@ -4,8 +4,10 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -271,9 +273,10 @@ def test_the_fastest_is_the_fastest_of_all(found: Profile) -> None:
         step_seconds(found, {name: given for option in way for name, given in option.items()})
         for way in itertools.product(*ways)
     )
-    assert step_seconds(found, fastest(found, [candidate(name) for name in found.costs])) == pytest.approx(
-        best, rel=1e-9
-    )
+    every = [candidate(name) for name in found.costs]
+    with patch.object(import_module("thinwire.planner.decide"), "_MANY", math.inf):
+        assert step_seconds(found, fastest(found, every)) == pytest.approx(best, rel=1e-9)
+    assert step_seconds(found, fastest(found, every)) <= best * (1 + 2e-3)  # where paths are dropped
 
 
 def test_what_is_hidden_behind_backward_stays_uncompressed() -> None:

@@ -390,12 +390,14 @@ def _far_away(make: Callable[[], tw.OuterSteps], offload: bool) -> tuple[set[int
 @pytest.mark.parametrize(
     ("make", "nbytes"),
     [
-        (partial(tw.outer_steps.diloco, every=H), 12),
+        pytest.param(partial(tw.outer_steps.diloco, every=H), 12, marks=pytest.mark.slow),
         (partial(tw.outer_steps.streaming_diloco, every=4, fragments=2, delay=1), 12.5),
-        (partial(tw.outer_steps.muloco, every=H), 20),
-        (partial(tw.outer_steps.sparseloco, every=H), 16),
+        pytest.param(partial(tw.outer_steps.muloco, every=H), 20, marks=pytest.mark.slow),
+        pytest.param(partial(tw.outer_steps.sparseloco, every=H), 16, marks=pytest.mark.slow),
         (partial(tw.outer_steps.muloco, every=H, residual_dtype=torch.bfloat16), 16),
-        (partial(tw.outer_steps.sparseloco, every=H, residual_dtype=torch.bfloat16), 12),
+        pytest.param(
+            partial(tw.outer_steps.sparseloco, every=H, residual_dtype=torch.bfloat16), 12, marks=pytest.mark.slow
+        ),
     ],
     ids=["diloco", "streaming", "muloco", "sparseloco", "muloco, bf16", "sparseloco, bf16"],
 )

@@ -78,6 +78,7 @@ def test_ids_follow_zipfs_law() -> None:
             assert abs((ids == number).mean() - shares[number]) < bound
 
 
+@pytest.mark.slow
 def test_training_learns_more_than_the_rate_of_clicks() -> None:
     problem = build("dlrm", seed=0)
     optimizer = torch.optim.SGD(problem.model.parameters(), problem.learning_rate, problem.momentum)

@@ -81,10 +81,10 @@ def _with(recipe: str, optimizer: str = "adamw()") -> Settings:
         ("powersgd(rank=2)", "adamw()"),
         ("dgc(density=0.05, minimum_size=100)", "sgd()"),
         pytest.param("gtopk(density=0.05, minimum_size=100)", "sgd()", marks=pytest.mark.slow),
-        ("fading(density=0.1, minimum_size=100)", "adamw(betas=(0.9, 0.9))"),
+        pytest.param("fading(density=0.1, minimum_size=100)", "adamw(betas=(0.9, 0.9))", marks=pytest.mark.slow),
         pytest.param("orthogonal(minimum_size=100)", "adamw(betas=(0.9, 0.9))", marks=pytest.mark.slow),
         pytest.param("randomk(density=0.1, minimum_size=100)", "sgd()", marks=pytest.mark.slow),
-        ("qsgd()", "adamw()"),
+        pytest.param("qsgd()", "adamw()", marks=pytest.mark.slow),
     ],
 )
 def test_virtual_workers_have_the_bits_of_real_ones(ranks: Ranks, recipe: str, optimizer: str) -> None:

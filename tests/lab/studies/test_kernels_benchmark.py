@@ -28,6 +28,7 @@ def _row(name: str) -> Row:
     return row
 
 
+@pytest.mark.slow
 def test_every_row_is_right_and_timed(tmp_path: Path) -> None:
     assert _ended("--sizes", "5000", "--repeats", "2", "--output", str(tmp_path / "x.json")).exit_code == 0
     document = json.loads((tmp_path / "x.json").read_text())
