@@ -60,7 +60,9 @@ class Dense(Payload):
     @property
     def scratch(self) -> Scratch:
         """Plain values are summed where they are; so are codes, but for their scales and where regions have gaps."""
-        return Scratch() if self.coded is None else Scratch(value=4, arriving=0.1)
+        if self.coded is None:
+            return Scratch()
+        return Scratch(value=4, arriving=4 * self.coded.scales.numel() / max(1, self.coded.codes.numel()))
 
     @override
     def to_buffer(self) -> Tensor:

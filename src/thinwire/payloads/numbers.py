@@ -125,8 +125,8 @@ class Rows:
         groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
         table = values.new_empty(0) if coded is None else coded.format.on(values.device)
         verdict, at = self._verdict, Packed(self._start, start, bits)
-        wrong = [] if verdict is None else verdict.checks
-        rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, self._fixed, summed, out)
+        wrong, fixed = ([], self._fixed[:, :0]) if verdict is None else (verdict.checks, self._fixed)
+        rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, fixed, summed, out)
         if verdict is not None:
             verdict.withhold(flags, self._error)
         return rows
