@@ -53,6 +53,8 @@ class Sparse(Keyed):
     agreed: bool = False
     coded: Coded | None = None
     counted: Tensor | None = None
+    _unwritten: "list[_Scattered]" = field(default_factory=list, init=False, repr=False)
+    """A sum that is to be written when this is subtracted."""
 
     def __post_init__(self) -> None:
         if self.numel > LARGEST_SPACE:
@@ -188,12 +190,11 @@ class Sparse(Keyed):
 
     def take_from(self, parts: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
         """Do so, and set the masked to zero where a value is not 0. A sum that waits for that is written with it."""
-        total: _Scattered | None = self.__dict__.pop("_unwritten", None)
         own = self.indices, self.values, self.runs
-        if total is None:
-            kernels.scatter_add(parts, self._offsets, *own, -1.0, masked)
+        if self._unwritten:
+            kernels.settle(*self._unwritten.pop(), parts, self._offsets, *own, masked)
         else:
-            kernels.settle(*total, parts, self._offsets, *own, masked)
+            kernels.scatter_add(parts, self._offsets, *own, -1.0, masked)
 
     @override
     def settle(self, retain: Callable[[Self], None], total: Payload, out: Tensor) -> None:
@@ -201,9 +202,9 @@ class Sparse(Keyed):
             super().settle(retain, total, out)
             return
         mine = replace(self)
-        mine.__dict__["_unwritten"] = total._scattered(out)
+        mine._unwritten.append(total._scattered(out))
         retain(mine)
-        if "_unwritten" in mine.__dict__:
+        if mine._unwritten:
             total.write(out)
 
     def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
