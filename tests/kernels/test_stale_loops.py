@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
+from cases import CODECS, vector
+from numba.core import event
+from ranks import Ranks
 
 from thinwire.kernels import compiled
 from thinwire.kernels.compiled import HOSTS, KERNELS, made_of
@@ -55,6 +59,24 @@ def test_a_loop_is_compiled_anew_when_one_that_it_calls_changes(
     assert run("x + x", np.float32(2)) == (4, False, 2)
     assert run("3 * x") == (6, False, 1)  # what was made of the other is gone
     compiled._mark.cache_clear()
+
+
+def _compiling() -> list[str]:
+    """Exchange a payload of every codec. Return which loops were compiled for that."""
+    group = dist.group.WORLD
+    assert group is not None
+    with event.install_recorder("numba:compile") as recorder:
+        for case in CODECS.values():
+            case.exchange.start(case.codec.encode(vector(1000), seed=1), group).wait().total.dense()
+    return [each.data["dispatcher"].py_func.__qualname__ for _, each in recorder.buffer if each.data]
+
+
+def test_no_loop_is_compiled_again_by_another_process(ranks: Ranks) -> None:
+    ranks.run(1, _compiling)
+    others = Ranks()
+    found = others.run(1, _compiling)
+    others.stop()
+    assert found == [[]]
 
 
 def _modules() -> list[ModuleType]:

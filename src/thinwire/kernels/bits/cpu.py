@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.bits.reference import EliasFano
-from thinwire.kernels.compiled import compiled, intrinsic
+from thinwire.kernels.compiled import compiled, intrinsic, overload
 from thinwire.kernels.ranges import map_pieces, map_ranges
 from thinwire.kernels.simd import Code, declared
 
@@ -47,8 +47,7 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
     codes, data = np.empty(count, _NUMPY[dtype]), buffer.numpy()
 
     def run(lo: int, hi: int) -> None:
-        done = unpacking(bits)(data, lo, hi, codes)
-        unpack_loop(data, bits, done, hi, codes)
+        _unpacking(bits)(data, lo, hi, codes)
 
     map_ranges(run, count, align=32)
     return torch.from_numpy(codes)
@@ -167,9 +166,19 @@ def _bits_at(words, bit):
     return words[place] >> shift | words[place + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
 
 
+def unpack(buffer: Any, bits: Any, lo: Any, hi: Any, out: Any) -> None:
+    """Read codes `lo` (a multiple of 8) to `hi` from bytes, in a loop that knows how many bits a code has."""
+
+
+@overload(unpack, prefer_literal=True)
+def _unpack_known(buffer, bits, lo, hi, out):
+    loop = _unpacking(bits.literal_value)
+    return lambda buffer, bits, lo, hi, out: loop(buffer, lo, hi, out)
+
+
 @cache
-def unpacking(bits: int) -> Callable[..., int]:
-    """Return a loop that reads codes `lo` (a multiple of 8) to `hi` from bytes, and returns how far it came."""
+def _unpacking(bits: int) -> Callable[..., None]:
+    """Return the loop of `unpack` for so many bits."""
     width = _width(bits)
 
     @compiled
@@ -178,7 +187,7 @@ def unpacking(bits: int) -> Callable[..., int]:
         while at + 8 <= hi and at // 8 * bits + width <= buffer.size:
             _unpack(buffer, at // 8 * bits, out, at, bits)
             at += 8
-        return at
+        unpack_loop(buffer, bits, at, hi, out)
 
     return loop
 

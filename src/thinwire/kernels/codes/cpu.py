@@ -13,7 +13,7 @@ import torch
 from numba import types
 from torch import Tensor
 
-from thinwire.kernels.bits.cpu import unpack_loop, unpacking
+from thinwire.kernels.bits.cpu import unpack
 from thinwire.kernels.blocks.cpu import part_of_group
 from thinwire.kernels.codes import reference
 from thinwire.kernels.codes.reference import How, OffsetGrid, Packed, UniformGrid
@@ -21,7 +21,7 @@ from thinwire.kernels.compiled import exactly, overload
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
-from thinwire.kernels.matrices.cpu import add
+from thinwire.kernels.matrices.cpu import add, put
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Ints
 from thinwire.kernels.places.cpu import differ
@@ -94,7 +94,7 @@ def numbers_read(
     flags, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
     found = empty(count if summed else len(rows) * count, dtype, rows.device) if out is None else out.view(-1)
     scales = rows[:, at.scales : at.scales + 4 * sum(groups.counts)].contiguous().view(torch.float32)
-    arrays = (found.view(-1, count).numpy(), rows[:, at.codes :].numpy(), scales.numpy(), table.numpy())
+    arrays = (found.view(-1, count).numpy(), rows.numpy(), at.codes, scales.numpy(), table.numpy())
     _over_pieces(_reading(at.bits), groups, *arrays)
     if flags.any():
         found.zero_()
@@ -235,20 +235,19 @@ def _decode_loop(pieces, every_out, every_code, every_scale, table):
 @cache
 def _reading(bits: int) -> Callable[..., None]:
     """Return a loop that writes what each row's packed codes stand for, or their sum if there is room for one row."""
-    unpack = unpacking(bits)
 
     @exactly
-    def loop(pieces, every_out, every_code, every_scale, table):
+    def loop(pieces, every_out, rows, offset, every_scale, table):
         codes, numbers = np.empty(_TILE + 8, np.int32), np.empty(_TILE, every_out.dtype)
-        last, summed = np.uint32(table.size - 1), every_out.shape[0] < every_code.shape[0]
+        last, summed = np.uint32(table.size - 1), every_out.shape[0] < rows.shape[0]
         for at in range(len(pieces)):
             _, begin, first, group, low, high = pieces[at]
             for lo in range(low, high, _TILE):
                 hi = min(lo + _TILE, high)
                 skipped = (begin + lo) % 8
-                for rank in range(every_code.shape[0]):
-                    packed, count = every_code[rank, (begin + lo) // 8 * bits :], skipped + hi - lo
-                    unpack_loop(packed, bits, unpack(packed, 0, count, codes), count, codes)
+                for rank in range(rows.shape[0]):
+                    packed = rows[rank, offset + (begin + lo) // 8 * bits :]
+                    unpack(packed, bits, 0, skipped + hi - lo, codes)
                     for g in range(lo // group, -(-hi // group)):
                         start, stop = part_of_group(group, g, lo, hi)
                         part = codes[skipped + start - lo : skipped + stop - lo]
@@ -257,6 +256,6 @@ def _reading(bits: int) -> Callable[..., None]:
                     if summed and rank:
                         add(out, numbers[: hi - lo])
                     else:
-                        out[:] = numbers[: hi - lo]
+                        put(out, numbers[: hi - lo])
 
     return loop

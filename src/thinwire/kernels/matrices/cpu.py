@@ -34,6 +34,13 @@ def orthonormal(x: Tensor) -> Tensor:
 
 
 @exactly
+def put(out, x):
+    """Write an array to another. Numba would take seconds to compile `out[:] = x`, for the text of its error."""
+    for i in range(out.size):
+        out[i] = x[i]
+
+
+@exactly
 def add(out, x):
     """Add an array to another."""
     for i in range(out.size):
@@ -45,7 +52,7 @@ def _row_sums_loop(out, rows, lo, hi):
     for start in range(lo, hi, _TILE):
         stop = min(start + _TILE, hi)
         part = out[start:stop]
-        part[:] = rows[0, start:stop]
+        put(part, rows[0, start:stop])
         for k in range(1, rows.shape[0]):
             add(part, rows[k, start:stop])
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.kernels.compiled import compiled
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
+from thinwire.kernels.matrices.cpu import put
 from thinwire.kernels.memory import empty
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.sketch.reference import SKETCH_ROWS
@@ -84,10 +85,10 @@ def _insert_loop(table, x, keys, lo, hi):
             near, sign, signed = places[: part.size], negative[: part.size], room[: part.size]
             _hash(near, sign, buckets, np.uint32(keys[j, 0] + start), keys[j, 1])
             _within(near, first, last)
-            signed[:] = part
+            put(signed, part)
             _sign(signed, sign)
             _add(cells, near, signed)
-        table[j, first:last] = cells[: last - first]
+        put(table[j, first:last], cells[: last - first])
 
 
 @compiled
