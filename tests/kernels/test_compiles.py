@@ -23,7 +23,10 @@ _SUMS = dict.fromkeys(("out", "velocity_out", "residual", "velocity", "gradient"
 _KEYS = {"high": "i32", "low": "i32"}
 _ELEMENTS = {"own_values": FLOAT, "own_indices": INT, **dict.fromkeys(("offset", "begin", "end"), LONG), **_TILES}
 _OWNED = {"out": FLOAT, "values": FLOAT, **dict.fromkeys(("starts", "stops", "indices", "edges"), INT)} | dict.fromkeys(
-    ("count", "extent"), "i32"
+    ("count", "extent", "gap", "per_row"), "i32"
+)
+_CHECKED = {"rows": BYTE, "fixed": INT, "flags": "*i1", "given": "*i1"} | dict.fromkeys(
+    ("ranks", "stride", "fixed_count", "n"), "i32"
 )
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "total", "count", "fixed_count"), "i32")
@@ -89,13 +92,13 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             "scatter",
             "_settle",
             {"like": FLOAT, "many": "i32", "own_sign": "fp32", "sign": "fp32", **written, **added},
-            {"ASCENDING": ascending, "CLEAR": ascending, "TILE": 16384, "CHUNK": 1024, "RUNS": 32},
+            {"ASCENDING": ascending, "CLEAR": ascending, "TILE": 16384, "CHUNK": 1024, "RUNS": 32, "FIXED": 64},
         )
         for ascending, written, added in (
-            (True, _OWNED, {**_ELEMENTS, "x": LONG, "masked": LONG}),
+            (True, _OWNED, {**_ELEMENTS, **_CHECKED, "x": LONG, "masked": LONG}),
             (False, _OWNED, {**_ELEMENTS, "x": LONG}),
             (True, {}, {**_ELEMENTS, "masked": LONG}),
-            (False, _OWNED, {}),
+            (False, _OWNED, _CHECKED),
         )
     ),
     *(

@@ -32,6 +32,7 @@ from thinwire.kernels.matrices import reference as _matrices
 from thinwire.kernels.parts import Found as Found
 from thinwire.kernels.parts import gather as gather
 from thinwire.kernels.places import reference as _places
+from thinwire.kernels.places.reference import Checks as Checks
 from thinwire.kernels.sampled import reference as _sampled
 from thinwire.kernels.sampled.reference import Draw as Draw
 from thinwire.kernels.sampled.reference import limited as limited

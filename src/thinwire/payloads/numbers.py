@@ -11,7 +11,7 @@ from thinwire import kernels
 from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
-from thinwire.kernels import Groups, Packed, Section
+from thinwire.kernels import Checks, Groups, Packed, Section
 from thinwire.kernels.memory import empty
 from thinwire.payloads import wire
 from thinwire.waits import noted_in, on_host, refuse_if
@@ -107,6 +107,20 @@ class Rows:
     def named(self) -> Tensor:
         """The sections behind the numbers."""
         return self._buffers[:, self._start + nbytes(self._values, self._coded) :]
+
+    def arrived(self) -> tuple[Tensor, Checks | None, Tensor | None]:
+        """Return what `read` does; where the host must not wait, plain numbers as they lie in the buffers.
+
+        Then come what `kernels.scatter` is to check of them, and room for the flags.
+        """
+        values, verdict, start = self._values, self._verdict, self._start
+        aligned = (self._buffers.storage_offset() + start) % 8 == 0 and self._buffers.stride(0) % 8 == 0
+        if verdict is None or self._coded is not None or not values.numel() or not aligned:
+            return self.read(), None, None
+        checks = Checks(self._buffers, self._fixed, verdict.checks)
+        flags = values.new_empty(1 + sum(check.numel() for check in checks.wrong), dtype=torch.bool)
+        verdict.withhold(flags, self._error)
+        return self._buffers[:, start : start + values.nbytes].view(values.dtype), checks, flags
 
     def read(self, *, summed: bool = False, out: Tensor | None = None) -> Tensor:
         """Return every rank's numbers, (ranks, count), or if `summed` the sum over the ranks, (count); maybe in `out`.

@@ -12,13 +12,15 @@ from typing_extensions import override
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
+from thinwire.kernels import Checks
 from thinwire.kernels.parts import Parts
 from thinwire.payloads import numbers, slots, wire
 from thinwire.payloads.base import Payload, Regions
 from thinwire.payloads.indices import LARGEST_SPACE, Layout, in_order
 from thinwire.payloads.keyed import Keyed
 
-_Scattered = tuple[Tensor, Regions, Tensor, Tensor, tuple[int, ...], bool]
+_Unread = tuple[Checks | None, Tensor | None]
+_Scattered = tuple[Tensor, Regions, Tensor, Tensor, tuple[int, ...], bool, Checks | None, Tensor | None]
 """What `kernels.scatter` takes."""
 
 
@@ -41,6 +43,7 @@ class Sparse(Keyed):
         agreed: Every rank has the same indices, so only values need to travel.
         coded: Codes travel, and `values` are the numbers they decode to.
         counted: How many values are not 0, 0-dim, if whoever made them knows.
+        unread: Values and indices are (ranks, n), as they arrived; what is still to be checked, and room for flags.
     """
 
     indices: Tensor
@@ -53,6 +56,7 @@ class Sparse(Keyed):
     agreed: bool = False
     coded: Coded | None = None
     counted: Tensor | None = None
+    unread: _Unread = (None, None)
     _unwritten: "list[_Scattered]" = field(default_factory=list, init=False, repr=False)
     """A sum that is to be written when this is subtracted."""
 
@@ -119,7 +123,7 @@ class Sparse(Keyed):
 
     @override
     def with_values(self, values: Tensor) -> Self:
-        return replace(super().with_values(values), counted=None)
+        return replace(super().with_values(values), counted=None, unread=(None, None))
 
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
         """Return other elements of the same vector; those outside the regions are left out."""
@@ -173,16 +177,19 @@ class Sparse(Keyed):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's elements after another's."""
-        rows = numbers.Rows(buffers, self._header, self.values, self.coded, self.layout.length)
-        found, values = self.layout.read(rows.named), rows.read().view(-1)
-        return self._plain(found.view(-1), values, self.runs * buffers.shape[0], ascending=self.layout.ascends)
+        return self._total(buffers, lambda rows: (rows.read(), None, None))
+
+    @override
+    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
+        return self._total(buffers, numbers.Rows.arrived)
 
     def write(self, out: Tensor) -> None:
         """Set the regions of `out` to zero and add the values."""
         kernels.scatter(*self._scattered(out))
 
     def _scattered(self, out: Tensor) -> _Scattered:
-        return out, self.regions, self.indices, self.values, self.runs, self.ascending and in_order(self.regions)
+        ascending = self.ascending and in_order(self.regions)
+        return out, self.regions, self.indices, self.values, self.runs, ascending, *self.unread
 
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
         """Subtract the values of each region from its part."""
@@ -262,6 +269,17 @@ class Sparse(Keyed):
             return [(0, self.indices, self.values)]
         return list(zip(self._offsets, self.indices.split(self.runs), self.values.split(self.runs), strict=True))
 
+    def _total(
+        self, buffers: Tensor, read: Callable[[numbers.Rows], tuple[Tensor, Checks | None, Tensor | None]]
+    ) -> Self:
+        rows = numbers.Rows(buffers, self._header, self.values, self.coded, self.layout.length)
+        found, (values, checks, flags) = self.layout.read(rows.named), read(rows)
+        shape = (-1,) if checks is None else values.shape
+        total = self._plain(
+            found.view(shape), values.view(shape), self.runs * len(buffers), ascending=self.layout.ascends
+        )
+        return replace(total, unread=(checks, flags))
+
     def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
         """Return other elements as plain values: not in slots, and not agreed."""
         return replace(
@@ -274,6 +292,7 @@ class Sparse(Keyed):
             agreed=False,
             coded=None,
             counted=None,
+            unread=(None, None),
         )
 
     @cached_property

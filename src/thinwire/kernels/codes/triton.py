@@ -15,7 +15,7 @@ from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Ints
-from thinwire.kernels.places.triton import FIXED, differs
+from thinwire.kernels.places.triton import FIXED, any_of, failed
 from thinwire.kernels.replay import Changing
 from thinwire.kernels.triton import launch, table_of, tiles_of, tiles_of_each, wide
 
@@ -165,19 +165,6 @@ def _decode(
 
 
 @triton.jit
-def _any(flags, given, n, before, BLOCK: tl.constexpr):
-    """Whether any of the given flags is set. The first program copies them behind those before."""
-    found = tl.zeros([BLOCK], tl.int32)
-    if given is not None:
-        for first in range(0, n, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            flag = tl.load(given + at, mask=at < n, other=0).to(tl.int32)
-            tl.store(flags + before + at, flag > 0, mask=(at < n) & (tl.program_id(0) == 0))
-            found |= flag
-    return tl.max(found, 0) > 0
-
-
-@triton.jit
 def _number(row, table, scales, codes, at, scale, there, like, BITS: tl.constexpr, LAST: tl.constexpr):
     """Return numbers of a row, of the type of `like`."""
     if BITS == 0:
@@ -202,10 +189,8 @@ def _read(
     given, n, given_b, n_b, given_c, n_c, fixed, fixed_count,
     BITS: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
-    wrong = differs(rows, fixed, ranks, stride, 1, fixed_count, FIXED)
-    tl.store(flags, wrong, mask=tl.program_id(0) == 0)
-    wrong |= _any(flags, given, n, 1, BLOCK) | _any(flags, given_b, n_b, 1 + n, BLOCK)
-    wrong |= _any(flags, given_c, n_c, 1 + n + n_b, BLOCK)
+    wrong = failed(flags, rows, fixed, ranks, stride, fixed_count, given, n, FIXED, BLOCK)
+    wrong |= any_of(flags, given_b, n_b, 1 + n, BLOCK) | any_of(flags, given_c, n_c, 1 + n + n_b, BLOCK)
     rank, tile = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
     run = columns + 4 * tl.load(tiles + 3 * tile)
     within = tl.load(tiles + 3 * tile + 1).to(tl.int64) + tl.arange(0, BLOCK)

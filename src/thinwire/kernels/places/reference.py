@@ -1,6 +1,7 @@
 """Indices on their way: moved to where their vectors lie, and checked when they arrive."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,21 @@ def misplaced(keys: Tensor, edges: Tensor, least: int | None, inside: Tensor | N
         return wrong
     before, after = keys[:, :-1], keys[:, 1:]
     return wrong | (after <= before if least else after < before).any()
+
+
+class Checks(NamedTuple):
+    """What uint8 `rows` (ranks, bytes) must be, or else nothing counts that is read from them.
+
+    They do not `differ` from what is fixed, and none of the `wrong` (bools) is set.
+    """
+
+    rows: Tensor
+    fixed: Tensor
+    wrong: Sequence[Tensor]
+
+    def failed(self, flags: Tensor) -> Tensor:
+        """Write whether the rows differ, and the wrong behind that. Return whether any is set."""
+        return torch.cat([differ(self.rows, self.fixed).view(1), *self.wrong], out=flags).bool().any()
 
 
 def differ(rows: Tensor, fixed: Tensor) -> Tensor:

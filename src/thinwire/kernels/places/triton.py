@@ -85,6 +85,27 @@ def _differ(wrong, bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr
 
 
 @triton.jit
+def failed(flags, rows, fixed, ranks, stride, count, given, n, FIXED: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether `Checks` with one tensor of flags, if any, fail. The first program writes what they give."""
+    wrong = differs(rows, fixed, ranks, stride, 1, count, FIXED)
+    tl.store(flags, wrong, mask=tl.program_id(0) == 0)
+    return wrong | any_of(flags, given, n, 1, BLOCK)
+
+
+@triton.jit
+def any_of(flags, given, n, before, BLOCK: tl.constexpr):
+    """Whether any of the given flags is set. The first program copies them behind those before."""
+    found = tl.zeros([BLOCK], tl.int32)
+    if given is not None:
+        for first in range(0, n, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            flag = tl.load(given + at, mask=at < n, other=0).to(tl.int32)
+            tl.store(flags + before + at, flag > 0, mask=(at < n) & (tl.program_id(0) == 0))
+            found |= flag
+    return tl.max(found, 0) > 0
+
+
+@triton.jit
 def differs(bytes_, fixed, rows, stride, step, count, BLOCK: tl.constexpr):
     """Whether rows of bytes do not all have the fixed ones."""
     bad = tl.zeros([_ROWS, BLOCK], tl.int32)

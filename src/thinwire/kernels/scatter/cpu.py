@@ -10,6 +10,7 @@ from torch import Tensor
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled, vector
 from thinwire.kernels.parts import REALS, Array, Ints, Regions, Vectors, addresses, cut_at, sizes
+from thinwire.kernels.places.reference import Checks
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
 from thinwire.kernels.select.cpu import streams
@@ -31,9 +32,13 @@ def scatter_add(
 
 
 def scatter(
-    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
-) -> None:
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False,
+    checks: Checks | None = None, flags: Tensor | None = None,
+) -> None:  # fmt: skip
     """See `reference.scatter`; everything is written once. Whether runs ascend is looked up, which costs little."""
+    if checks is not None:  # the host looks at them before
+        reference.scatter(out, regions, indices, values, runs, ascending, checks, flags)
+        return
     whole, arrays = out.numpy(), (indices.numpy(), values.to(out.dtype).numpy())
     starts, stops = _stretches(arrays[0], runs)
     ordered = _ascend(arrays[0], starts, stops)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.parts import Ints, Regions, Vectors
+from thinwire.kernels.places.reference import Checks
 
 
 def scatter_add(
@@ -25,13 +26,19 @@ def scatter_add(
 
 
 def scatter(
-    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
-) -> None:
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False,
+    checks: Checks | None = None, flags: Tensor | None = None,
+) -> None:  # fmt: skip
     """Set the regions ((offset, length), …) of `out` to zero, then `scatter_add`. No index lies outside the regions.
 
     With `ascending`, indices are known to ascend within each run, and from a payload's run to its next one where the
     regions do.
+
+    With `checks`, values are (ranks, n), as they lie in the rows, which may have gaps; indices have their shape. The
+    flags that the checks give are written, and if one is set, nothing is added.
     """
+    if checks is not None and flags is not None:
+        indices, values = indices.view(-1), values.reshape(-1).masked_fill(checks.failed(flags), 0)
     for offset, length in regions:
         out[offset : offset + length].zero_()
     scatter_add([out], [0], indices, values, runs)
@@ -39,11 +46,12 @@ def scatter(
 
 def settle(
     out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool,
+    checks: Checks | None, flags: Tensor | None,
     outs: Vectors, offsets: Ints, own: Tensor, own_values: Tensor, own_runs: Ints, masked: Vectors,
 ) -> None:  # fmt: skip
     """Subtract this rank's own elements, as `scatter_add` does, and `scatter` the sum of all ranks' ones."""
     scatter_add(outs, offsets, own, own_values, own_runs, -1.0, masked)
-    scatter(out, regions, indices, values, runs, ascending)
+    scatter(out, regions, indices, values, runs, ascending, checks, flags)
 
 
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:

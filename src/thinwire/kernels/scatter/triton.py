@@ -16,6 +16,8 @@ from torch import Tensor
 
 from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Ints, Regions, Vectors, cut_at
+from thinwire.kernels.places.reference import Checks
+from thinwire.kernels.places.triton import FIXED, failed
 from thinwire.kernels.triton import addresses, launch, pointer, table, tiles_of, tiles_of_each, wide
 
 _TILE = 16384
@@ -28,6 +30,7 @@ _FEW = 4
 Part = tuple[int, tuple[Any, ...]]
 """How many programs, and their arguments."""
 _NOTHING: Part = (0, (None,) * 9)
+_UNCHECKED = (0, 1, *(None,) * 8)
 
 
 def scatter_add(
@@ -44,22 +47,28 @@ def scatter_add(
 
 
 def scatter(
-    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False
-) -> None:
-    _launch(_written(out, regions, indices, values, runs, ascending), ASCENDING=ascending)
+    out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False,
+    checks: Checks | None = None, flags: Tensor | None = None,
+) -> None:  # fmt: skip
+    values = values.to(out.dtype)
+    written = _written(out, regions, indices, values, runs, ascending)
+    _launch(written, checked=_checked(values, runs, checks, flags), ASCENDING=ascending)
 
 
 def settle(
     out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool,
+    checks: Checks | None, flags: Tensor | None,
     outs: Vectors, offsets: Ints, own: Tensor, own_values: Tensor, own_runs: Ints, masked: Vectors,
 ) -> None:  # fmt: skip
     """See `reference.settle`: one launch, as a rule."""
     if len(own_runs) > len(outs):
         scatter_add(outs, offsets, own, own_values, own_runs, -1.0, masked)
-        scatter(out, regions, indices, values, runs, ascending)
+        scatter(out, regions, indices, values, runs, ascending, checks, flags)
         return
+    values = values.to(out.dtype)
     added = _added(outs, masked, offsets, own, own_values.to(outs[0].dtype), own_runs, -1.0)
-    _launch(_written(out, regions, indices, values, runs, ascending), added, ASCENDING=ascending)
+    written = _written(out, regions, indices, values, runs, ascending)
+    _launch(written, added, _checked(values, runs, checks, flags), ASCENDING=ascending)
 
 
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
@@ -69,12 +78,25 @@ def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints
         _each((), xs, offsets, indices, values.to(xs[0].dtype), runs, 1.0)
 
 
-def _launch(written: Part = _NOTHING, added: Part = _NOTHING, *, ASCENDING: bool = False, CLEAR: bool = True) -> None:
+def _launch(
+    written: Part = _NOTHING, added: Part = _NOTHING, checked: tuple[Any, ...] = _UNCHECKED,
+    *, ASCENDING: bool = False, CLEAR: bool = True,
+) -> None:  # fmt: skip
     """Launch programs that write, and programs that add."""
     (many, args), (more, others) = written, added
-    sizes = {"TILE": _TILE, "CHUNK": _CHUNK, "RUNS": _RUNS, "num_warps": 8}
+    sizes = {"TILE": _TILE, "CHUNK": _CHUNK, "RUNS": _RUNS, "FIXED": FIXED, "num_warps": 8}
     like = args[0] if many else others[0]
-    launch(_settle, many + more, like, many, *args, *others, ASCENDING=ASCENDING, CLEAR=CLEAR, **sizes)
+    launch(_settle, many + more, like, many, *args, *others, *checked, ASCENDING=ASCENDING, CLEAR=CLEAR, **sizes)
+
+
+def _checked(values: Tensor, runs: Ints, checks: Checks | None, flags: Tensor | None) -> tuple[Any, ...]:
+    """Return the gap between rows of values, how many runs each has, and what is checked."""
+    if checks is None:
+        return _UNCHECKED
+    (rows, fixed, wrong), (ranks, n) = checks, values.shape
+    given = torch.cat(list(wrong)) if len(wrong) > 1 else next(iter(wrong), None)
+    sizes = fixed.shape[1], flags, given, 0 if given is None else given.numel()
+    return values.stride(0) - n, len(runs) // ranks, rows, fixed, ranks, rows.stride(0), *sizes
 
 
 def _each(
@@ -113,7 +135,6 @@ def _written(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, run
 
     If the runs of a payload ascend together, each tile looks at its own elements alone.
     """
-    values = values.to(out.dtype)
     if not ascending:
         return _owned(out, regions, indices, values, runs, 1.0)
     starts, stops = (_on(edges, out.device) for edges in _tiles(tuple(regions)))
@@ -172,20 +193,29 @@ def _clear(out, start, stop, TILE: tl.constexpr):
     tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
 
 
-@triton.jit(do_not_specialize=["many", "count", "extent"])
+@triton.jit(do_not_specialize=["many", "count", "extent", "gap", "per_row", "ranks", "stride", "fixed_count", "n"])
 def _settle(
     like, many, out, starts, stops, indices, values, edges, count, extent, sign,
     own_values, own_indices, x, masked, offset, begin, end, tiles, own_sign,
+    gap, per_row, rows, fixed, ranks, stride, fixed_count, flags, given, n,
     ASCENDING: tl.constexpr, CLEAR: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, RUNS: tl.constexpr,
+    FIXED: tl.constexpr,
 ):  # fmt: skip
     """The first programs write, and the others add. `extent`: steps of a search, or how many tiles there are."""
     program = tl.program_id(0) - many
     if out is not None:  # noqa: SIM102 - this is known when it is compiled
         if program < 0:
+            if rows is not None:
+                count = tl.where(
+                    failed(flags, rows, fixed, ranks, stride, fixed_count, given, n, FIXED, CHUNK), 0, count
+                )
             if ASCENDING:
-                _write(out, starts, stops, indices, values, edges, count, extent, TILE, CHUNK // 4, RUNS)
+                _write(out, starts, stops, indices, values, gap, edges, count, extent, TILE, CHUNK // 4, RUNS)
             else:
-                _add_share(out, starts, stops, indices, values, edges, count, extent, sign, many, CLEAR, TILE, CHUNK)
+                _add_share(
+                    out, starts, stops, indices, values, gap, per_row, edges, count, extent, sign, many,
+                    CLEAR, TILE, CHUNK,
+                )  # fmt: skip
     if own_values is not None:  # noqa: SIM102
         if program >= 0:
             _add(own_values, own_indices, x, masked, offset, begin, end, tiles, own_sign, program, CHUNK)
@@ -193,7 +223,7 @@ def _settle(
 
 @triton.jit
 def _write(
-    out, starts, stops, indices, values, edges, count, steps, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    out, starts, stops, indices, values, gap, edges, count, steps, TILE: tl.constexpr, CHUNK: tl.constexpr,
     RUNS: tl.constexpr,
 ):  # fmt: skip
     start, stop = tl.load(starts + tl.program_id(0)), tl.load(stops + tl.program_id(0))
@@ -207,15 +237,16 @@ def _write(
         for run in range(tl.minimum(count - group, RUNS)):
             tl.debug_barrier()  # one after the other, and after the zeros
             begin, end = tl.sum(tl.where(each == run, begins, 0), 0), tl.sum(tl.where(each == run, ends, 0), 0)
+            row = values + tl.cast(group + run, tl.int64) * gap
             for first in range(begin, end, CHUNK):
                 place = first + tl.arange(0, CHUNK)
                 index = tl.load(indices + place, mask=place < end, other=0)
-                _add_to(out, index, tl.load(values + place, mask=place < end, other=0.0), 1.0, place < end)
+                _add_to(out, index, tl.load(row + place, mask=place < end, other=0.0), 1.0, place < end)
 
 
 @triton.jit
 def _add_share(
-    out, starts, stops, indices, values, edges, count, tiles, sign, owners,
+    out, starts, stops, indices, values, gap, per_row, edges, count, tiles, sign, owners,
     CLEAR: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * tiles // owners
@@ -226,12 +257,12 @@ def _add_share(
     lo, hi = tl.load(starts + first), tl.load(stops + last - 1)
     for run in range(count):
         tl.debug_barrier()
-        end = tl.load(edges + run + 1)
+        row, end = values + tl.cast(run // per_row, tl.int64) * gap, tl.load(edges + run + 1)
         for chunk in range(tl.load(edges + run), end, CHUNK):
             at = chunk + tl.arange(0, CHUNK)
             index = tl.load(indices + at, mask=at < end, other=-1)
             mine = (index >= lo) & (index < hi)
-            _add_to(out, index, tl.load(values + at, mask=mine, other=0.0), sign, mine)
+            _add_to(out, index, tl.load(row + at, mask=mine, other=0.0), sign, mine)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Slotted
+from thinwire.kernels import Checks, Slotted
 from thinwire_lab.check.material import FINITE, ONLY_32, SEED, Case, Kit, Trial, Trials, as_read, framed, several
 
 
@@ -29,6 +29,25 @@ def _scatter(kit: Kit, n: int) -> Trials:
         runs = tuple(run.numel() for run in ends)
         for known in (False, True):
             yield Trial((kit.vector(n, 1), regions, apart, kit.vector(apart.numel()), runs, known), (0,))
+    if half := n // 2:
+        yield from _arrived(kit, n, half)
+
+
+def _arrived(kit: Kit, n: int, half: int) -> Trials:
+    """Yield values of three ranks' two regions where they arrived: sound, or found fault with."""
+    picks = [[kit.picks(half, rank) for rank in range(3)], [kit.picks(n - half, rank) + half for rank in range(3)]]
+    runs = tuple(min(map(len, part)) for part in picks)
+    found = torch.cat([torch.stack([x[:run] for x in part]) for part, run in zip(picks, runs, strict=True)], dim=1)
+    plain = torch.stack([kit.vector(sum(runs), rank) for rank in range(3)])
+    rows = torch.nn.functional.pad(plain.view(torch.uint8), (16, 16 - plain.shape[1] * plain.element_size() % 8))
+    values = rows[:, 16 : 16 + plain.shape[1] * plain.element_size()].view(plain.dtype)
+    fault, none, regions = kit.whole(2000, 0, 1).bool(), kit.whole(0, 0, 1).view(3, 0), ((0, half), (half, n - half))
+    other = kit.seeds([0, 1, 255]).int().view(3, 1)  # bytes that are not there
+    for wrong, fixed in (([], none), ([fault], none), ([fault, ~fault], none), ([], other)):
+        flags = kit.room(1 + sum(map(len, wrong)), dtype=torch.uint8)
+        for known in (False, True):
+            args = found, values, runs * 3, known, Checks(rows, fixed, wrong), flags
+            yield Trial((kit.vector(n, 1), regions, *args), (0, 7))
 
 
 def _scatter_add(kit: Kit, n: int) -> Trials:
@@ -43,8 +62,8 @@ def _settle(kit: Kit, n: int) -> Trials:
     alone = [kit.vector(n, 1)], [0], picks, kit.vector(picks.numel()), [picks.numel()]
     for own, masked in ((alone, []), (_in_pieces(kit, n), _in_pieces(kit, n)[0])):
         for trial in _scatter(kit, n):
-            *written, known = trial.args if len(trial.args) > 5 else (*trial.args, False)
-            yield Trial((*written, known, *own, masked), (0, 6, 11))
+            rest = (False, None, None)[len(trial.args) - 5 :]
+            yield Trial((*trial.args, *rest, *own, masked), (*trial.writes, 8, 13))
 
 
 def _subtract_rounded(kit: Kit, n: int) -> Trials:
