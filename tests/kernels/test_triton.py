@@ -617,10 +617,13 @@ def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytes
 
 
 ABOVE = {
+    "accumulate_largest_of_each",
+    "accumulate_sampled_select",
     "accumulate_select",
     "codes_encode",
     "largest",
     "largest_in_rows",
+    "largest_of_each",
     "select",
     "sketch_insert",
     "sketch_query",

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TURNS = 41
+TURNS = 83
 FEW = ["oldest_torch -m quick", "newer_python 3.12 -m quick", "newer_python 3.13 -m quick"]
 FEW += [f"framework {name}" for name in ("ray", "torchft", "torchtitan")]
-ALL = {*FEW, *(f"pytest -m slow --share {share}/21" for share in range(21))}
+ALL = {*FEW, *(f"pytest -m slow --share {share}/42" for share in range(42))}
 
 
 @pytest.fixture(scope="module")
 def turns() -> list[str]:
     """Return what runs on commits 0, 1, 2 and so on do, twice around."""
-    command = "for n in $(seq 0 81); do .ci/turn $n; done"
+    command = "for n in $(seq 0 165); do .ci/turn $n; done"
     return subprocess.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -30,7 +30,7 @@ def test_runs_any_number_of_commits_apart_do_everything(turns: list[str]) -> Non
 
 
 def test_runs_that_know_what_was_done_repeat_nothing(tmp_path: Path) -> None:
-    script = "for n in $(seq 0 53); do .ci/turn $((n * n)) $0 | tee -a $0; done"
+    script = "for n in $(seq 0 95); do .ci/turn $((n * n)) $0 | tee -a $0; done"
     done = subprocess.run(
         ["bash", "-c", script, tmp_path / "taken"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -40,7 +40,7 @@ def test_runs_that_know_what_was_done_repeat_nothing(tmp_path: Path) -> None:
 
 
 def test_a_turn_that_failed_is_repeated(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("pytest -m slow --share 3/21\n")
+    (tmp_path / "taken").write_text("pytest -m slow --share 3/42\n")
     script = "for n in 5 17 30; do .ci/turn $n $0; done"
     done = subprocess.run(
         ["bash", "-c", script, tmp_path / "taken"], cwd=ROOT, capture_output=True, text=True, check=True
