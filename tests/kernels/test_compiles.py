@@ -38,7 +38,7 @@ _DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
 _LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", **dict.fromkeys(("steps", "regions", "stride"), "i32")}
-_CHUNKS = {"at": LONG} | dict.fromkeys(("tiles", "n", "chunks", "across", "columns", "height", "width", "kept"), "i32")
+_CUT = dict.fromkeys(("tiles", "n", "chunks", "across", "columns", "height", "width", "kept"), "i32")
 _DIGITS = {"LEVELS": 4, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
@@ -236,12 +236,25 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                 "positions": "*i16",
                 "values": FLOAT,
                 "starts": LONG,
-                **_CHUNKS,
+                "at": LONG,
+                **_CUT,
                 **given,
             },
             {"HOW": how, "TOGETHER": 1, "HEIGHT": 64, "WIDTH": 64, "PLAIN": False, "BITS": 31, "STEP": 16},
         )
         for how, given in (("given", {}), ("fading", {"gradient_like": "*bf16", **_SUMS}))
+    ),
+    *(
+        (
+            "chunks",
+            "_inverse",
+            {
+                **{"out": "*bf16", "positions": "*i16", **dict.fromkeys(("values", "a", "b", "room"), FLOAT)},
+                **{"groups": "i32", **_CUT, **dict.fromkeys(("starts", "ranks", "each", "subtract"), kind), **given},
+            },
+            {"TOGETHER": 8, "HEIGHT": 16, "WIDTH": 16},
+        )
+        for kind, given in ((LONG, dict.fromkeys(("at", "wheres", "whats"), LONG)), ("i32", {}))
     ),
     (
         "places",

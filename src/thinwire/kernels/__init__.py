@@ -58,6 +58,7 @@ peak_of_each = Kernel(_select.peak_of_each, by="*xs")
 chunk_topk = Kernel(_chunks.chunk_topk, by="*xs")
 accumulate_chunk_topk = Kernel(_chunks.accumulate_chunk_topk, by="sums")
 chunk_put = Kernel(_chunks.chunk_put, by="*outs values")
+chunk_settle = Kernel(_chunks.chunk_settle, by="*outs values *parts own_values")
 
 block_energies = Kernel(_blocks.block_energies, by="x")
 largest_blocks = Kernel(_blocks.largest_blocks, by="x")

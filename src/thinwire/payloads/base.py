@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.kernels import Sum, replay
@@ -199,6 +200,24 @@ class Payload(ABC):
         out = self.values.new_zeros(self.numel, dtype=real(self.values.dtype) if self.transformed else None)
         self.write(out)
         return out
+
+
+class Settling(Payload):
+    """A payload that a GPU subtracts in the launch that writes a sum of its kind."""
+
+    _unwritten: list[tuple[Self, Tensor]]
+    """A sum that is to be written when this is subtracted, and where."""
+
+    @override
+    def settle(self, retain: Callable[[Self], None], total: Payload, out: Tensor) -> None:
+        if not isinstance(total, type(self)):
+            super().settle(retain, total, out)
+            return
+        mine = replace(self)  # type: ignore[type-var]  # each is a dataclass
+        mine._unwritten.append((total, out))
+        retain(mine)
+        if mine._unwritten:
+            total.write(out)
 
 
 class Regional(Payload):

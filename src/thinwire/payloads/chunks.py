@@ -18,7 +18,7 @@ from thinwire.formats import Coded
 from thinwire.kernels import Chunking, Numbering
 from thinwire.kernels.parts import Parts, are_of, cut_at
 from thinwire.payloads import indices, numbers, wire
-from thinwire.payloads.base import Payload, Regions, Scratch, real
+from thinwire.payloads.base import Regions, Scratch, Settling, real
 from thinwire.waits import on_host, refuse_if
 
 _LAYOUT = struct.Struct("<II")
@@ -28,7 +28,7 @@ _TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Chunks(Payload):
+class Chunks(Settling):
     """Some coefficients of each chunk.
 
     Args:
@@ -46,6 +46,7 @@ class Chunks(Payload):
     chunkings: tuple[Chunking, ...]
     regions: Regions = field(default=())
     coded: Coded | None = None
+    _unwritten: list[tuple[Self, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +108,11 @@ class Chunks(Payload):
 
     @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        self._put(parts, subtract=True)
+        if not self._unwritten:
+            self._put(parts, subtract=True)
+            return
+        total, out = self._unwritten.pop()
+        kernels.chunk_settle(Parts(out, cut_at(self.regions)), *total._rows, parts, *self._rows, self.chunkings)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero where an element was sent that is not 0. With a transform, do nothing."""
@@ -147,12 +152,16 @@ class Chunks(Payload):
         parts = zip(*columns, self.chunkings, strict=True)
         return [(positions.contiguous(), values.contiguous(), chunking) for positions, values, chunking in parts]
 
+    @property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """Positions, and values in float32 or wider: a row for each rank."""
+        values = self.values.to(real(self.values.dtype))
+        return self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
+
     def _put(self, outs: Sequence[Tensor], *, subtract: bool) -> None:
         """Write or subtract each region: those of another dtype one by one."""
-        values = self.values.to(real(self.values.dtype))
-        if not on_host(values) or are_of(outs, values.dtype):
-            rows = self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
-            kernels.chunk_put(outs, *rows, self.chunkings, subtract)
+        if not on_host(self.values) or are_of(outs, real(self.values.dtype)):
+            kernels.chunk_put(outs, *self._rows, self.chunkings, subtract)
             return
         for out, (positions, values, chunking) in zip(outs, self._by_region, strict=True):
             wide = out.to(values.dtype)

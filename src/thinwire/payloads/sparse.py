@@ -15,7 +15,7 @@ from thinwire.formats import Coded
 from thinwire.kernels import Checks
 from thinwire.kernels.parts import Parts
 from thinwire.payloads import numbers, slots, wire
-from thinwire.payloads.base import Payload, Regions
+from thinwire.payloads.base import Regions, Settling
 from thinwire.payloads.indices import LARGEST_SPACE, Layout, in_order
 from thinwire.payloads.keyed import Keyed
 
@@ -26,7 +26,7 @@ _Scattered = tuple[Tensor, Regions, Tensor, Tensor, tuple[int, ...], bool, Check
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sparse(Keyed):
+class Sparse(Keyed, Settling):
     """Values at int32 `indices`; all other elements of the regions are zero.
 
     Args:
@@ -57,8 +57,7 @@ class Sparse(Keyed):
     coded: Coded | None = None
     counted: Tensor | None = None
     unread: _Unread = (None, None)
-    _unwritten: "list[_Scattered]" = field(default_factory=list, init=False, repr=False)
-    """A sum that is to be written when this is subtracted."""
+    _unwritten: list[tuple[Self, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.numel > LARGEST_SPACE:
@@ -199,20 +198,10 @@ class Sparse(Keyed):
         """Do so, and set the masked to zero where a value is not 0. A sum that waits for that is written with it."""
         own = self.indices, self.values, self.runs
         if self._unwritten:
-            kernels.settle(*self._unwritten.pop(), parts, self._offsets, *own, masked)
+            total, out = self._unwritten.pop()
+            kernels.settle(*total._scattered(out), parts, self._offsets, *own, masked)
         else:
             kernels.scatter_add(parts, self._offsets, *own, -1.0, masked)
-
-    @override
-    def settle(self, retain: Callable[[Self], None], total: Payload, out: Tensor) -> None:
-        if not isinstance(total, Sparse):
-            super().settle(retain, total, out)
-            return
-        mine = replace(self)
-        mine._unwritten.append(total._scattered(out))
-        retain(mine)
-        if mine._unwritten:
-            total.write(out)
 
     def subtract_rounded(self, parts: Sequence[Tensor], seeds: Sequence[int]) -> None:
         """Subtract where values were sent; elsewhere nothing changes, so nothing is read."""

@@ -49,6 +49,15 @@ def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Seque
         out.copy_(out - found if subtract else found)
 
 
+def chunk_settle(
+    outs: Vectors, positions: Tensor, values: Tensor, parts: Vectors, own: Tensor, own_values: Tensor,
+    chunkings: Sequence[Chunking],
+) -> None:  # fmt: skip
+    """Subtract this rank's own coefficients, and put the sum of all ranks' ones, as `chunk_put` does."""
+    chunk_put(parts, own, own_values, chunkings, True)
+    chunk_put(outs, positions, values, chunkings, False)
+
+
 def _chunks(x: Tensor, chunking: Chunking) -> Tensor:
     """Return the chunks of flat `x`: (chunks, height, width)."""
     room = chunking.chunks * chunking.size

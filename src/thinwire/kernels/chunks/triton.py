@@ -25,6 +25,8 @@ _FORWARD, _BACK = 1024, 2048
 """Elements, padding included, that a program takes at a time: few, as they wait in registers."""
 _STEP = 16
 """The shortest sum that `tl.dot` takes, and the longest that does not need too many registers."""
+_Put = tuple[Vectors, Tensor, Tensor, bool]
+"""Vectors, their coefficients' positions and values, a row for each rank, and whether they are subtracted."""
 
 
 def chunk_topk(xs: Vectors, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
@@ -61,13 +63,29 @@ def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Ten
 
 def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool) -> None:
     """See `reference.chunk_put`: the same bits, also as on a CPU. Vectors that are cut alike take one launch."""
+    _put_all([(outs, positions, values, subtract)], chunkings)
+
+
+def chunk_settle(
+    outs: Vectors, positions: Tensor, values: Tensor, parts: Vectors, own: Tensor, own_values: Tensor,
+    chunkings: Sequence[Chunking],
+) -> None:  # fmt: skip
+    """See `reference.chunk_settle`: one launch where `chunk_put` takes one, unless types differ."""
+    puts: list[_Put] = [(parts, own, own_values, True), (outs, positions, values, False)]
+    alike = (outs[0].dtype, values.dtype) == (parts[0].dtype, own_values.dtype)
+    for some in [puts] if alike else [[put] for put in puts]:
+        _put_all(some, chunkings)
+
+
+def _put_all(puts: Sequence[_Put], chunkings: Sequence[Chunking]) -> None:
     for cut, some, starts in _alike(tuple(chunkings)):
-        if _fits(values, cut):
-            _put([outs[i] for i in some], positions, values, cut, starts, subtract=subtract)
+        if _fits(puts[0][2], cut):
+            _put([([put[0][i] for i in some], *put[1:]) for put in puts], cut, starts)
             continue
-        for i, start in zip(some, starts, strict=True):
-            where, what = (x[:, start : start + cut.count] for x in (positions, values))
-            reference.chunk_put([outs[i]], where, what, [cut], subtract)
+        for outs, positions, values, subtract in puts:
+            for i, start in zip(some, starts, strict=True):
+                where, what = (x[:, start : start + cut.count] for x in (positions, values))
+                reference.chunk_put([outs[i]], where, what, [cut], subtract)
 
 
 @lru_cache(maxsize=256)
@@ -106,16 +124,22 @@ def _choose(xs: Vectors, cut: Chunking, starts: Ints, positions: Tensor, values:
     launch(_topk, tiles * len(xs), *args, HOW=sums.how if sums else "given", **sizes, **how, num_stages=1)
 
 
-def _put(outs: Vectors, positions: Tensor, values: Tensor, cut: Chunking, starts: Ints, *, subtract: bool) -> None:
+def _put(puts: Sequence[_Put], cut: Chunking, starts: Ints) -> None:
     """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only."""
     sizes = _sizes(cut, 1, _BACK)
     tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
-    programs = min(PROGRAMS, tiles * len(outs))
+    outs, positions, values, subtract = puts[0]
+    vectors = [x for put in puts for x in put[0]]
+    programs = min(PROGRAMS, tiles * len(vectors))
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
-    ranks, each = values.shape
-    places = (*_places(outs, starts), tiles, tiles * len(outs), each)
-    args = (outs[0], positions, values, *cut.axes(values), room, *places, *_shape(cut), ranks)
-    launch(_inverse, programs, *args, **sizes, SUBTRACT=subtract)
+    of_each: Sequence[Any] = (None, None, None, starts[0], *values.shape, int(subtract))
+    if len(vectors) > 1:
+        each = [put for put in puts for _ in put[0]]
+        at = vectors, [put[1] for put in each], [put[2] for put in each]
+        numbers = zip(*((*put[2].shape, put[3]) for put in each), strict=True)
+        of_each = table(room.device, *map(addresses, at), [*starts] * len(puts), *numbers).unbind()
+    args = (outs[0], positions, values, *cut.axes(values), room, tiles, tiles * len(vectors), *_shape(cut), *of_each)
+    launch(_inverse, programs, *args, **sizes)
 
 
 def _shape(chunking: Chunking) -> tuple[int, ...]:
@@ -223,11 +247,11 @@ def _topk(
     tl.store(values + place, z, mask=taken)
 
 
-@triton.jit(do_not_specialize=["tiles", "groups", "each", "chunks", "kept", "ranks"])
+@triton.jit(do_not_specialize=["tiles", "groups", "chunks", "kept", "starts", "ranks", "each", "subtract"])
 def _inverse(
-    out, positions, values, a, b, room, at, starts, tiles, groups, each,
-    n, chunks, across, columns, height, width, kept, ranks,
-    TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SUBTRACT: tl.constexpr,
+    out, positions, values, a, b, room, tiles, groups,
+    n, chunks, across, columns, height, width, kept, at, wheres, whats, starts, ranks, each, subtract,
+    TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Sum coefficients times rows of B in the program's part of `room`; then sum these rows times columns of A.
 
@@ -236,19 +260,24 @@ def _inverse(
     c, i, j = tl.arange(0, TOGETHER), tl.arange(0, HEIGHT), tl.arange(0, WIDTH)[None, :]
     line = room + (tl.program_id(0).to(tl.int64) * TOGETHER + c)[:, None] * HEIGHT * WIDTH + j
     for group in range(tl.program_id(0), groups, tl.num_programs(0)):
-        first, to = tl.cast(0, tl.int64), out
-        chunk = tl.cast(group % tiles, tl.int64) * TOGETHER + c
-        if at is not None:
-            first, to = tl.load(starts + group // tiles), pointer(at, group // tiles, out)
+        chunk, vector = tl.cast(group % tiles, tl.int64) * TOGETHER + c, group // tiles
+        if at is None:
+            to, where_from, what_from, first, many, row_length, taken = (
+                out, positions, values, starts, ranks, each, subtract,
+            )  # fmt: skip
+        else:
+            to, first, many = pointer(at, vector, out), tl.load(starts + vector), tl.load(ranks + vector)
+            where_from, what_from = pointer(wheres, vector, positions), pointer(whats, vector, values)
+            row_length, taken = tl.load(each + vector), tl.load(subtract + vector)
         there = (chunk < chunks)[:, None] & (j < width)
         tl.debug_barrier()
         for r in range(height):
             tl.store(line + r * WIDTH, tl.zeros([TOGETHER, WIDTH], room.dtype.element_ty))
-        for rank in range(ranks):
+        for rank in range(many):
             for pick in range(kept):
-                place = tl.cast(rank, tl.int64) * each + first + chunk * kept + pick
-                where = tl.load(positions + place, mask=chunk < chunks, other=0).to(tl.int32)
-                value = tl.load(values + place, mask=chunk < chunks, other=0.0)
+                place = tl.cast(rank, tl.int64) * row_length + first + chunk * kept + pick
+                where = tl.load(where_from + place, mask=chunk < chunks, other=0).to(tl.int32)
+                value = tl.load(what_from + place, mask=chunk < chunks, other=0.0)
                 row, column = where // width, where % width
                 basis = tl.load(b + column[:, None] * width + j, mask=there, other=0.0)
                 cell = line + row[:, None] * WIDTH
@@ -262,6 +291,6 @@ def _inverse(
         begin = _origins(chunk, across, columns, height, width)[:, None] + j
         index = begin[:, None, :] + i[None, :, None] * columns
         reached = there[:, None, :] & (i < height)[None, :, None] & (index < n)
-        if SUBTRACT:
-            total = tl.load(to + index, mask=reached, other=0.0) - total
+        left = tl.load(to + index, mask=reached & (taken != 0), other=0.0)
+        total = tl.where(taken != 0, left - total, total)
         tl.store(to + index, total.to(out.dtype.element_ty), mask=reached)

@@ -96,8 +96,17 @@ def _putting(kit: Kit, n: int) -> Trials:
         yield Trial((_pieces(kit, n, 1), framed(positions), values, cuts, subtract), (0,))
 
 
+def _settling(kit: Kit, n: int) -> Trials:
+    (outs, positions, values, cuts, _), own = next(iter(_putting(kit, n))).args, kit.vector(2 * n, 5)
+    mine = framed(positions[:1].flip(0)), own[: positions.shape[1]].view(1, -1)
+    for dtype in (values.dtype, torch.float64):  # of another type they take a launch of their own
+        parts = [framed(x.to(dtype)) for x in _pieces(kit, n, 7)]
+        yield Trial((outs, framed(positions), values, parts, *mine, cuts), (0, 3))
+
+
 CASES: Mapping[str, Case] = {
     "accumulate_chunk_topk": Case(make=_summed, contents=("normal",), alike=_same_coefficients, nbytes=100),
+    "chunk_settle": Case(make=_settling, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=200),
     "chunk_put": Case(make=_putting, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "chunk_topk": Case(
         make=lambda kit, n: [Trial((_pieces(kit, n), _cuts(n)))],
