@@ -187,6 +187,8 @@ def _join(store: str, rank: int, world_size: int) -> None:
         importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
     files = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # torch's stubs do not export it
     dist.init_process_group("gloo", store=files, rank=rank, world_size=world_size, timeout=timedelta(seconds=PATIENCE))
+    files.set(f"joined {rank}", "")  # who leaves at once would close connections that others still make
+    files.wait([f"joined {each}" for each in range(world_size)])
 
 
 def _trace() -> dict[str, int] | None:
