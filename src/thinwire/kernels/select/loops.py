@@ -105,8 +105,8 @@ def reached(bits, sign, k):
         lane = maxima[group * lanes : (group + 1) * lanes]
         for block in range(blocks * group // groups, blocks * (group + 1) // groups):
             simd.look(bits, lane, block * BLOCK, sign)
-    bar = np.sort(maxima)[-k] if maxima.size <= lanes else bits.dtype.type(bar_of(maxima, sign, k)[0])
-    return max(bits.dtype.type(1), bar), min(bits.size, 4 * k + BLOCK)
+    bar, _ = bar_of(maxima, sign, k)
+    return max(bits.dtype.type(1), bits.dtype.type(bar)), min(bits.size, 4 * k + BLOCK)
 
 
 @compiled
