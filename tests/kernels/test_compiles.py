@@ -31,6 +31,7 @@ _CHECKED = {"rows": BYTE, "fixed": INT, "flags": "*i1", "given": "*i1"} | dict.f
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "total", "count", "fixed_count"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
+_SCALED = dict.fromkeys(("size", "parts", "width", "begin", "part", "first", "high", "low"), LONG)
 _READ = {"flags": "*i1", "columns": LONG, "fixed": INT, **_TILES} | dict.fromkeys(
     ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"), "i32"
 )
@@ -191,6 +192,29 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                 {"codes": BYTE, "x": FLOAT},
                 {"HOW": "stochastic", "GRID": (20, 0x3E0, 33, 33, "stochastic"), "LAST": 0},
             ),
+        )
+    ),
+    *(
+        (
+            "codes",
+            "_encode_scaled",
+            {**given, "codes": BYTE, "x": FLOAT, "scales": FLOAT, **_SCALED, **_TILES},
+            {
+                "ZERO": 1.0,
+                "CLIP": clip,
+                "ORDER": order,
+                "HOW": how,
+                "GRID": grid,
+                "LAST": 3,
+                "ROWS": rows,
+                "COLUMNS": many,
+            },
+        )
+        for given, order, clip, how, grid, rows, many in (
+            ({}, 2, 0.0, "uniform", (7, False), 8, 512),
+            ({**_DECODED, "widths": "*fp64"}, 0, 2.5, "ternary", (), 1, 4096),
+            ({**_DECODED, **dict.fromkeys(("norms", "spreads", "widths"), "*fp64")}, 0, 2.5, "ternary", (), 1, 4096),
+            ({**_DECODED, **dict.fromkeys(("norms", "spreads", "widths"), "*fp64")}, 1, 0.0, "sign", (), 1, 4096),
         )
     ),
     *(

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.checked import Range
-from thinwire.kernels import Groups
+from thinwire.kernels import Groups, Norm
 from thinwire.kernels.codes.reference import How
 from thinwire.kernels.memory import constant, empty, kept
 
@@ -126,7 +126,7 @@ class Format(ABC):
 
 
 class Scaled(Format):
-    """A format that scales each group first: then each number's code follows by itself."""
+    """A format that scales each group by a norm of it: then each number's code follows by itself."""
 
     @property
     @abstractmethod
@@ -134,8 +134,8 @@ class Scaled(Format):
         """Which code a number gets."""
 
     @abstractmethod
-    def scales(self, x: Tensor, groups: Groups) -> Tensor:
-        """Return the scale of each group of numbers, float32 both."""
+    def scaling(self, groups: Groups, device: torch.device) -> Norm:
+        """Return what each group's scale is."""
 
     @final
     @override
@@ -143,10 +143,9 @@ class Scaled(Format):
         self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         x, groups = flat32(x), self.groups(runs)
-        scales, codes = self.scales(x, groups), empty(x.numel(), self.code_dtype, x.device)
-        decoded = () if out is None else (self.on(x.device), out)
-        kernels.codes_encode(codes, x, scales, groups, self.how, seeds, *decoded)
-        return codes, scales
+        codes, decoded = empty(x.numel(), self.code_dtype, x.device), () if out is None else (self.on(x.device), out)
+        norm = self.scaling(groups, x.device)
+        return codes, kernels.scaled_encode(codes, x, groups, norm, self.how, seeds, *decoded)
 
 
 # A format is a value, so its table need be computed only once.

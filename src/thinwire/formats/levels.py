@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from thinwire import kernels
 from thinwire.checked import checked
 from thinwire.formats.base import Bits, GroupSize, Scaled
-from thinwire.kernels import Groups, UniformGrid
+from thinwire.kernels import Groups, Norm, UniformGrid
 
 _ORDERS = {"l2": 2.0, "max": math.inf}
 
@@ -37,9 +36,9 @@ class Levels(Scaled):
     group_size: GroupSize = 512
     rounding: Literal["stochastic", "nearest"] = "stochastic"
 
-    def scales(self, x: Tensor, groups: Groups) -> Tensor:
-        """Return the norms, of codes 0..2s, with 1 for a group of zeros."""
-        return kernels.group_scales(x, groups, _ORDERS[self.norm], None, 1.0)
+    @override
+    def scaling(self, groups: Groups, device: torch.device) -> Norm:
+        return Norm(_ORDERS[self.norm], None, 1.0)
 
     def table(self) -> Tensor:
         """Return -1 to 1 in steps of 1/s, then NaN for the unused code."""

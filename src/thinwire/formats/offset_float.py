@@ -6,17 +6,19 @@ drop its pattern's last bits and subtract the smallest number's pattern.
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Self, final
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
+from thinwire import kernels
 from thinwire.checked import Range, checked
-from thinwire.formats.base import Bits, GroupSize, Scaled, peaks
-from thinwire.kernels import Groups, OffsetGrid, Rounding
+from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
+from thinwire.kernels import OffsetGrid, Rounding
+from thinwire.kernels.memory import empty
 
 MANTISSA = 23
 _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
@@ -28,7 +30,7 @@ Lowest = Annotated[float, Range(f"a negative number from {-_MOST:.3g} to {-_LEAS
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class OffsetFloat(Scaled):
+class OffsetFloat(Format):
     """A float32 cut to a few bits, from `eps` to `max` and from -eps to `min` (Wang et al. 2020, Algorithm 1).
 
     Code 0 is zero, 1..P are eps..max, P+1.. are -eps..min. Values beyond max and min saturate.
@@ -102,14 +104,17 @@ class OffsetFloat(Scaled):
         base, most, least = (pattern(value) >> shift for value in (self.eps, self.max, self._lowest))
         return OffsetGrid(shift, base, most - base + 1, least - base + 1, self.rounding)
 
-    @property
-    @override
-    def how(self) -> OffsetGrid:
-        return self.grid
+    def encode_each(
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return codes and scales. These are powers of two: 1 for a group of zeros, and for all unless `scaled`."""
+        x, groups = flat32(x), self.groups(runs)
+        scales, codes = self._scales(peaks(x, groups)), empty(x.numel(), self.code_dtype, x.device)
+        decoded = () if out is None else (self.on(x.device), out)
+        kernels.codes_encode(codes, x, scales, groups, self.grid, seeds, *decoded)
+        return codes, scales
 
-    def scales(self, x: Tensor, groups: Groups) -> Tensor:
-        """Return a power of two for each group: 1 for a group of zeros, and for all unless `scaled`."""
-        peak = peaks(x, groups)
+    def _scales(self, peak: Tensor) -> Tensor:
         if not self.scaled:
             return torch.where(peak.isnan(), torch.nan, torch.ones_like(peak))
         top = number((self.grid.positives + self.grid.base - 1) << self.grid.shift)

@@ -5,10 +5,11 @@ from typing import ClassVar, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.checked import checked
-from thinwire.formats.base import GroupSize, Scaled, means
-from thinwire.kernels import Groups
+from thinwire.formats.base import GroupSize, Scaled, widths
+from thinwire.kernels import Groups, Norm
 from thinwire.kernels.codes.reference import How
 
 
@@ -28,9 +29,9 @@ class Sign(Scaled):
     bits: int = field(default=1, init=False)
     how: ClassVar[How] = "sign"
 
-    def scales(self, x: Tensor, groups: Groups) -> Tensor:
-        """Return the mean magnitudes, of codes 0 (plus) and 1 (minus)."""
-        return means(x, groups)
+    @override
+    def scaling(self, groups: Groups, device: torch.device) -> Norm:
+        return Norm(1.0, widths(groups, device), 0.0)
 
     def table(self) -> Tensor:
         """Return 1 and -1."""

@@ -6,11 +6,11 @@ from typing import ClassVar, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.formats.base import GroupSize, Scaled, widths
-from thinwire.kernels import Groups
+from thinwire.kernels import Groups, Norm
 from thinwire.kernels.codes.reference import How
 
 
@@ -31,10 +31,9 @@ class Ternary(Scaled):
     bits: int = field(default=2, init=False)
     how: ClassVar[How] = "ternary"
 
-    def scales(self, x: Tensor, groups: Groups) -> Tensor:
-        """Return the scales of codes 0 (zero), 1 (plus) and 2 (minus), with 0 for a group of zeros."""
-        counts = None if self.clip is None else widths(groups, x.device)
-        return kernels.group_scales(x, groups, math.inf, counts, 0.0, self.clip)
+    @override
+    def scaling(self, groups: Groups, device: torch.device) -> Norm:
+        return Norm(math.inf, None if self.clip is None else widths(groups, device), 0.0, self.clip)
 
     def table(self) -> Tensor:
         """Return 0, 1, -1 and NaN."""

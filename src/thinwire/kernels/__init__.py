@@ -11,6 +11,7 @@ from thinwire.kernels.bits import reference as _bits
 from thinwire.kernels.bits.reference import EliasFano as EliasFano
 from thinwire.kernels.bits.reference import Section as Section
 from thinwire.kernels.blocks import reference as _blocks
+from thinwire.kernels.blocks.reference import Norm as Norm
 from thinwire.kernels.chunks import reference as _chunks
 from thinwire.kernels.chunks.chunking import Chunking as Chunking
 from thinwire.kernels.chunks.chunking import Transform as Transform
@@ -85,6 +86,7 @@ sketch_insert = Kernel(_sketch.sketch_insert, by="x")
 sketch_query = Kernel(_sketch.sketch_query, by="table")
 
 codes_encode = Kernel(_codes.codes_encode, by="x scales")
+scaled_encode = Kernel(_codes.scaled_encode, by="x")
 numbers_read = Kernel(_codes.numbers_read, by="table", any_dtype=True)
 table_decode = Kernel(_codes.table_decode, by="out codes scales", any_dtype=True)
 

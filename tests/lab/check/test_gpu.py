@@ -33,11 +33,11 @@ LAUNCHES = {
     "sampled_topk": (2, 3, 2),
     "dgc": (2, 3, 2),
     "dragonn": (5, 4, 2),
-    "fading": (4, 4, 3),
+    "fading": (3, 4, 3),
     "orthogonal": (46, 4, 3),
-    "qsgd": (3, 3, 1),
-    "terngrad": (4, 3, 1),
-    "signsgd": (3, 3, 2),
+    "qsgd": (2, 3, 1),
+    "terngrad": (3, 3, 1),
+    "signsgd": (2, 3, 2),
 }
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
 

@@ -1,12 +1,22 @@
 """Blocks of adjacent elements: their energies and norms, the largest blocks, and the largest elements of each."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.select.reference import largest, magnitude_bits
+
+
+class Norm(NamedTuple):
+    """Which norm the scale of a group follows from, and how: arguments of `group_scales`."""
+
+    order: float
+    widths: Tensor | None
+    zero: float
+    clip: float | None = None
 
 
 def block_energies(x: Tensor, width: int) -> Tensor:

@@ -64,10 +64,23 @@ def _norms(
     x: Tensor, y: Tensor, groups: Groups, order: float, scaled: tuple[Tensor | None, float, float] | None
 ) -> Tensor:
     """Return the norms of x, or the scales that follow from them. With a clip, those of y are of order 2."""
-    size = groups.size or TILE
-    columns, pieces, device = triton.next_power_of_2(size), Groups(groups.runs, size), x.device
+    pieces = pieces_of(groups)
     last = groups.size is not None or max(pieces.counts) < 2
-    widths, zero, clip = scaled or (None, 0.0, 0.0)
+    out, also = of_pieces(x, y, pieces, order, scaled, last=last)
+    return out if last else _norms(out, out if also is None else also, Groups(pieces.counts), order, scaled)
+
+
+def pieces_of(groups: Groups) -> Groups:
+    """Return the groups, or the pieces of whole runs."""
+    return Groups(groups.runs, groups.size or TILE)
+
+
+def of_pieces(
+    x: Tensor, y: Tensor, pieces: Groups, order: float, scaled: tuple[Tensor | None, float, float] | None, *, last: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return norms, and with a clip those of order 2; of the last level the scales, if they are wanted."""
+    size, device, (widths, zero, clip) = pieces.size or TILE, x.device, scaled or (None, 0.0, 0.0)
+    columns = triton.next_power_of_2(size)
     out = torch.empty(sum(pieces.counts), dtype=torch.float32 if last and scaled else torch.float64, device=device)
     also = torch.empty_like(out) if clip and not last else None
     tiles = tiles_of_each(pieces.counts, device, TILE // columns)
@@ -76,12 +89,12 @@ def _norms(
     how = {"ORDER": 0 if order == math.inf else int(order), "SCALED": bool(last and scaled), "ZERO": zero, "CLIP": clip}
     args = (out, also, x, y, widths if last else None, *table, tiles)
     launch(_group_norms, len(tiles), *args, **how, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)
-    return out if last else _norms(out, out if also is None else also, Groups(pieces.counts), order, scaled)
+    return out, also
 
 
 @triton.jit
-def _norm(x, inside, ORDER: tl.constexpr):
-    """ORDER 0 is the largest magnitude. As an integer it is NaN's where there is one."""
+def norm_at(x, inside, ORDER: tl.constexpr):
+    """Return the norm of each row. ORDER 0 is the largest magnitude. As an integer it is NaN's where there is one."""
     value = tl.load(x, mask=inside, other=0.0)
     if ORDER == 0:
         norm = tl.max(magnitudes(value), 1).to(value.dtype, bitcast=True).to(tl.float64)
@@ -90,6 +103,22 @@ def _norm(x, inside, ORDER: tl.constexpr):
     else:
         norm = tl.sqrt(tl.sum(value.to(tl.float64) * value.to(tl.float64), 1))
     return norm
+
+
+@triton.jit
+def scale_of(norm, spread, widths, there, ZERO: tl.constexpr, CLIP: tl.constexpr):
+    """Return scales; `spread` is the norm of order 2."""
+    if widths is not None:
+        many = tl.load(widths, mask=there, other=1.0)
+        if CLIP == 0:
+            norm /= many
+    finite = norm < 3.4028235677973366e38  # 2¹²⁸ − 2¹⁰³, which float32 rounds up to infinity
+    scale = tl.where(finite, norm, float("nan")).to(tl.float32)
+    scale = tl.where(scale == 0, ZERO, scale)
+    if CLIP > 0:
+        bound = (CLIP * (spread / tl.sqrt(many))).to(tl.float32)
+        scale = tl.where((bound < scale) | (bound != bound), bound, scale)
+    return scale
 
 
 @triton.jit
@@ -105,23 +134,15 @@ def _group_norms(
     at = group[:, None] * columns + column
     inside, there = (column < columns) & (at < n), group * columns < n
     place = tl.load(first + run) + group
-    norm = _norm(x + tl.load(begin + run) + at, inside, ORDER)
+    norm = norm_at(x + tl.load(begin + run) + at, inside, ORDER)
+    spread = norm
     if CLIP > 0:
-        spread = _norm(y + tl.load(begin + run) + at, inside, 2)
+        spread = norm_at(y + tl.load(begin + run) + at, inside, 2)
         if also is not None:
             tl.store(also + place, spread, mask=there)
     if SCALED:
-        if widths is not None:
-            many = tl.load(widths + place, mask=there, other=1.0)
-            if CLIP == 0:
-                norm /= many
-        finite = norm < 3.4028235677973366e38  # 2¹²⁸ − 2¹⁰³, which float32 rounds up to infinity
-        scale = tl.where(finite, norm, float("nan")).to(tl.float32)
-        scale = tl.where(scale == 0, ZERO, scale)
-        if CLIP > 0:
-            bound = (CLIP * (spread / tl.sqrt(many))).to(tl.float32)
-            scale = tl.where((bound < scale) | (bound != bound), bound, scale)
-        tl.store(out + place, scale, mask=there)
+        widths = widths if widths is None else widths + place
+        tl.store(out + place, scale_of(norm, spread, widths, there, ZERO, CLIP), mask=there)
     else:
         tl.store(out + place, norm, mask=there)
 

@@ -14,7 +14,8 @@ from numba import types
 from torch import Tensor
 
 from thinwire.kernels.bits.cpu import unpack
-from thinwire.kernels.blocks.cpu import part_of_group
+from thinwire.kernels.blocks.cpu import group_scales, part_of_group
+from thinwire.kernels.blocks.reference import Norm
 from thinwire.kernels.codes import reference
 from thinwire.kernels.codes.reference import How, OffsetGrid, Packed, UniformGrid
 from thinwire.kernels.compiled import exactly, overload
@@ -63,6 +64,14 @@ def codes_encode(
     if decoded:
         table, out = decoded
         table_decode(out, codes, table, scales, groups)
+
+
+def scaled_encode(
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, *decoded: Tensor
+) -> Tensor:
+    scales = group_scales(x, groups, *norm)
+    codes_encode(codes, x, scales, groups, how, seeds, *decoded)
+    return scales
 
 
 def _numbers(how: How) -> _Offset | _Stochastic | UniformGrid | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import unpack_bits
+from thinwire.kernels.blocks.reference import Norm, group_scales
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.reference import mix
 from thinwire.kernels.matrices.reference import row_sums
@@ -87,6 +88,15 @@ def codes_encode(
     if decoded:
         table, out = decoded
         table_decode(out, codes, table, scales, groups)
+
+
+def scaled_encode(
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, *decoded: Tensor
+) -> Tensor:
+    """Do what `codes_encode` does, with the scales that `group_scales` finds. Return these."""
+    scales = group_scales(x, groups, *norm)
+    codes_encode(codes, x, scales, groups, how, seeds, *decoded)
+    return scales
 
 
 def _offset(ratio: Tensor, grid: OffsetGrid, seed: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Numbers as codes of a few bits, and back."""
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.blocks.reference import Norm
+from thinwire.kernels.blocks.triton import group_scales, norm_at, of_pieces, pieces_of, scale_of
 from thinwire.kernels.codes import reference
 from thinwire.kernels.codes.reference import How, OffsetGrid, Packed
 from thinwire.kernels.groups import Groups
@@ -17,7 +20,7 @@ from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Ints
 from thinwire.kernels.places.triton import FIXED, any_of, failed
 from thinwire.kernels.replay import Changing
-from thinwire.kernels.triton import launch, table_of, tiles_of, tiles_of_each, wide
+from thinwire.kernels.triton import TILE, launch, table_of, tiles_of, tiles_of_each, wide
 
 _BLOCK = 1024
 _CHECKS = 3
@@ -32,6 +35,33 @@ def codes_encode(
     grid, (table, out) = () if isinstance(how, str) else tuple(how), decoded or (None, None)
     last = 0 if table is None else table.numel() - 1
     _run(_encode, (codes, x, scales, table, out), groups, seeds, HOW=kind, GRID=grid, LAST=last)
+
+
+def scaled_encode(
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, *decoded: Tensor
+) -> Tensor:
+    """See `reference.scaled_encode`: in one launch, or in two if a run is one group of many elements.
+
+    A group is scaled and encoded by one program. Of such a run the norms of its pieces are found first.
+    """
+    pieces, (order, widths, zero, clip) = pieces_of(groups), norm
+    several = groups.size is None and max(pieces.counts) > 1
+    if (pieces.size or 0) > TILE or (several and max(pieces.counts) > TILE) or isinstance(how, OffsetGrid):
+        scales = group_scales(x, groups, *norm)
+        codes_encode(codes, x, scales, groups, how, seeds, *decoded)
+        return scales
+    norms = of_pieces(x, x, pieces, order, (widths, zero, clip or 0.0), last=False) if several else (None, None)
+    scales, columns = x.new_empty(sum(groups.counts)), triton.next_power_of_2(pieces.widths[0])
+    lengths = groups.runs, pieces.counts, groups.counts
+    runs = *lengths[:2], pieces.widths, *([*accumulate(each, initial=0)][:-1] for each in lengths)
+    table = table_of(x.device, lambda: (*runs, *signed_keys_of(seeds)))
+    tiles, (numbers, out) = tiles_of_each(pieces.counts, x.device, TILE // columns), decoded or (None, None)
+    kind, grid = (how, ()) if isinstance(how, str) else ("uniform", tuple(how))
+    scaled = {"ORDER": 0 if order == math.inf else int(order), "ZERO": zero, "CLIP": clip or 0.0}
+    coded = {"HOW": kind, "GRID": grid, "LAST": 0 if numbers is None else numbers.numel() - 1}
+    args = (codes, x, scales, numbers, out, *norms, widths, *table, tiles)
+    launch(_encode_scaled, len(tiles), *args, **scaled, **coded, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)
+    return scales
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:
@@ -136,7 +166,44 @@ def _encode(
     HOW: tl.constexpr, GRID: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at, within, there, value, scale, high, low = _given(x, scales, begin, n, first, group, high, low, tiles, BLOCK)
-    noise = hash32(within, high, low)
+    _code(codes, table, out, at, there, value, scale, hash32(within, high, low), HOW, GRID, LAST)
+
+
+@triton.jit
+def _encode_scaled(
+    codes, x, scales, table, out, norms, spreads, widths, size, parts, width, begin, part, first, high, low, tiles,
+    ORDER: tl.constexpr, ZERO: tl.constexpr, CLIP: tl.constexpr, HOW: tl.constexpr, GRID: tl.constexpr,
+    LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Encode groups, a row each; with norms, a piece of a run that is one group. The first piece writes its scale."""
+    run, column = tl.load(tiles + 3 * tl.program_id(0)), tl.arange(0, COLUMNS)[None, :]
+    row = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + tl.arange(0, ROWS)
+    within, n = row[:, None] * tl.load(width + run) + column, tl.load(size + run)
+    there, place = (column < tl.load(width + run)) & (within < n), tl.load(first + run) + row
+    at, mine = tl.load(begin + run) + within, row < tl.load(parts + run)
+    if norms is None:
+        norm = norm_at(x + at, there, ORDER)
+        spread = norm
+        if CLIP > 0:
+            spread = norm_at(x + at, there, 2)
+    else:
+        mine, place = row == 0, place - row
+        among, inside = tl.load(part + run) + column, column < tl.load(parts + run)
+        norm = norm_at(norms + among, inside, ORDER)
+        spread = norm
+        if CLIP > 0:
+            spread = norm_at(spreads + among, inside, 2)
+    many = widths if widths is None else widths + place
+    scale = scale_of(norm, spread, many, row < tl.load(parts + run), ZERO, CLIP)
+    tl.store(scales + place, scale, mask=mine)
+    value = tl.load(x + at, mask=there, other=0.0)
+    scale, noise = tl.broadcast_to(scale[:, None], value.shape), hash32(within, tl.load(high + run), tl.load(low + run))
+    _code(codes, table, out, at, there, value, scale, noise, HOW, GRID, LAST)
+
+
+@triton.jit
+def _code(codes, table, out, at, there, value, scale, noise, HOW: tl.constexpr, GRID: tl.constexpr, LAST: tl.constexpr):
+    """Write codes and, with a table, the numbers that they stand for."""
     if HOW == "ternary":
         found = tl.where(_drawn(noise) * scale < tl.abs(value), tl.where(value < 0, 2, 1), 0)
     elif HOW == "sign":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.formats import base
-from thinwire.kernels import Groups, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
+from thinwire.kernels import Groups, Norm, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
 from thinwire_lab.check.material import BITS, GROUP, ONLY_32, SEED, Case, Kit, Near, Trial, Trials, as_read, framed
@@ -124,6 +124,20 @@ def _codes_encode(kit: Kit, n: int) -> Trials:
             yield Trial((*args, table, kit.room(n)), (0, 7))
 
 
+def _scaled_encode(kit: Kit, n: int) -> Trials:
+    """Yield each norm with a code."""
+    table = framed(Kit(kit.device).vector(64))
+    for groups in _groups(n):
+        widths, seeds = base.widths(groups, kit.device), [SEED + run for run in range(len(groups.runs))]
+        for how, norm in (
+            (UniformGrid(7), Norm(2.0, None, 1.0)), ("sign", Norm(1.0, widths, 0.0)),
+            ("ternary", Norm(torch.inf, None, 0.0)), ("ternary", Norm(torch.inf, widths, 0.0, 1.5)),
+        ):  # fmt: skip
+            args = (kit.room(n, dtype=torch.uint8), kit.vector(n), groups, norm, how, seeds)
+            yield Trial(args, (0,))
+            yield Trial((*args, table, kit.room(n)), (0, 7))
+
+
 def _table_decode(kit: Kit, n: int) -> Trials:
     table = framed(Kit(kit.device).vector(64))
     for code, groups in product((torch.uint8, torch.int16), _groups(n)):
@@ -181,6 +195,7 @@ _WHOLE: dict[str, Any] = {"dtypes": ONLY_32, "contents": ("normal",)}
 
 CASES: Mapping[str, Case] = {
     "codes_encode": Case(make=_codes_encode, dtypes=ONLY_32),
+    "scaled_encode": Case(make=_scaled_encode, dtypes=ONLY_32, near=Near(relative=2.0**-23)),
     "elias_fano_decode": Case(make=_elias_fano(encode=False), **_WHOLE),
     "elias_fano_encode": Case(make=_elias_fano(encode=True), **_WHOLE),
     "elias_fano_read": Case(make=_elias_fano_read, **_WHOLE, alike=as_read),
