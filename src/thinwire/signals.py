@@ -10,8 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from thinwire import kernels, waits
-from thinwire.kernels import Chunking, Draw, Found, Picks, Sum
-from thinwire.kernels.parts import Cut, Parts, cut_of, wide, wide_each
+from thinwire.kernels import Chunking, Draw, Found, Picks, Sum, replay
+from thinwire.kernels.parts import Cut, Ints, Parts, Regions, cut_of, wide, wide_each
 from thinwire.kernels.ranges import is_single_threaded
 
 _T = TypeVar("_T")
@@ -166,6 +166,12 @@ class Signals(Sequence[Signal]):
         """
         return found_of(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
 
+    def slots(self, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+        """Compute all, and return indices and values of picks, as `pick` finds them, in hashed slots."""
+        indices, values, _ = self.pick(draws)
+        runs = [draw.capacity for draw in replay.fixed(draws)]
+        return kernels.hashed_slots_of_each(self.tensors(), indices, values, runs, slots, seeds, regions)
+
     def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> Found:
         """Compute all, and return indices (int32) and values of the largest of each, as many as `counts` says.
 
@@ -294,11 +300,24 @@ class SummedEach(Signals):
         return None if self._sums.how == "rounded" else super().place
 
     @override
+    def slots(self, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+        if self._apart:
+            return super().slots(draws, slots, seeds, regions)
+        return kernels.accumulate_hashed_slots(self._taken(slice(0, len(self))), draws, slots, seeds, regions)
+
+    @override
     def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> Found:
-        every, alone = slice(0, len(self)), len(self) == 1 and self.lengths[0] > _CAPTURED
-        if self.device.type in waits.HOST or self._sums.how == "rounded" or alone or self._begun(every):
+        if self._apart:
             return super().largest(counts, firsts)
-        return kernels.accumulate_largest_of_each(self._taken(every), counts, firsts)
+        return kernels.accumulate_largest_of_each(self._taken(slice(0, len(self))), counts, firsts)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether sums are not to be made by what picks from all of them: on a GPU they are, as a rule."""
+        alone = len(self) == 1 and self.lengths[0] > _CAPTURED
+        return (
+            self.device.type in waits.HOST or self._sums.how == "rounded" or alone or self._begun(slice(0, len(self)))
+        )
 
     def _make(self, i: int) -> Signal:
         return Summed(self._sums.one(i))

@@ -150,6 +150,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                 {
                     **{"like": like, "gradient_like": new, "values": like, "numbers": like},
                     **{**_SUMS, **_PLACES, **_DRAWN, **_SEVERAL},
+                    **({} if exact else dict.fromkeys(("held", "slots", "seeds", "slots_at"), LONG)),
                 },
                 {"HOW": how, "LEVELS": levels, "STEPS": 11, "EXACT": exact},
             ),

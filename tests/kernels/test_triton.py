@@ -818,6 +818,7 @@ def test_exponents(numel: int) -> None:
 def test_where_plain_torch_is_as_good() -> None:
     every = {name: kernel for name, kernel in vars(kernels).items() if isinstance(kernel, Kernel)}
     assert {name for name, kernel in every.items() if kernel.cpu is kernel.reference} == {
+        "accumulate_hashed_slots",
         "accumulate_largest_of_each",
         "chunk_settle",
         "elias_fano_read",

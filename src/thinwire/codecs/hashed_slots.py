@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from thinwire import kernels
 from thinwire.checked import Positive, checked
 from thinwire.codecs.base import BucketCodec, kept
 from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, sample_bytes, side_by_side
 from thinwire.kernels import Draw
 from thinwire.kernels.parts import Cut
-from thinwire.kernels.replay import changing, fixed
+from thinwire.kernels.replay import changing
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
 from thinwire.signals import Signals
@@ -59,7 +58,5 @@ class HashedSlots(BucketCodec):
             return [draw(length, n, 2 * n + PICKS_IN_SAMPLE, seed) for length, n, seed in each]
 
         draws = changing(drawn, len(slots))
-        indices, values, _ = signals.pick(draws)
-        runs, vectors = [each.capacity for each in fixed(draws)], signals.tensors()
-        found = kernels.hashed_slots_of_each(vectors, indices, values, runs, slots, seeds, cut.regions)
+        found = signals.slots(draws, slots, seeds, cut.regions)
         return side_by_side(signals, found, slots, self.values, seeds=seeds, cut=cut, numel=numel, slots=True)

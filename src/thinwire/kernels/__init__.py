@@ -53,6 +53,7 @@ largest = Kernel(_select.largest, by="x")
 largest_of_each = Kernel(_select.largest_of_each, by="*xs")
 accumulate_select = Kernel(_select.accumulate_select, by="sums")
 accumulate_largest_of_each = Kernel(_sampled.accumulate_largest_of_each, by="sums")
+accumulate_hashed_slots = Kernel(_sampled.accumulate_hashed_slots, by="sums")
 accumulate_sampled_select = Kernel(_sampled.accumulate_sampled_select, by="sums")
 peak_of_each = Kernel(_select.peak_of_each, by="*xs")
 

@@ -32,10 +32,14 @@ def hashed_slots_of_each(
     carried, held = zeros[0], zeros[1:]
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
     launch(_hash_each, len(tiles), held, indices, priorities, *columns[1:7], tiles, BLOCK=_BLOCK)
+    return elements(xs, carried, held, slots, *columns[:3], *columns[6:])
+
+
+def elements(xs: Vectors, carried: Tensor, held: Tensor, slots: Ints, *columns: Tensor) -> Found:
+    """Return what slots hold. Columns: where vectors lie, their lengths, slots, first slots and offsets."""
     out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots))
-    tiles = tiles_of_each(tuple(slots), device, _BLOCK)
-    args = (out, values, carried, held, *columns[:3], *columns[6:])
-    launch(_elements_of_each, len(tiles), *args, tiles, BLOCK=_BLOCK)
+    tiles = tiles_of_each(tuple(slots), held.device, _BLOCK)
+    launch(_elements_of_each, len(tiles), out, values, carried, held, *columns, tiles, BLOCK=_BLOCK)
     return Found(out, values, carried)
 
 
@@ -127,15 +131,19 @@ def _hash_each(held, indices, priorities, length, slots, seed, first, size, star
     there = place < tl.load(size + vector)
     at = tl.load(first + vector) + place
     index = tl.load(indices + at, mask=there, other=-1).to(tl.int64)
-    there = there & (index >= 0)
-    many = tl.load(slots + vector)
-    height = (tl.load(length + vector) + many - 1) // tl.maximum(many, 1)
-    slot, _ = _slot_of(tl.where(there, index, 0), many, height, tl.load(seed + vector))
     rank = tl.load(priorities + at, mask=there, other=0)
-    if priorities.dtype.element_ty.is_floating():
+    many, n = tl.load(slots + vector), tl.load(length + vector)
+    hold(held + tl.load(start + vector), index, rank, there & (index >= 0), n, many, tl.load(seed + vector))
+
+
+@triton.jit
+def hold(held, index, rank, there, n, slots, seed):
+    """Put indices (int64) below n into their slots, of which each keeps that of the highest rank."""
+    slot, _ = _slot_of(tl.where(there, index, 0), slots, (n + slots - 1) // tl.maximum(slots, 1), seed)
+    if rank.dtype.is_floating():
         rank = tl.abs(rank).to(tl.float32).to(tl.int32, bitcast=True)
     ranked = ((rank.to(tl.int64) << 32) | index) + 1  # 0 is an empty slot
-    tl.atomic_max(held + tl.load(start + vector) + slot, ranked, mask=there, sem="relaxed")
+    tl.atomic_max(held + slot, ranked, mask=there, sem="relaxed")
 
 
 @triton.jit

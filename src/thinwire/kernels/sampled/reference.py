@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinwire.kernels.accumulate.reference import accumulate
-from thinwire.kernels.parts import Found, wide
+from thinwire.kernels.hashing.reference import hashed_slots_of_each
+from thinwire.kernels.parts import Found, Ints, Regions, wide
 from thinwire.kernels.select.reference import Picks, accumulate_select, largest, largest_of_each
 from thinwire.kernels.sums import Sum
 
@@ -56,6 +57,13 @@ def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequenc
     accumulate(sums)
     indices, values = largest_of_each(sums.outs, counts, firsts)
     return Found(indices, values, values.count_nonzero())
+
+
+def accumulate_hashed_slots(sums: Sum, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+    """`accumulate_sampled_select`, then `hashed_slots_of_each` of the picks. A draw's `first` is 0."""
+    indices, values, _ = accumulate_sampled_select(sums, draws)
+    runs = [draw.capacity for draw in draws]
+    return hashed_slots_of_each(sums.outs, indices, values, runs, slots, seeds, regions)
 
 
 def one_by_one(

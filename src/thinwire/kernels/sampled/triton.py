@@ -17,9 +17,11 @@ import triton
 import triton.language as tl
 
 from thinwire.kernels.accumulate.triton import accumulate, arguments_of_each, of_vector, summed, total
-from thinwire.kernels.parts import Found
+from thinwire.kernels.hashing.triton import elements, hold
+from thinwire.kernels.parts import Found, Ints, Regions
 from thinwire.kernels.places.triton import edges_until
 from thinwire.kernels.replay import fixed
+from thinwire.kernels.sampled import reference
 from thinwire.kernels.sampled.reference import Draw, one_by_one
 from thinwire.kernels.select.triton import BINS, DIGIT, LEVELS, accumulate_select, largest, largest_of_each
 from thinwire.kernels.sums import Sum
@@ -64,8 +66,18 @@ def _surely(numel: int, wanted: int, first: int) -> Draw:
     return Draw(0, stride, -(-2 * wanted // stride), wanted, first)
 
 
-def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool) -> Found:
-    """Pick; if `exact`, the largest of all elements even where too few reach the threshold."""
+def accumulate_hashed_slots(sums: Sum, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+    """See `reference.accumulate_hashed_slots`: picks go to their slots at once."""
+    if sums.how == "rounded":
+        return reference.accumulate_hashed_slots(sums, draws, slots, seeds, regions)
+    return _found(sums, draws, exact=False, hashed=(slots, seeds, [offset for offset, _ in regions]))
+
+
+def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool, hashed: tuple[Ints, Ints, Ints] = ((), (), ())) -> Found:
+    """Pick; if `exact`, the largest of all elements even where too few reach the threshold.
+
+    With `hashed` (slots, seeds and offsets), return what lies in the slots.
+    """
     xs = sums.outs
     like, device, lengths = xs[0], xs[0].device, [x.numel() for x in xs]
     known = fixed(draws)  # of which is taken what is the same in every step, or only says how much room there is
@@ -73,18 +85,22 @@ def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool) -> Found:
     rooms = [draw.room(n) for draw, n in zip(known, lengths, strict=True)]
     most = tuple(-(-n // draw.stride) for n, draw in zip(lengths, known, strict=True))
     starts, begins, drawn_at = (list(running(each[:-1], initial=0)) for each in (capacities, rooms, most))
-    where = addresses(xs)
+    where, (slots, seeds, origins) = addresses(xs), hashed
+    slots_at, counters = list(running(slots[:-1], initial=0)), 2 + 2 * len(xs)
 
     def columns() -> Sequence[Any]:
         now = list(draws)
         sampled = [-(-(n - draw.offset) // draw.stride) for n, draw in zip(lengths, now, strict=True)]
         offsets, strides, ranks, _, firsts, lasts = zip(*now, strict=True)
         drawn = (sampled, offsets, strides, drawn_at, ranks)
-        return (*drawn, where, lengths, capacities, starts, rooms, begins, firsts, lasts)
+        rest = (slots, list(seeds), slots_at, origins) if slots else ()
+        return (*drawn, where, lengths, capacities, starts, rooms, begins, firsts, lasts, *rest)
 
-    *drawn, rank, at, size, capacity, start, room, begin, first, last = table_of(device, columns)
+    table = table_of(device, columns)
+    *drawn, rank, at, size, capacity, start, room, begin, first, last = table[:13]
     sizes, of_each = {"LEVELS": LEVELS[like.element_size()], "HOW": sums.how}, arguments_of_each(sums)
-    zeros, bars = torch.empty(2 + 2 * len(xs), dtype=torch.int32, device=device), torch.empty_like(drawn[0])
+    zeros = torch.empty(counters + 2 * sum(slots), dtype=torch.int32, device=device)
+    bars, held = torch.empty_like(drawn[0]), zeros[counters:].view(torch.int64) if slots else None
     sample, alone = like.new_empty(sum(most)), max(most) <= _SMALL
     if not alone:
         tiles = tiles_of_each(most, device, _BLOCK)
@@ -94,12 +110,28 @@ def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool) -> Found:
     tiles = tiles_of_each(tuple(lengths), device)
     rows, candidates = zeros.new_empty(2, len(tiles)), zeros.new_empty(sum(rooms))
     indices, values = zeros.new_empty(sum(capacities)), like.new_empty(sum(capacities))
-    found = (*zeros[2:].view(2, -1), *rows, candidates, like.new_empty(sum(rooms)))
+    found = (*zeros[2:counters].view(2, -1), *rows, candidates, like.new_empty(sum(rooms)))
     carried, steps = zeros[:2].view(torch.int64)[0], tiles_of(max(lengths), TILE).bit_length()
-    places = (at, size, capacity, start, room, begin, first, last, tiles)
+    places = (
+        at,
+        size,
+        capacity,
+        start,
+        room,
+        begin,
+        first,
+        last,
+        tiles,
+        held,
+        *(table[13:16] if slots else [None] * 3),
+    )
     args = (indices, values, carried, like, *of_each, *found, bars, *places)
     launch(_find, len(tiles), *args, **sizes, TILE=TILE, STEPS=steps, EXACT=exact, num_warps=8)
-    return Found(indices, values, carried)
+    return (
+        Found(indices, values, carried)
+        if held is None
+        else elements(xs, carried, held, slots, at, size, *table[13::2], table[16])
+    )
 
 
 @triton.jit
@@ -186,9 +218,13 @@ def _threshold(
 def _find(
     indices, values, carried, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
     totals, ended, counts, rows, candidates, numbers, bars, at, size, capacity, start, room, begin, origin, padding,
-    tiles, HOW: tl.constexpr, LEVELS: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
+    tiles, held, slots, seeds, slots_at,
+    HOW: tl.constexpr, LEVELS: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile, and keep its picks as candidates while there is room. The last of a vector's programs writes them."""
+    """Sum a tile, and keep its picks as candidates while there is room. The last of a vector's programs writes them.
+
+    Those to be held in slots it only puts there.
+    """
     tile, each = tl.program_id(0), tl.arange(0, TILE)
     vector, offset, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     out, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
@@ -218,18 +254,22 @@ def _find(
         taken, more = _take(
             indices, values, like, tl.load(at + vector), n.to(tl.int32), least, found, wanted, most,
             tl.load(origin + vector).to(tl.int32), candidates, numbers, counts + first, rows + first, many,
+            held if held is None else held + tl.load(slots_at + vector),
+            slots if slots is None else tl.load(slots + vector), seeds if seeds is None else tl.load(seeds + vector),
             LEVELS, TILE, TILE // 2, STEPS, EXACT,
         )  # fmt: skip
-        for missing in range(taken, wanted, TILE):
-            there = missing + each < wanted
-            tl.store(indices + missing + each, each * 0 + last, mask=there)
-            tl.store(values + missing + each, tl.zeros([TILE], like.dtype.element_ty), mask=there)
-        tl.atomic_add(carried, more.to(tl.int64), sem="relaxed")
+        if held is None:
+            for missing in range(taken, wanted, TILE):
+                there = missing + each < wanted
+                tl.store(indices + missing + each, each * 0 + last, mask=there)
+                tl.store(values + missing + each, tl.zeros([TILE], like.dtype.element_ty), mask=there)
+            tl.atomic_add(carried, more.to(tl.int64), sem="relaxed")
 
 
 @triton.jit
 def _take(
     indices, values, like, address, n, least, found, wanted, room, origin, candidates, numbers, counts, rows, many,
+    held, slots, seed,
     LEVELS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Write a vector's candidates in order, or the largest of them; return how many, and how many are not 0.
@@ -273,8 +313,11 @@ def _take(
         among_ties = tied + tl.cumsum(ties, 0) - ties
         chosen = ((there & (bits > bar.to(bits.dtype))) | ((ties > 0) & (among_ties < left))).to(tl.int32)
         to = taken + tl.cumsum(chosen, 0) - chosen
-        tl.store(indices + to, origin + index, mask=chosen > 0)
-        tl.store(values + to, element, mask=chosen > 0)
+        if held is None:
+            tl.store(indices + to, origin + index, mask=chosen > 0)
+            tl.store(values + to, element, mask=chosen > 0)
+        else:
+            hold(held, index.to(tl.int64), element, chosen > 0, n, slots, seed)
         taken += tl.sum(chosen, 0)
         tied += tl.sum(ties, 0)
         carried += tl.sum(tl.where(bits > 0, chosen, 0), 0)

@@ -101,6 +101,16 @@ def _sampled(kit: Kit, n: int) -> Trials:
             yield Trial((each, draws), (0,))
 
 
+def _hashed(kit: Kit, n: int) -> Trials:
+    """Yield the same with slots for half as many."""
+    for trial in _sampled(kit, n):
+        each, draws = trial.args
+        slots = [-(-draw.capacity // 2) if x.numel() else 0 for x, draw in zip(each.outs, draws, strict=True)]
+        draws = [draw._replace(first=0, last=-1) for draw in draws]
+        regions = [(9 * i, x.numel()) for i, x in enumerate(each.outs)]
+        yield Trial((each, draws, slots, [SEED + i for i in range(len(slots))], regions), (0,))
+
+
 def _largest_in_rows(kit: Kit, n: int) -> Trials:
     width = min(n, 500)
     for k in {1, -(-width // 100), width}:
@@ -112,6 +122,7 @@ _ADDING = Near(relative=1e-5, absolute=1e-6)
 CASES: Mapping[str, Case] = {
     "accumulate": Case(make=_accumulate),
     "accumulate_largest_of_each": Case(make=_largest_sums),
+    "accumulate_hashed_slots": Case(make=_hashed),
     "accumulate_sampled_select": Case(make=_sampled),
     "accumulate_select": Case(make=_selecting(_summed)),
     "block_energies": Case(
