@@ -762,6 +762,21 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
             assert all(part in messages[name] for part in parts), messages[name]
 
 
+def _native_single(replicas: int) -> str:
+    """FSDP gets the whole mesh, though its own replicas or islands are single ranks."""
+    mesh = init_device_mesh("cpu", (replicas, 2 // replicas), mesh_dim_names=("replicate", "shard"))
+    model: Any = fully_shard(nn.Linear(8, 8), mesh=mesh)
+    return told(lambda: tw.shard(model, tw.recipes.topk(), mesh=mesh))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_shard_refuses_the_whole_mesh_of_single_ranks_too(ranks: Ranks, replicas: int) -> None:
+    """Or else it would exchange within groups of one rank, and send nothing."""
+    for message in ranks.run(2, _native_single, replicas):
+        assert "ValueError" in message
+        assert 'fully_shard(module, mesh=mesh["shard"])' in message
+
+
 def _ignored() -> tuple[bool, bool]:
     """A plain parameter that was named is left to its owner."""
     mesh = grid()

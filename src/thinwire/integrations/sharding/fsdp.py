@@ -174,11 +174,17 @@ def islands(parameters: Iterable[Any]) -> list[Group]:
     return [group for ranks, group in groups.items() if len(ranks) > 1]
 
 
-def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group]) -> Group:
-    """Return the ranks with the same shard: the one dimension of `mesh` that FSDP does not use, or ValueError."""
+def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group], parameters: Iterable[Any]) -> Group:
+    """Return the ranks with the same shard: the one dimension of `mesh` that FSDP does not use, or ValueError.
+
+    `sharers`: the groups of several ranks that FSDP uses for these DTensors.
+    """
     sharing = {rank for group in sharers for rank in dist.get_process_group_ranks(group)}
     groups = mesh_groups({"mesh": mesh})
     found = [g for g in groups if len(sharing.intersection(dist.get_process_group_ranks(g))) <= 1]
+    if sharers:  # FSDP may use a dimension of one rank as well
+        used = [group for each in {p.device_mesh for p in parameters} for group in each.get_all_groups()]
+        found = [g for g in found if g not in used]
     found = [g for g in found if g.size() > 1] or found[:1]
     if len(found) == 1:
         return found[0]

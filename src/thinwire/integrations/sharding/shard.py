@@ -166,4 +166,5 @@ def _looked_at(
     island = fsdp.islands(parameters.values())
     if gathers:
         fsdp.check_gathered(model, island)
-    return parameters, [fsdp.replicate_group(mesh, island), *island], assembly.listed(optimizer)
+    groups = [fsdp.replicate_group(mesh, island, parameters.values()), *island]
+    return parameters, groups, assembly.listed(optimizer)
