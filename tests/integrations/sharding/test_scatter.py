@@ -638,7 +638,7 @@ def test_scatter_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "float16": ("TypeError", "param_dtype"),
         "columns": ("TypeError", "shard_placement_fn"),
         "auto": ("TypeError", "recipes.topk"),
-        "factor": ("RuntimeError", "set_gradient_divide_factor"),
+        "factor": ("RuntimeError", "asks for a sum times a factor of torch.float32"),
         "a part": ("RuntimeError", "call scatter with the whole model"),
         "float64": ("TypeError", "reduce_dtype=torch.float32"),
     }

@@ -74,8 +74,9 @@ class Contributions(Reducer):
                 "model: call it again"
             )
         if op != dist.ReduceOp.AVG:
+            asked = getattr(op, "name", "a sum times a factor")
             raise RuntimeError(
-                f"FSDP asks for {op} of gradients of {input_tensor.dtype}; expected the mean, in float32 or bfloat16: "
+                f"FSDP asks for {asked} of {input_tensor.dtype} gradients; expected the mean, in float32 or bfloat16: "
                 "leave out set_gradient_divide_factor and set_force_sum_reduction_for_comms, and choose the dtype with "
                 "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
