@@ -112,26 +112,13 @@ def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool, hashed: tuple[Ints,
     indices, values = zeros.new_empty(sum(capacities)), like.new_empty(sum(capacities))
     found = (*zeros[2:counters].view(2, -1), *rows, candidates, like.new_empty(sum(rooms)))
     carried, steps = zeros[:2].view(torch.int64)[0], tiles_of(max(lengths), TILE).bit_length()
-    places = (
-        at,
-        size,
-        capacity,
-        start,
-        room,
-        begin,
-        first,
-        last,
-        tiles,
-        held,
-        *(table[13:16] if slots else [None] * 3),
-    )
+    hashing = table[13:16] if slots else (None, None, None)
+    places = (at, size, capacity, start, room, begin, first, last, tiles, held, *hashing)
     args = (indices, values, carried, like, *of_each, *found, bars, *places)
     launch(_find, len(tiles), *args, **sizes, TILE=TILE, STEPS=steps, EXACT=exact, num_warps=8)
-    return (
-        Found(indices, values, carried)
-        if held is None
-        else elements(xs, carried, held, slots, at, size, *table[13::2], table[16])
-    )
+    if held is None:
+        return Found(indices, values, carried)
+    return elements(xs, carried, held, slots, at, size, *table[13::2], table[16])
 
 
 @triton.jit
