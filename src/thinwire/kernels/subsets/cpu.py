@@ -29,12 +29,12 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
     nbytes = nbytes + 1 if apart else nbytes * rows
     words = np.zeros((len(places), nbytes // 8 + _SPARE), np.dtype("<u8"))
     loop, binomials = _long_number_loop if numbering.digits > 1 else _number_loop, numbering.table(positions).numpy()
-    for row, out in zip(places, words, strict=True):
 
-        def run(lo: int, hi: int, row: Array = row, out: Array = out) -> None:
-            loop(row, binomials, bits, lo // kept, hi // kept, out)
+    def run(lo: int, hi: int) -> None:
+        loop(places, binomials, bits, lo // kept, hi // kept, words)
 
-        map_ranges(run, row.size, align=_WORD * kept)
+    # Where a row ends, so may a thread's work: elsewhere both would write to one word.
+    map_ranges(run, places.size, align=places.shape[1] if apart else _WORD * kept)
     return torch.from_numpy(np.ascontiguousarray(words.view(np.uint8)[:, :nbytes]).reshape(rows, -1))
 
 
@@ -44,19 +44,19 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     words = np.zeros((rows.shape[0], rows.shape[1] // 8 + _SPARE), np.dtype("<u8"))
     words.view(np.uint8)[:, : rows.shape[1]] = rows.numpy()
     positions = np.empty((rows.shape[0], count * kept), np.int16)
-    for row, out in zip(words, positions, strict=True):
 
-        def run(lo: int, hi: int, row: Array = row, out: Array = out) -> bool:
-            return bool(loop(row, *tables, bits, lo // kept, hi // kept, out))
+    def run(lo: int, hi: int) -> None:
+        loop(words, *tables, bits, lo // kept, hi // kept, positions)
 
-        good, used = map_ranges(run, count * kept, align=kept), count * bits
-        if not all(good) or row[used // 64] >> np.uint64(used % 64) or row[used // 64 + 1 :].any():
-            out.fill(-1)
+    map_ranges(run, positions.size, align=kept)
+    word, shift = divmod(count * bits, 64)
+    spare = (words[:, word] >> np.uint64(shift) != 0) | words[:, word + 1 :].any(axis=1)
+    positions[spare | (positions < 0).any(axis=1)] = -1
     return torch.from_numpy(positions)
 
 
 @lru_cache(maxsize=64)
-def _searching(numbering: Numbering) -> tuple[Callable[..., bool], tuple[Any, ...]]:
+def _searching(numbering: Numbering) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """Return the loop that finds subsets, and what it wants: binomials, and how many subsets there are."""
     table = numbering.table(torch.empty(0)).numpy()
     if numbering.digits > 1:
@@ -72,58 +72,66 @@ def _widened(rows: Array) -> Array:
 
 @compiled
 def _number_loop(positions, binomials, bits, first, last, words):
-    kept = binomials.shape[1]
-    for chunk in range(first, last):
-        number = np.int64(0)
-        for i in range(kept):
-            number += binomials[0, i, positions[chunk * kept + i]]
-        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
-        words[word] |= np.uint64(number) << shift
-        if np.int64(shift) + bits > 64:
-            words[word + 1] |= np.uint64(number) >> (np.uint64(64) - shift)
+    kept, count = binomials.shape[1], max(1, positions.shape[1] // binomials.shape[1])
+    for row in range(first // count, -(-last // count)):
+        begin = row * count
+        for at in range(max(first - begin, 0), min(last - begin, count)):
+            number = np.int64(0)
+            for i in range(kept):
+                number += binomials[0, i, positions[row, at * kept + i]]
+            word, shift = at * bits >> 6, np.uint64(at * bits & 63)
+            words[row, word] |= np.uint64(number) << shift
+            if np.int64(shift) + bits > 64:
+                words[row, word + 1] |= np.uint64(number) >> (np.uint64(64) - shift)
 
 
 @compiled
 def _long_number_loop(positions, binomials, bits, first, last, words):
     # Numbers of two digits. A word that a number does not reach is not touched: it may be another thread's.
-    kept = binomials.shape[1]
-    for chunk in range(first, last):
-        low, high = np.uint64(0), np.uint64(0)
-        for i in range(kept):
-            p = positions[chunk * kept + i]
-            low += np.uint64(binomials[0, i, p])
-            high += np.uint64(binomials[1, i, p]) + (low >> _DIGIT)
-            low &= _MOST
-        low, high = low | high << _DIGIT, high >> _ONE
-        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
-        words[word] |= low << shift
-        if np.int64(shift) + bits > 64:
-            words[word + 1] |= (low >> (np.uint64(63) - shift) >> _ONE) | high << shift
-        if np.int64(shift) + bits > 128:
-            words[word + 2] |= high >> (np.uint64(64) - shift)
+    kept, count = binomials.shape[1], max(1, positions.shape[1] // binomials.shape[1])
+    for row in range(first // count, -(-last // count)):
+        begin = row * count
+        for at in range(max(first - begin, 0), min(last - begin, count)):
+            low, high = np.uint64(0), np.uint64(0)
+            for i in range(kept):
+                p = positions[row, at * kept + i]
+                low += np.uint64(binomials[0, i, p])
+                high += np.uint64(binomials[1, i, p]) + (low >> _DIGIT)
+                low &= _MOST
+            low, high = low | high << _DIGIT, high >> _ONE
+            word, shift = at * bits >> 6, np.uint64(at * bits & 63)
+            words[row, word] |= low << shift
+            if np.int64(shift) + bits > 64:
+                words[row, word + 1] |= (low >> (np.uint64(63) - shift) >> _ONE) | high << shift
+            if np.int64(shift) + bits > 128:
+                words[row, word + 2] |= high >> (np.uint64(64) - shift)
 
 
 @compiled
 def _long_subset_loop(words, binomials, subsets, bits, first, last, positions):
     # Of two digits. Positions descend as they are found, so each search goes on where the last one ended.
+    # Where a number belongs to no subset, its first position is −1.
     kept, space = binomials.shape[1:]
-    for chunk in range(first, last):
-        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
-        both = _bits_from(words, word, shift), _bits_from(words, word + 1, shift)
-        low, high = np.int64(both[0] & _MOST), np.int64(both[0] >> _DIGIT | both[1] << _ONE) & _rest_of(bits)
-        if bits < 63:
-            low &= _rest_of(bits + 63)
-        if not _below(low, high, subsets[0], subsets[1]):
-            return False
-        p = space - 1
-        for i in range(kept - 1, -1, -1):
-            while _below(low, high, binomials[0, i, p], binomials[1, i, p]):
-                p -= 1
-            positions[chunk * kept + i] = p
-            low -= binomials[0, i, p]
-            high -= binomials[1, i, p] + (low < 0)
-            low &= np.int64(_MOST)
-    return True
+    count = max(1, positions.shape[1] // kept)
+    for row in range(first // count, -(-last // count)):
+        begin = row * count
+        for at in range(max(first - begin, 0), min(last - begin, count)):
+            word, shift = at * bits >> 6, np.uint64(at * bits & 63)
+            both = _bits_from(words, row, word, shift), _bits_from(words, row, word + 1, shift)
+            low, high = np.int64(both[0] & _MOST), np.int64(both[0] >> _DIGIT | both[1] << _ONE) & _rest_of(bits)
+            if bits < 63:
+                low &= _rest_of(bits + 63)
+            if not _below(low, high, subsets[0], subsets[1]):
+                positions[row, at * kept] = -1
+                continue
+            p = space - 1
+            for i in range(kept - 1, -1, -1):
+                while _below(low, high, binomials[0, i, p], binomials[1, i, p]):
+                    p -= 1
+                positions[row, at * kept + i] = p
+                low -= binomials[0, i, p]
+                high -= binomials[1, i, p] + (low < 0)
+                low &= np.int64(_MOST)
 
 
 @compiled
@@ -132,9 +140,9 @@ def _below(low, high, lower, higher):
 
 
 @compiled
-def _bits_from(words, word, shift):
+def _bits_from(words, row, word, shift):
     # The 64 bits from one on.
-    return words[word] >> shift | words[word + 1] << (np.uint64(63) - shift) << _ONE
+    return words[row, word] >> shift | words[row, word + 1] << (np.uint64(63) - shift) << _ONE
 
 
 @compiled
@@ -145,22 +153,25 @@ def _rest_of(bits):
 
 @compiled
 def _subset_loop(words, binomials, marks, subsets, bits, first, last, positions):
-    # Returns False if a number belongs to no subset.
+    # Where a number belongs to no subset, its first position is −1.
     kept, ones = binomials.shape[0], (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for chunk in range(first, last):
-        word, shift = chunk * bits >> 6, np.uint64(chunk * bits & 63)
-        number = words[word] >> shift
-        if np.int64(shift) + bits > 64:
-            number |= words[word + 1] << (np.uint64(64) - shift)
-        number &= ones
-        if number >= subsets:
-            return False
-        rest = np.int64(number)
-        for i in range(kept - 1, -1, -1):
-            p = _last_within(binomials, marks, i, rest)
-            rest -= binomials[i, p]
-            positions[chunk * kept + i] = p
-    return True
+    count = max(1, positions.shape[1] // kept)
+    for row in range(first // count, -(-last // count)):
+        begin = row * count
+        for at in range(max(first - begin, 0), min(last - begin, count)):
+            word, shift = at * bits >> 6, np.uint64(at * bits & 63)
+            number = words[row, word] >> shift
+            if np.int64(shift) + bits > 64:
+                number |= words[row, word + 1] << (np.uint64(64) - shift)
+            number &= ones
+            if number >= subsets:
+                positions[row, at * kept] = -1
+                continue
+            rest = np.int64(number)
+            for i in range(kept - 1, -1, -1):
+                p = _last_within(binomials, marks, i, rest)
+                rest -= binomials[i, p]
+                positions[row, at * kept + i] = p
 
 
 @compiled
