@@ -100,7 +100,7 @@ def _line(way: Way, seed: int, loss: float) -> str:
 def test_trials_are_found_by_their_settings_and_what_is_missing_is_named(tmp_path: Path) -> None:
     shelf = Shelf(folder=tmp_path)
     assert len(TRIALS.missing(shelf)) == 2
-    with pytest.raises(Absent, match="dense on mlp has 0 of 2"):
+    with pytest.raises(Absent, match="dense, topk on mlp have 0 of 2"):
         TRIALS.read(shelf)
     lines = [_line(way, seed, 1.0 + seed) for way in WAYS.values() for seed in (0, 1)]
     (tmp_path / FILE).write_text("\n".join(lines[:3]))
@@ -125,6 +125,17 @@ def test_a_training_by_another_version_is_missing_and_read_while_there_is_no_oth
     (tmp_path / FILE).write_text("\n".join(map(json.dumps, [*old, *new])))
     assert only.missing(shelf) == ()
     assert [trial.loss for trial in only.read(shelf)["dense"]] == [2.0, 2.0]
+
+
+def test_ways_of_a_seed_are_compared_by_one_version_alone(tmp_path: Path) -> None:
+    dense, topk = WAYS.values()
+    old = [json.loads(_line(way, seed, 1.0)) | {"thinwire": "0.0.1"} for way in (dense, topk) for seed in (0, 1)]
+    new = [json.loads(_line(way, seed, 2.0)) for way, seed in ((dense, 0), (dense, 1), (topk, 1))]
+    (tmp_path / FILE).write_text("\n".join(map(json.dumps, [*old, *new])))
+    found = TRIALS.read(Shelf(folder=tmp_path))
+    assert {name: [trial.loss for trial in series] for name, series in found.items()} == {
+        "dense": [1.0, 2.0], "topk": [1.0, 2.0],
+    }  # fmt: skip
 
 
 def test_a_document_by_another_version_is_missing_and_read_until_it_is_made_anew(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
@@ -9,7 +10,7 @@ from typing import Any, Self
 
 from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import DATA, TRAIN, Evidence, Shelf
+from thinwire_lab.papers.shared.shelf import DATA, FIRST, TRAIN, Evidence, Shelf
 
 FILE = "learning.jsonl"
 RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 4.0}
@@ -20,6 +21,8 @@ _WITHOUT_DATA = ("transformer", "xml")
 _T = (
     *(math.inf, math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447),
     *(2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145),
+    *(2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074),
+    *(2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045),
 )
 """The 97.5 % quantile of Student's t, by the number of values."""
 
@@ -97,13 +100,17 @@ class Trials(Evidence):
         return tuple(self._command(way) for way in self.ways.values() if len(self._of(way, lines)) < len(self.seeds))
 
     def read(self, shelf: Shelf) -> dict[str, Series]:
-        """Return a trial for each way and seed. Raises Absent if one is missing."""
-        lines = shelf.lines(FILE)
-        found = {name: self._of(way, lines) for name, way in self.ways.items()}
-        for name, series in found.items():
-            if len(series) < len(self.seeds):
-                raise Absent(f"{name} on {self.model} has {len(series)} of {len(self.seeds)} seeds")
-        return found
+        """Return a trial for each way and seed, those of a seed by one version. Raises Absent if one is missing."""
+        rounds, versions = dict[int, dict[str, Trial]](), defaultdict[str, list[Mapping[str, Any]]](list)
+        for line in shelf.lines(FILE):
+            versions[line.get("thinwire", FIRST)].append(line)
+        for lines in versions.values():  # of the newest that has all ways
+            found = {name: self._of(way, lines) for name, way in self.ways.items()}
+            for seed in set[int].intersection(*map(set, found.values())):
+                rounds[seed] = {name: trials[seed] for name, trials in found.items()}
+        if len(rounds) < len(self.seeds):
+            raise Absent(f"{', '.join(self.ways)} on {self.model} have {len(rounds)} of {len(self.seeds)} seeds")
+        return {name: [rounds[seed][name] for seed in self.seeds] for name in self.ways}
 
     def spread(self, found: Mapping[str, Series]) -> str:
         return OVER_SEEDS.format(len(self.seeds))
@@ -119,11 +126,11 @@ class Trials(Evidence):
     def shrunk(self) -> Self:
         return replace(self, steps=4, seeds=(0, 1))
 
-    def _of(self, way: Way, lines: Sequence[Mapping[str, Any]]) -> Series:
+    def _of(self, way: Way, lines: Sequence[Mapping[str, Any]]) -> dict[int, Trial]:
+        """Return the newest trial of each seed."""
         wanted = self._settings(way)
         fitting = [line for line in lines if all(line.get(name, 1.0) == value for name, value in wanted.items())]
-        newest = {line["seed"]: line for line in fitting}
-        return [_trial(newest[seed]) for seed in self.seeds if seed in newest]
+        return {line["seed"]: _trial(line) for line in fitting if line["seed"] in self.seeds}
 
     def _settings(self, way: Way) -> dict[str, Any]:
         return {
