@@ -109,6 +109,23 @@ def test_a_comparison_that_lacks_a_seed_of_a_row_is_missing(tmp_path: Path) -> N
     assert evidence.missing(shelf) == (command,)
 
 
+def test_a_comparison_of_some_rows_waits_for_these_and_dense_alone(tmp_path: Path) -> None:
+    row = "exact | 90% | 3 workers"
+    evidence, shelf = Boundaries(problem="dlrm", only=(row,)), Shelf(folder=tmp_path)
+    (command,) = evidence.commands
+    assert f'--only "{row}"' in command
+    document = Document(environment={}, settings={"dlrm": {}})
+    for seed in evidence.seeds:
+        document.add(_run(row, seed, 1.1))
+    document.write(tmp_path / "boundaries-dlrm.json")
+    with pytest.raises(Absent, match="baseline"):
+        evidence.read(shelf)
+    for seed in evidence.seeds:
+        document.add(_run("baseline | 0% | none", seed, 1.0))
+    document.write(tmp_path / "boundaries-dlrm.json")
+    assert math.isclose(evidence.read(shelf).over(row).mean, 10)
+
+
 LINES = ("plain", "DCT-MP 75 %", "DCT-MP 90 %", "DCT-MP 95 %", "DCT-DP", "both", "plain again")
 
 

@@ -123,6 +123,18 @@ def test_resuming_runs_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     )
 
 
+def test_only_may_be_repeated_and_a_seed_that_is_there_draws_no_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--seeds", "1", "--only", "Gaussian", "--only", "bfloat16")
+    _run(tmp_path / "a.json", *asked)
+    ran = {row for _, row, _ in Document.read(tmp_path / "a.json").runs}
+    assert ran == {row.name for row in rows("tiny") if re.search("baseline|Gaussian|bfloat16", row.name)}
+    sizes = dict.fromkeys([0], _batch(0))  # of which no other is asked for than the first, for its size
+    monkeypatch.setattr(model_parallel, "build", lambda _, **__: replace(tiny(), batch=lambda step, *_: sizes[step]))
+    _run(tmp_path / "a.json", *asked, "--resume")
+
+
 @pytest.mark.slow
 def test_runs_of_something_else_are_not_resumed(tmp_path: Path) -> None:
     _run(tmp_path / "a.json", "--seeds", "1", "--only", "bfloat16")

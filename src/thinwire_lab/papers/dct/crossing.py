@@ -18,22 +18,25 @@ from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, interval
 
 MARGIN = 1.0
 """Percent of the held-out loss within which these count as the same: seeds differ by less than in other trainings."""
+DENSE = f"{BASELINE} | 0% | none"
 _SPLIT, _TWICE, _INSIDE = "2 workers", "3 workers", ("1 activation function", "2 activation functions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boundaries(Evidence):
-    """Every row of a problem's comparison, on each seed."""
+    """Every row of a problem's comparison, or dense's and these `only`, on each seed."""
 
     problem: str
     seeds: tuple[int, ...] = tuple(range(10))
+    only: tuple[str, ...] = ()
     options: str = ""
 
     @property
     def commands(self) -> tuple[str, ...]:
+        only = "".join(f' --only "{row}"' for row in self.only)
         return (
             f"python -m thinwire_lab.papers.dct.model_parallel accuracy --problem {self.problem} "
-            f"--seeds {len(self.seeds)}{self.options} --resume --json papers/runs/{self._name}",
+            f"--seeds {len(self.seeds)}{self.options}{only} --resume --json papers/runs/{self._name}",
         )
 
     @property
@@ -49,6 +52,7 @@ class Boundaries(Evidence):
         found = {
             row.name: [run for run in document.of(self.problem, row.name) if run.seed in self.seeds]
             for row in rows(self.problem)
+            if not self.only or row.name in (DENSE, *self.only)
         }
         for name, runs in found.items():
             if len(runs) < len(self.seeds):
@@ -68,7 +72,7 @@ class Losses:
 
     runs: Mapping[str, Sequence[Run]]
 
-    def over(self, row: str, other: str = f"{BASELINE} | 0% | none") -> Interval:
+    def over(self, row: str, other: str = DENSE) -> Interval:
         """Return by how many percent the held-out loss is above the other row's, seed by seed."""
         return interval(list(percent_over(self.runs[row], self.runs[other])))
 
@@ -76,7 +80,7 @@ class Losses:
         """Return the share that passed, in percent."""
         return 100 * fmean(run.kept for run in self.runs[row])
 
-    def said(self, *named: str, other: str = f"{BASELINE} | 0% | none") -> str:
+    def said(self, *named: str, other: str = DENSE) -> str:
         """Return how far each row is above the other, in words."""
         return ", ".join(f"{row.split(' | ')[1]} {self.over(row, other)}" for row in named)
 

@@ -9,7 +9,7 @@ Step times are those of `thinwire_lab.studies.pipeline`.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,7 +83,9 @@ def accuracy(
     data: Annotated[Path | None, typer.Option(help="The problem's data, where it is not generated.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, of initial weights and of the order of the data.")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.  [default: 1500 of dlrm, else 300]")] = None,
-    only: Annotated[str, typer.Option(help="Only rows with this in their name, and what they need.")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only rows with this in their name, and what they need; may be repeated.")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Skip the runs that the document has.")] = False,
 ) -> None:
     """Train unsplit with boundaries where a split would be, and compare losses."""
@@ -97,9 +99,9 @@ def accuracy(
     except BadInput as wrong:
         raise typer.BadParameter(str(wrong)) from wrong
     with Progress(console=console) as progress:
-        task = progress.add_task("", total=sum(1 for _, built in plans for _ in _chosen(built, only)))
+        task = progress.add_task("", total=sum(len(_missing(document, *plan, only)) for plan in plans))
         for seed, built in plans:
-            for row in _runs(document, built, seed, only):
+            for row in _runs(document, built, seed, _missing(document, seed, built, only)):
                 progress.update(task, advance=1, description=f"{built.name}, seed {seed}, {row.name}")
                 document.write(json)
     document.write(json)
@@ -119,21 +121,24 @@ def _agree(document: Document, problem: Problem, steps: int) -> None:
     document.settings[problem.name] = setting
 
 
-def _chosen(problem: Problem, only: str) -> Iterator[Row]:
+def _missing(document: Document, seed: int, problem: Problem, only: Sequence[str] | None) -> list[Row]:
+    """Return what has yet to run of the rows asked for, dense's, and those whose density they take."""
     baseline, *others = rows(problem.name)
-    taken_from = {row.like for row in others if only in row.name}
-    yield from (baseline, *(row for row in others if only in row.name or row.name in taken_from))
+    asked = [row for row in others if any(each in row.name for each in only or [""])]
+    names = {baseline.name} | {name for row in asked for name in (row.name, row.like)}
+    return [
+        row for row in rows(problem.name) if row.name in names and (problem.name, row.name, seed) not in document.runs
+    ]
 
 
-def _runs(document: Document, problem: Problem, seed: int, only: str) -> Iterator[Row]:
-    """Run what is missing, and yield every row once it is complete."""
-    steps = document.settings[problem.name]["steps"]
+def _runs(document: Document, problem: Problem, seed: int, missing: Sequence[Row]) -> Iterator[Row]:
+    """Run what is missing, and yield each row once it is there."""
+    steps = document.settings[problem.name]["steps"] if missing else 0
     material = Material(problem=problem, batches=[problem.batch(step, 0, 1) for step in range(steps)])
-    for row in _chosen(problem, only):
-        if (problem.name, row.name, seed) not in document.runs:
-            density = _density(document, problem, row, seed)
-            found = run(material, row.name, seed, density, row.cuts, row.inside, lambda: row.make(density, seed))  # noqa: B023
-            document.add(found)
+    for row in missing:
+        density = _density(document, problem, row, seed)
+        found = run(material, row.name, seed, density, row.cuts, row.inside, lambda: row.make(density, seed))  # noqa: B023
+        document.add(found)
         yield row
 
 
