@@ -35,6 +35,10 @@ _SCALED = dict.fromkeys(("size", "parts", "width", "begin", "part", "first", "hi
 _READ = {"flags": "*i1", "columns": LONG, "fixed": INT, **_TILES} | dict.fromkeys(
     ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"), "i32"
 )
+_ADDRESSES = dict.fromkeys(("at", "wheres", "whats"), LONG)
+_ARRIVED = {"rows": BYTE, "flags": "*i1", "given": "*i1", "fixed": INT} | dict.fromkeys(
+    ("stride", "arrived", "scales", "codes", "n_a", "n_b", "n_c", "fixed_count"), "i32"
+)
 _DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
@@ -274,12 +278,18 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             "chunks",
             "_inverse",
             {
-                **{"out": "*bf16", "positions": "*i16", **dict.fromkeys(("values", "a", "b", "room"), FLOAT)},
-                **{"groups": "i32", **_CUT, **dict.fromkeys(("starts", "ranks", "each", "subtract"), kind), **given},
+                **{"out": "*bf16", "part": "*bf16", "positions": "*i16", "groups": "i32", **_CUT, **given},
+                **dict.fromkeys(("values", "a", "b", "room"), FLOAT),
+                **dict.fromkeys(("starts", "firsts", "widths", "ranks", "each", "subtract"), kind),
             },
-            {"TOGETHER": 8, "HEIGHT": 16, "WIDTH": 16},
+            {"TOGETHER": 8, "HEIGHT": 16, "WIDTH": 16, "BITS": bits, "LAST": (1 << bits) - 1, "FIXED": 64},
         )
-        for kind, given in ((LONG, dict.fromkeys(("at", "wheres", "whats"), LONG)), ("i32", {}))
+        for kind, given, bits in (
+            ("i32", {}, 0),
+            (LONG, _ADDRESSES, 0),
+            (LONG, _ADDRESSES | _ARRIVED | {"part": FLOAT, "like": "*bf16", "given_b": "*i1", "given_c": "*i1"}, 0),
+            (LONG, _ADDRESSES | _ARRIVED | {"part": FLOAT, "like": FLOAT, "table": FLOAT}, 1),
+        )
     ),
     (
         "places",

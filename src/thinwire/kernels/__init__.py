@@ -16,6 +16,7 @@ from thinwire.kernels.chunks import reference as _chunks
 from thinwire.kernels.chunks.chunking import Chunking as Chunking
 from thinwire.kernels.chunks.chunking import Transform as Transform
 from thinwire.kernels.codes import reference as _codes
+from thinwire.kernels.codes.reference import Arrived as Arrived
 from thinwire.kernels.codes.reference import OffsetGrid as OffsetGrid
 from thinwire.kernels.codes.reference import Packed as Packed
 from thinwire.kernels.codes.reference import Rounding as Rounding
@@ -60,7 +61,7 @@ peak_of_each = Kernel(_select.peak_of_each, by="*xs")
 chunk_topk = Kernel(_chunks.chunk_topk, by="*xs")
 accumulate_chunk_topk = Kernel(_chunks.accumulate_chunk_topk, by="sums")
 chunk_put = Kernel(_chunks.chunk_put, by="*outs values")
-chunk_settle = Kernel(_chunks.chunk_settle, by="*outs values *parts own_values")
+chunk_settle = Kernel(_chunks.chunk_settle, by="*outs *parts own_values")
 
 block_energies = Kernel(_blocks.block_energies, by="x")
 largest_blocks = Kernel(_blocks.largest_blocks, by="x")

@@ -15,7 +15,7 @@ from typing_extensions import override
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
-from thinwire.kernels import Chunking, Numbering
+from thinwire.kernels import Arrived, Chunking, Numbering
 from thinwire.kernels.parts import Parts, are_of, cut_at
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Regions, Scratch, Settling, real
@@ -38,6 +38,7 @@ class Chunks(Settling):
         chunkings: How each region is cut into chunks. Every rank knows it beforehand, so it does not travel.
         regions: (offset, length) of each part that it covers; by default one, the whole vector.
         coded: If codes travel, what `values` were decoded from.
+        unread: Where the values lie that are still to be checked and read, and room for flags.
     """
 
     positions: Tensor
@@ -46,6 +47,7 @@ class Chunks(Settling):
     chunkings: tuple[Chunking, ...]
     regions: Regions = field(default=())
     coded: Coded | None = None
+    unread: tuple[Arrived, Tensor] | None = None
     _unwritten: list[tuple[Self, Tensor]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +88,13 @@ class Chunks(Settling):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
+        return self._total(buffers, unread=False)
+
+    @override
+    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
+        return self._total(buffers, unread=True)
+
+    def _total(self, buffers: Tensor, *, unread: bool) -> Self:
         rows = numbers.Rows(buffers, self._head, self.values, self.coded, self._cut.named_nbytes)
         sizes = [regions * _named(chunking).nbytes for chunking, regions in self._cut.runs]
         parts = list(zip(rows.named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True))
@@ -94,10 +103,11 @@ class Chunks(Settling):
             positions: Sequence[Tensor] = [_read_at_once(part, *run) for part, run in parts]
         else:
             positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
-        values = rows.read().view(-1)
+        lying = rows.lying() if unread else None
         each = [part.to(torch.int16).flatten(1) for part in positions]
         flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
-        return replace(self, positions=flat.view(-1), values=values, coded=None)
+        values = rows.read().view(-1) if lying is None else self.values.new_empty(flat.numel())
+        return replace(self, positions=flat.view(-1), values=values, coded=None, unread=lying)
 
     # positions and values, packed and unpacked
     scratch: ClassVar[Scratch] = Scratch(element=0.05, value=14, arriving=16)
@@ -108,11 +118,13 @@ class Chunks(Settling):
 
     @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        if not self._unwritten:
+        total, out = self._unwritten[0] if self._unwritten else (self, None)
+        if out is None or total.unread is None:
             self._put(parts, subtract=True)
             return
-        total, out = self._unwritten.pop()
-        kernels.chunk_settle(Parts(out, cut_at(self.regions)), *total._rows, parts, *self._rows, self.chunkings)
+        self._unwritten.clear()
+        outs, positions = Parts(out, cut_at(self.regions)), total.positions.view(total._ranks, -1)
+        kernels.chunk_settle(outs, positions, *total.unread, parts, *self._rows, self.chunkings)
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero where an element was sent that is not 0. With a transform, do nothing."""
@@ -145,16 +157,17 @@ class Chunks(Settling):
     @cached_property
     def _by_region(self) -> Sequence[tuple[Tensor, Tensor, Chunking]]:
         """Each region's positions and values, a row for each rank, the values in float32 or wider."""
-        values = self.values.to(real(self.values.dtype))
-        columns = [
-            x.view(self._ranks, -1).split([c.count for c in self.chunkings], 1) for x in (self.positions, values)
-        ]
+        columns = [x.split([c.count for c in self.chunkings], 1) for x in self._rows]
         parts = zip(*columns, self.chunkings, strict=True)
         return [(positions.contiguous(), values.contiguous(), chunking) for positions, values, chunking in parts]
 
     @property
     def _rows(self) -> tuple[Tensor, Tensor]:
         """Positions, and values in float32 or wider: a row for each rank."""
+        if self.unread is not None:
+            arrived, flags = self.unread
+            _, wrong = kernels.numbers_read(*arrived, False, self.values.view(self._ranks, -1))
+            flags.copy_(wrong)
         values = self.values.to(real(self.values.dtype))
         return self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
 

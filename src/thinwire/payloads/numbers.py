@@ -11,10 +11,10 @@ from thinwire import kernels
 from thinwire.checked import Such
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
-from thinwire.kernels import Checks, Groups, Packed, Section
+from thinwire.kernels import Arrived, Checks, Groups, Packed, Section
 from thinwire.kernels.memory import empty
 from thinwire.payloads import wire
-from thinwire.waits import noted_in, on_host, refuse_if
+from thinwire.waits import Verdict, noted_in, on_host, refuse_if
 
 Float = Annotated[torch.dtype, Such(", ".join(map(str, wire.DTYPE_CODES)), wire.DTYPE_CODES.__contains__)]
 Narrow = None | Float | Format
@@ -118,32 +118,47 @@ class Rows:
         if verdict is None or self._coded is not None or not values.numel() or not aligned:
             return self.read(), None, None
         checks = Checks(self._buffers, self._fixed, verdict.checks)
-        flags = values.new_empty(1 + sum(check.numel() for check in checks.wrong), dtype=torch.bool)
-        verdict.withhold(flags, self._error)
+        flags = self._withheld(verdict)
         return self._buffers[:, start : start + values.nbytes].view(values.dtype), checks, flags
+
+    def lying(self) -> tuple[Arrived, Tensor] | None:
+        """Return where the numbers lie, and room for flags: what whoever reads them finds. None if the host may wait.
+
+        Until then, and if one is set, they count as 0.
+        """
+        return None if self._verdict is None else (self._arrived(), self._withheld(self._verdict))
 
     def read(self, *, summed: bool = False, out: Tensor | None = None) -> Tensor:
         """Return every rank's numbers, (ranks, count), or if `summed` the sum over the ranks, (count); maybe in `out`.
 
         Where the host must not wait for what was checked, they are 0 if anything was wrong.
         """
+        values = self._values
+        if self._coded is None and on_host(self._buffers):
+            rows = plain(self._buffers[:, self._start :], values.numel(), values.dtype)
+            return kernels.row_sums(rows) if summed else rows
+        rows, flags = kernels.numbers_read(*self._arrived(), summed, out)
+        if self._verdict is not None:
+            self._verdict.withhold(flags, self._error)
+        return rows
+
+    def _arrived(self) -> Arrived:
         values, coded, buffers = self._values, self._coded, self._buffers
         own, packed = (0, 0) if coded is None else lengths(values, coded)
         start, bits = self._start + wire.padded(own), 0 if coded is None else coded.format.bits
-        if coded is None and on_host(buffers):
-            rows = plain(buffers[:, start:], values.numel(), values.dtype)
-            return kernels.row_sums(rows) if summed else rows
         if used := values.numel() * bits % 8:
             spare = f"the last byte of codes has a bit set; expected zeros after its first {used} bits"
             refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(PayloadError, spare))
         groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
         table = values.new_empty(0) if coded is None else coded.format.on(values.device)
-        verdict, at = self._verdict, Packed(self._start, start, bits)
-        wrong, fixed = ([], self._fixed[:, :0]) if verdict is None else (verdict.checks, self._fixed)
-        rows, flags = kernels.numbers_read(buffers, at, table, groups, values.dtype, wrong, fixed, summed, out)
-        if verdict is not None:
-            verdict.withhold(flags, self._error)
-        return rows
+        wrong, fixed = ([], self._fixed[:, :0]) if self._verdict is None else (self._verdict.checks, self._fixed)
+        return Arrived(buffers, Packed(self._start, start, bits), table, groups, values.dtype, wrong, fixed)
+
+    def _withheld(self, verdict: Verdict) -> Tensor:
+        """Return room for the flags of all checks, which decide from now on."""
+        flags = self._values.new_empty(1 + sum(map(len, verdict.checks)), dtype=torch.bool)
+        verdict.withhold(flags, self._error)
+        return flags
 
 
 def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from thinwire.kernels import Picks, Sum
 
@@ -110,11 +111,9 @@ def _each_framed(arg: Any) -> Any:
 
 
 def _moved(arg: Any, device: torch.device) -> Any:
-    if isinstance(arg, Tensor):
-        return arg.to(device)
-    if isinstance(arg, list):
-        return [_moved(each, device) for each in arg]
-    return _changed(arg, _WRITTEN + _READ, lambda xs: _moved(xs, device)) if isinstance(arg, Sum) else arg
+    if isinstance(arg, Sum):
+        return _changed(arg, _WRITTEN + _READ, lambda xs: _moved(xs, device))
+    return tree_map_only(Tensor, lambda x: x.to(device), arg)  # what checks a kernel is to make, too
 
 
 def _changed(sums: Sum, names: tuple[str, ...], change: Callable[[Any], Any]) -> Sum:

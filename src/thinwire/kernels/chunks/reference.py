@@ -7,6 +7,7 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate.reference import accumulate
 from thinwire.kernels.chunks.chunking import Chunking
+from thinwire.kernels.codes.reference import Arrived, numbers_read
 from thinwire.kernels.parts import Vectors, wide_each
 from thinwire.kernels.select.reference import magnitude_bits
 from thinwire.kernels.sums import Sum
@@ -50,12 +51,17 @@ def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Seque
 
 
 def chunk_settle(
-    outs: Vectors, positions: Tensor, values: Tensor, parts: Vectors, own: Tensor, own_values: Tensor,
+    outs: Vectors, positions: Tensor, arrived: Arrived, flags: Tensor, parts: Vectors, own: Tensor, own_values: Tensor,
     chunkings: Sequence[Chunking],
 ) -> None:  # fmt: skip
-    """Subtract this rank's own coefficients, and put the sum of all ranks' ones, as `chunk_put` does."""
+    """Subtract this rank's own coefficients, and put the sum of all ranks' ones, as `chunk_put` does.
+
+    The numbers of all are read as `numbers_read` does, and the flags written that it returns.
+    """
     chunk_put(parts, own, own_values, chunkings, True)
-    chunk_put(outs, positions, values, chunkings, False)
+    values, found = numbers_read(*arrived, summed=False)
+    flags.copy_(found)
+    chunk_put(outs, positions, values.to(own_values.dtype), chunkings, False)
 
 
 def _chunks(x: Tensor, chunking: Chunking) -> Tensor:

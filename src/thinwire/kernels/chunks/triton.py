@@ -17,9 +17,11 @@ from torch import Tensor
 from thinwire.kernels.accumulate.triton import accumulate, arguments_of_each, of_vector, total
 from thinwire.kernels.chunks import reference
 from thinwire.kernels.chunks.chunking import Chunking
+from thinwire.kernels.codes.reference import Arrived
+from thinwire.kernels.codes.triton import aligned, any_failed, lying, number_at
 from thinwire.kernels.parts import Ints, Vectors, wide_each
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import PROGRAMS, TILE, addresses, launch, magnitudes, pointer, table, tiles_of
+from thinwire.kernels.triton import PROGRAMS, TILE, addresses, launch, magnitudes, pointer, table, tiles_of, wide
 
 _FORWARD, _BACK = 1024, 2048
 """Elements, padding included, that a program takes at a time: few, as they wait in registers."""
@@ -63,29 +65,33 @@ def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Ten
 
 def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool) -> None:
     """See `reference.chunk_put`: the same bits, also as on a CPU. Vectors that are cut alike take one launch."""
-    _put_all([(outs, positions, values, subtract)], chunkings)
+    for cut, some, starts in _alike(tuple(chunkings)):
+        if _fits(values, cut):
+            _put([([outs[i] for i in some], positions, values, subtract)], cut, starts)
+            continue
+        for i, start in zip(some, starts, strict=True):
+            where, what = (x[:, start : start + cut.count] for x in (positions, values))
+            reference.chunk_put([outs[i]], where, what, [cut], subtract)
 
 
 def chunk_settle(
-    outs: Vectors, positions: Tensor, values: Tensor, parts: Vectors, own: Tensor, own_values: Tensor,
+    outs: Vectors, positions: Tensor, arrived: Arrived, flags: Tensor, parts: Vectors, own: Tensor, own_values: Tensor,
     chunkings: Sequence[Chunking],
 ) -> None:  # fmt: skip
-    """See `reference.chunk_settle`: one launch where `chunk_put` takes one, unless types differ."""
-    puts: list[_Put] = [(parts, own, own_values, True), (outs, positions, values, False)]
-    alike = (outs[0].dtype, values.dtype) == (parts[0].dtype, own_values.dtype)
-    for some in [puts] if alike else [[put] for put in puts]:
-        _put_all(some, chunkings)
-
-
-def _put_all(puts: Sequence[_Put], chunkings: Sequence[Chunking]) -> None:
+    """See `reference.chunk_settle`: one launch where `chunk_put` takes one. Each program checks, and decodes codes."""
+    groups, scaled = arrived.groups, arrived.at.bits > 0
+    cut_alike = not scaled or groups.runs == tuple(cut.count for cut in chunkings)
+    fit = positions.numel() and cut_alike and aligned(arrived) and all(_fits(own_values, cut) for cut in chunkings)
+    if not fit:
+        reference.chunk_settle(outs, positions, arrived, flags, parts, own, own_values, chunkings)
+        return
+    scales = [*running(groups.counts, initial=0)], groups.widths
+    args, sizes = lying(arrived, flags)
+    like = own_values.new_empty(1, dtype=arrived.dtype)
     for cut, some, starts in _alike(tuple(chunkings)):
-        if _fits(puts[0][2], cut):
-            _put([([put[0][i] for i in some], *put[1:]) for put in puts], cut, starts)
-            continue
-        for outs, positions, values, subtract in puts:
-            for i, start in zip(some, starts, strict=True):
-                where, what = (x[:, start : start + cut.count] for x in (positions, values))
-                reference.chunk_put([outs[i]], where, what, [cut], subtract)
+        puts = [(parts, own, own_values, True), (outs, positions, own_values, False)]
+        of_each = [[each[i] if scaled else 1 for i in some] for each in scales]
+        _put([([put[0][i] for i in some], *put[1:]) for put in puts], cut, starts, of_each, (like, *args), **sizes)
 
 
 @lru_cache(maxsize=256)
@@ -124,21 +130,30 @@ def _choose(xs: Vectors, cut: Chunking, starts: Ints, positions: Tensor, values:
     launch(_topk, tiles * len(xs), *args, HOW=sums.how if sums else "given", **sizes, **how, num_stages=1)
 
 
-def _put(puts: Sequence[_Put], cut: Chunking, starts: Ints) -> None:
-    """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only."""
-    sizes = _sizes(cut, 1, _BACK)
+def _put(
+    puts: Sequence[_Put], cut: Chunking, starts: Ints, scales: Sequence[Sequence[int]] = (),
+    arrived: tuple[Any, ...] = (None,) * 16, **read: int,
+) -> None:  # fmt: skip
+    """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only.
+
+    What arrived is written, and the first put subtracts. Of each vector, `scales` say which is the first, and for how
+    many numbers each is.
+    """
+    sizes = _sizes(cut, 1, _BACK) | (read or {"BITS": 0, "LAST": 0, "BLOCK": 1, "FIXED": 1})
     tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
-    outs, positions, values, subtract = puts[0]
+    outs, positions, values, subtract = puts[-1]
     vectors = [x for put in puts for x in put[0]]
     programs = min(PROGRAMS, tiles * len(vectors))
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
-    of_each: Sequence[Any] = (None, None, None, starts[0], *values.shape, int(subtract))
+    of_each: Sequence[Any] = (None, None, None, starts[0], 0, 1, *positions.shape, int(subtract))
     if len(vectors) > 1:
         each = [put for put in puts for _ in put[0]]
         at = vectors, [put[1] for put in each], [put[2] for put in each]
-        numbers = zip(*((*put[2].shape, put[3]) for put in each), strict=True)
-        of_each = table(room.device, *map(addresses, at), [*starts] * len(puts), *numbers).unbind()
-    args = (outs[0], positions, values, *cut.axes(values), room, tiles, tiles * len(vectors), *_shape(cut), *of_each)
+        numbers = zip(*((*put[1].shape, put[3]) for put in each), strict=True)
+        columns = ([*column] * len(puts) for column in (starts, *(scales or [[1] * len(starts)] * 2)))
+        of_each = table(room.device, *map(addresses, at), *columns, *numbers).unbind()
+    like = (outs[0], vectors[0], positions, values, *cut.axes(values), room)
+    args = (*like, tiles, tiles * len(vectors), *_shape(cut), *of_each, *arrived)
     launch(_inverse, programs, *args, **sizes)
 
 
@@ -247,37 +262,60 @@ def _topk(
     tl.store(values + place, z, mask=taken)
 
 
-@triton.jit(do_not_specialize=["tiles", "groups", "chunks", "kept", "starts", "ranks", "each", "subtract"])
+@triton.jit(
+    do_not_specialize=[
+        *("tiles", "groups", "chunks", "kept", "starts", "firsts", "widths", "ranks", "each", "subtract"),
+        *("stride", "arrived", "scales", "codes", "n_a", "n_b", "n_c", "fixed_count"),
+    ]
+)
 def _inverse(
-    out, positions, values, a, b, room, tiles, groups,
-    n, chunks, across, columns, height, width, kept, at, wheres, whats, starts, ranks, each, subtract,
+    out, part, positions, values, a, b, room, tiles, groups, n, chunks, across, columns, height, width, kept,
+    at, wheres, whats, starts, firsts, widths, ranks, each, subtract,
+    like, rows, stride, arrived, table, scales, codes,
+    flags, given, n_a, given_b, n_b, given_c, n_c, fixed, fixed_count,
     TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    BITS: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Sum coefficients times rows of B in the program's part of `room`; then sum these rows times columns of A.
 
     A rank has `each` coefficients, of all vectors. A vector has so many `tiles`, and all together have the `groups`.
+    With rows, those that are not subtracted are read there, and count for nothing if a check fails.
     """
+    if rows is not None:
+        wrong = any_failed(
+            rows, stride, arrived, flags, given, n_a, given_b, n_b, given_c, n_c, fixed, fixed_count, FIXED, BLOCK
+        )
     c, i, j = tl.arange(0, TOGETHER), tl.arange(0, HEIGHT), tl.arange(0, WIDTH)[None, :]
     line = room + (tl.program_id(0).to(tl.int64) * TOGETHER + c)[:, None] * HEIGHT * WIDTH + j
     for group in range(tl.program_id(0), groups, tl.num_programs(0)):
         chunk, vector = tl.cast(group % tiles, tl.int64) * TOGETHER + c, group // tiles
         if at is None:
-            to, where_from, what_from, first, many, row_length, taken = (
-                out, positions, values, starts, ranks, each, subtract,
+            to, mine, where_from, what_from, first, many, row_length, taken = (
+                out, part, positions, values, starts, ranks, each, subtract,
             )  # fmt: skip
         else:
-            to, first, many = pointer(at, vector, out), tl.load(starts + vector), tl.load(ranks + vector)
+            to, mine, first = pointer(at, vector, out), pointer(at, vector, part), tl.load(starts + vector)
             where_from, what_from = pointer(wheres, vector, positions), pointer(whats, vector, values)
-            row_length, taken = tl.load(each + vector), tl.load(subtract + vector)
+            many, row_length, taken = tl.load(ranks + vector), tl.load(each + vector), tl.load(subtract + vector)
+        if rows is not None:
+            many = tl.where(wrong & (taken == 0), 0, many)
         there = (chunk < chunks)[:, None] & (j < width)
         tl.debug_barrier()
         for r in range(height):
             tl.store(line + r * WIDTH, tl.zeros([TOGETHER, WIDTH], room.dtype.element_ty))
         for rank in range(many):
             for pick in range(kept):
-                place = tl.cast(rank, tl.int64) * row_length + first + chunk * kept + pick
-                where = tl.load(where_from + place, mask=chunk < chunks, other=0).to(tl.int32)
-                value = tl.load(what_from + place, mask=chunk < chunks, other=0.0)
+                place = first + chunk * kept + pick
+                row = tl.cast(rank, tl.int64) * row_length
+                where = tl.load(where_from + row + place, mask=chunk < chunks, other=0).to(tl.int32)
+                if rows is None:
+                    value = tl.load(what_from + row + place, mask=chunk < chunks, other=0.0)
+                else:
+                    plain = tl.load(what_from + place, mask=(chunk < chunks) & (taken != 0), other=0.0)
+                    scale = tl.load(firsts + vector) + (chunk * kept + pick) // tl.load(widths + vector)
+                    from_, coded = rows + tl.cast(rank, tl.int64) * stride, (chunk < chunks) & (taken == 0)
+                    number = number_at(from_, table, scales, codes, place, scale, coded, like, BITS, LAST)
+                    value = tl.where(taken != 0, plain, wide(number).to(plain.dtype))
                 row, column = where // width, where % width
                 basis = tl.load(b + column[:, None] * width + j, mask=there, other=0.0)
                 cell = line + row[:, None] * WIDTH
@@ -291,6 +329,8 @@ def _inverse(
         begin = _origins(chunk, across, columns, height, width)[:, None] + j
         index = begin[:, None, :] + i[None, :, None] * columns
         reached = there[:, None, :] & (i < height)[None, :, None] & (index < n)
-        left = tl.load(to + index, mask=reached & (taken != 0), other=0.0)
-        total = tl.where(taken != 0, left - total, total)
-        tl.store(to + index, total.to(out.dtype.element_ty), mask=reached)
+        if taken != 0:
+            left = tl.load(mine + index, mask=reached, other=0.0) - total
+            tl.store(mine + index, left.to(part.dtype.element_ty), mask=reached)
+        else:
+            tl.store(to + index, total.to(out.dtype.element_ty), mask=reached)

@@ -62,6 +62,18 @@ class Packed(NamedTuple):
     bits: int
 
 
+class Arrived(NamedTuple):
+    """Numbers of a dtype where they lie in rows, and what these must be: the first arguments of `numbers_read`."""
+
+    rows: Tensor
+    at: Packed
+    table: Tensor
+    groups: Groups
+    dtype: torch.dtype
+    wrong: Sequence[Tensor]
+    fixed: Tensor
+
+
 How = OffsetGrid | UniformGrid | Literal["ternary", "sign"]
 """Which code a number gets. Ternary: 0 unless u · scale < |x|; else 1 for plus and 2 for minus. Sign: 1 where x < 0.
 

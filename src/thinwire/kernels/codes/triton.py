@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire.kernels.blocks.reference import Norm
 from thinwire.kernels.blocks.triton import group_scales, norm_at, of_pieces, pieces_of, scale_of
 from thinwire.kernels.codes import reference
-from thinwire.kernels.codes.reference import How, OffsetGrid, Packed
+from thinwire.kernels.codes.reference import Arrived, How, OffsetGrid, Packed
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.memory import constant
@@ -72,22 +72,35 @@ def numbers_read(
     rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
     fixed: Tensor, summed: bool, out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    tiles, (ranks, _), count = tiles_of_each(groups.runs, rows.device, _BLOCK), rows.shape, sum(groups.runs)
-    first, width = (at.scales, 4) if at.bits else (at.codes, dtype.itemsize)
-    if not count or (rows.storage_offset() + first) % width or rows.stride(0) % width:
-        return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed, out)
-    checks = [torch.cat(list(wrong))] if len(wrong) > _CHECKS else list(wrong)
+    arrived = Arrived(rows, at, table, groups, dtype, wrong, fixed)
+    tiles, ranks, count = tiles_of_each(groups.runs, rows.device, _BLOCK), len(rows), sum(groups.runs)
+    if not count or not aligned(arrived):
+        return reference.numbers_read(*arrived, summed, out)
     if out is None:
         out = torch.empty((count,) if summed else (ranks, count), dtype=dtype, device=rows.device)
-    flags = torch.empty(1 + sum(check.numel() for check in checks), dtype=torch.bool, device=rows.device)
-    given = [x for check in [*checks, *[None] * _CHECKS][:_CHECKS] for x in (check, 0 if check is None else len(check))]
+    flags = torch.empty(1 + sum(map(len, wrong)), dtype=torch.bool, device=rows.device)
     begins, firsts = (accumulate(lengths, initial=0) for lengths in (groups.runs, groups.counts))
     rest = [n for column in zip(begins, groups.runs, firsts, groups.widths, strict=False) for n in column]
     columns = constant(tuple(rest), torch.int64, rows.device), tiles, len(tiles)
-    args = (out, rows, table, rows.stride(0), *at[:2], *columns, ranks, count, flags, *given, fixed, fixed.shape[1])
-    sizes = {"BITS": at.bits, "LAST": table.numel() - 1, "SUMMED": summed, "BLOCK": _BLOCK, "FIXED": FIXED}
-    launch(_read, len(tiles) * (1 if summed else ranks), *args, **sizes)
+    args, sizes = lying(arrived, flags)
+    launch(_read, len(tiles) * (1 if summed else ranks), out, *columns, count, *args, SUMMED=summed, **sizes)
     return out, flags
+
+
+def aligned(arrived: Arrived) -> bool:
+    """Whether kernels can read scales, or plain numbers, where they lie."""
+    rows, at = arrived[:2]
+    first, width = (at.scales, 4) if at.bits else (at.codes, arrived.dtype.itemsize)
+    return not ((rows.storage_offset() + first) % width or rows.stride(0) % width)
+
+
+def lying(arrived: Arrived, flags: Tensor) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """Return the arguments and sizes that `any_failed` and `number_at` take."""
+    rows, at, table, *_, wrong, fixed = arrived
+    checks = [torch.cat(list(wrong))] if len(wrong) > _CHECKS else list(wrong)
+    given = [x for check in [*checks, *[None] * _CHECKS][:_CHECKS] for x in (check, 0 if check is None else len(check))]
+    args = (rows, rows.stride(0), len(rows), table, *at[:2], flags, *given, fixed, fixed.shape[1])
+    return args, {"BITS": at.bits, "LAST": table.numel() - 1, "BLOCK": _BLOCK, "FIXED": FIXED}
 
 
 def _run(kernel: Any, tensors: Sequence[Tensor | None], groups: Groups, seeds: Sequence[int], **constants: Any) -> None:
@@ -232,7 +245,17 @@ def _decode(
 
 
 @triton.jit
-def _number(row, table, scales, codes, at, scale, there, like, BITS: tl.constexpr, LAST: tl.constexpr):
+def any_failed(
+    rows, stride, ranks, flags, given, n, given_b, n_b, given_c, n_c, fixed, fixed_count,
+    FIXED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return what `failed` does, with up to three tensors of flags."""
+    wrong = failed(flags, rows, fixed, ranks, stride, fixed_count, given, n, FIXED, BLOCK)
+    return wrong | any_of(flags, given_b, n_b, 1 + n, BLOCK) | any_of(flags, given_c, n_c, 1 + n + n_b, BLOCK)
+
+
+@triton.jit
+def number_at(row, table, scales, codes, at, scale, there, like, BITS: tl.constexpr, LAST: tl.constexpr):
     """Return numbers of a row, of the type of `like`."""
     if BITS == 0:
         plain = (row + codes).to(tl.pointer_type(like.dtype.element_ty), bitcast=True)
@@ -252,20 +275,21 @@ def _number(row, table, scales, codes, at, scale, there, like, BITS: tl.constexp
     do_not_specialize=["stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"]
 )
 def _read(
-    out, rows, table, stride, scales, codes, columns, tiles, programs, ranks, count, flags,
-    given, n, given_b, n_b, given_c, n_c, fixed, fixed_count,
+    out, columns, tiles, programs, count,
+    rows, stride, ranks, table, scales, codes, flags, given, n, given_b, n_b, given_c, n_c, fixed, fixed_count,
     BITS: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
-    wrong = failed(flags, rows, fixed, ranks, stride, fixed_count, given, n, FIXED, BLOCK)
-    wrong |= any_of(flags, given_b, n_b, 1 + n, BLOCK) | any_of(flags, given_c, n_c, 1 + n + n_b, BLOCK)
+    wrong = any_failed(
+        rows, stride, ranks, flags, given, n, given_b, n_b, given_c, n_c, fixed, fixed_count, FIXED, BLOCK
+    )
     rank, tile = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
     run = columns + 4 * tl.load(tiles + 3 * tile)
     within = tl.load(tiles + 3 * tile + 1).to(tl.int64) + tl.arange(0, BLOCK)
     at, there = tl.load(run) + within, within < tl.load(run + 1)
     scale = tl.load(run + 2) + within.to(tl.uint32) // tl.load(run + 3).to(tl.uint32)
-    total = wide(_number(rows + rank * stride, table, scales, codes, at, scale, there, out, BITS, LAST))
+    total = wide(number_at(rows + rank * stride, table, scales, codes, at, scale, there, out, BITS, LAST))
     if SUMMED:
         for other in range(1, ranks):
             row = rows + tl.cast(other, tl.int64) * stride
-            total += wide(_number(row, table, scales, codes, at, scale, there, out, BITS, LAST))
+            total += wide(number_at(row, table, scales, codes, at, scale, there, out, BITS, LAST))
     tl.store(out + rank * count + at, tl.where(wrong, 0.0, total).to(out.dtype.element_ty), mask=there)

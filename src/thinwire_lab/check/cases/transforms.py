@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Chunking
+from thinwire.kernels import Arrived, Chunking, Groups, Packed
 from thinwire.kernels.parts import wide
 from thinwire_lab.check.cases.picking import sums
 from thinwire_lab.check.material import FINITE, Case, Kit, Near, Trial, Trials, difference, framed
@@ -97,11 +97,29 @@ def _putting(kit: Kit, n: int) -> Trials:
 
 
 def _settling(kit: Kit, n: int) -> Trials:
+    """Two ranks' numbers, plain and as codes of four bits: sound ones, and ones of which a check found fault."""
     (outs, positions, values, cuts, _), own = next(iter(_putting(kit, n))).args, kit.vector(2 * n, 5)
-    mine = framed(positions[:1].flip(0)), own[: positions.shape[1]].view(1, -1)
-    for dtype in (values.dtype, torch.float64):  # of another type they take a launch of their own
+    count, runs = positions.shape[1], tuple(cut.count for cut in cuts)
+    mine, fault = (framed(positions[:1].flip(0)), own[:count].view(1, -1)), kit.whole(2000, 0, 1).bool()
+    plain = torch.nn.functional.pad(values.view(torch.uint8), (8, 16 - count * values.element_size() % 8))
+    none, table = kit.whole(0, 0, 1).view(3, 0), kit.vector(16).float()
+    for groups in (Groups(runs), Groups(runs, 5), Groups((count,))):  # the last one's scales are not the vectors' own
+        scales = kit.vector(2 * sum(groups.counts), 3).float().view(2, -1).view(torch.uint8)
+        codes = kit.whole(2 * -(-count // 2), 0, 256, torch.uint8).view(2, -1)
+        rows = torch.cat([scales, codes], 1)
+        rows = torch.nn.functional.pad(rows, (8, -rows.shape[1] % 8))
+        coded = Arrived(rows, Packed(8, 8 + scales.shape[1], 4), table, groups, values.dtype, [], none)
+        for arrived in (coded, coded._replace(wrong=[fault[:7], ~fault])):
+            yield _settled(outs, framed(positions), arrived, [framed(x) for x in _pieces(kit, n, 7)], mine, cuts)
+    whole = Arrived(plain, Packed(0, 8, 0), table[:0], Groups((count,)), values.dtype, [fault], none)
+    for dtype in (values.dtype, torch.float64):
         parts = [framed(x.to(dtype)) for x in _pieces(kit, n, 7)]
-        yield Trial((outs, framed(positions), values, parts, *mine, cuts), (0, 3))
+        yield _settled(outs, framed(positions), whole, parts, mine, cuts)
+
+
+def _settled(outs: Any, positions: Tensor, arrived: Arrived, parts: Any, mine: Any, cuts: Any) -> Trial:
+    flags = positions.new_zeros(1 + sum(map(len, arrived.wrong)), dtype=torch.uint8)
+    return Trial((outs, positions, arrived, flags, parts, *mine, cuts), (0, 3, 4))
 
 
 CASES: Mapping[str, Case] = {
