@@ -35,7 +35,6 @@ _SCALED = dict.fromkeys(("size", "parts", "width", "begin", "part", "first", "hi
 _READ = {"flags": "*i1", "columns": LONG, "fixed": INT, **_TILES} | dict.fromkeys(
     ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"), "i32"
 )
-_ADDRESSES = dict.fromkeys(("at", "wheres", "whats"), LONG)
 _ARRIVED = {"rows": BYTE, "flags": "*i1", "given": "*i1", "fixed": INT} | dict.fromkeys(
     ("stride", "arrived", "scales", "codes", "n_a", "n_b", "n_c", "fixed_count"), "i32"
 )
@@ -43,7 +42,9 @@ _DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
 _LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", **dict.fromkeys(("steps", "regions", "stride"), "i32")}
-_CUT = dict.fromkeys(("tiles", "n", "chunks", "across", "columns", "height", "width", "kept"), "i32")
+_CUT = {**_TILES, **dict.fromkeys(("height", "width", "kept"), "i32")} | dict.fromkeys(
+    ("n", "chunks", "across", "columns", "starts"), LONG
+)
 _DIGITS = {"LEVELS": 4, "TILE": 4096}
 
 KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
@@ -264,7 +265,6 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                 "b": FLOAT,
                 "positions": "*i16",
                 "values": FLOAT,
-                "starts": LONG,
                 "at": LONG,
                 **_CUT,
                 **given,
@@ -280,15 +280,14 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             {
                 **{"out": "*bf16", "part": "*bf16", "positions": "*i16", "groups": "i32", **_CUT, **given},
                 **dict.fromkeys(("values", "a", "b", "room"), FLOAT),
-                **dict.fromkeys(("starts", "firsts", "widths", "ranks", "each", "subtract"), kind),
+                **dict.fromkeys(("at", "wheres", "whats", "firsts", "widths", "ranks", "each", "subtract"), LONG),
             },
             {"TOGETHER": 8, "HEIGHT": 16, "WIDTH": 16, "BITS": bits, "LAST": (1 << bits) - 1, "FIXED": 64},
         )
-        for kind, given, bits in (
-            ("i32", {}, 0),
-            (LONG, _ADDRESSES, 0),
-            (LONG, _ADDRESSES | _ARRIVED | {"part": FLOAT, "like": "*bf16", "given_b": "*i1", "given_c": "*i1"}, 0),
-            (LONG, _ADDRESSES | _ARRIVED | {"part": FLOAT, "like": FLOAT, "table": FLOAT}, 1),
+        for given, bits in (
+            ({}, 0),
+            (_ARRIVED | {"part": FLOAT, "like": "*bf16", "given_b": "*i1", "given_c": "*i1"}, 0),
+            (_ARRIVED | {"part": FLOAT, "like": FLOAT, "table": FLOAT}, 1),
         )
     ),
     (

@@ -520,6 +520,22 @@ def test_more_chunks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found, expected)
 
 
+def test_vectors_of_several_shapes_take_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, names = importlib.import_module("thinwire.kernels.chunks.triton"), list[str]()
+    launch = module.launch
+
+    def counted(kernel: Any, *args: Any, **constants: Any) -> None:
+        names.append(kernel.fn.__name__)
+        launch(kernel, *args, **constants)
+
+    monkeypatch.setattr(module, "launch", counted)
+    cuts = [cut_as(shape, 16, "dct", 6 / 256) for shape in ((32, 64), (48, 32), (31, 160))]
+    xs = [vector(cut.numel).to(DEVICE) for cut in cuts]
+    positions, values = kernels.chunk_topk.gpu(xs, cuts)
+    kernels.chunk_put.gpu([torch.empty_like(x) for x in xs], positions[None], values[None], cuts, subtract=False)
+    assert names == ["_topk", "_inverse"]
+
+
 def test_chunks_that_the_kernels_leave_to_the_reference() -> None:
     wide = kernels.Chunking(3 * 5000, 5000, 1, 5000, 7, "dct")
     narrow = cut_as((33, 20), 16, "dct")

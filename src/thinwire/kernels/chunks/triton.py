@@ -5,7 +5,6 @@ them. 16-bit floats, and chunks too large for a program's registers, are left to
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate as running
 from typing import Any
 
@@ -16,12 +15,12 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate.triton import accumulate, arguments_of_each, of_vector, total
 from thinwire.kernels.chunks import reference
-from thinwire.kernels.chunks.chunking import Chunking
+from thinwire.kernels.chunks.chunking import Chunking, alike, shapes
 from thinwire.kernels.codes.reference import Arrived
 from thinwire.kernels.codes.triton import aligned, any_failed, lying, number_at
 from thinwire.kernels.parts import Ints, Vectors, wide_each
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import PROGRAMS, TILE, addresses, launch, magnitudes, pointer, table, tiles_of, wide
+from thinwire.kernels.triton import PROGRAMS, TILE, addresses, launch, magnitudes, pointer, table, tiles_of_each, wide
 
 _FORWARD, _BACK = 1024, 2048
 """Elements, padding included, that a program takes at a time: few, as they wait in registers."""
@@ -32,46 +31,39 @@ _Put = tuple[Vectors, Tensor, Tensor, bool]
 
 
 def chunk_topk(xs: Vectors, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-    """See `reference.chunk_topk`. Vectors that are cut alike take one launch.
+    """See `reference.chunk_topk`. Vectors with chunks of one size take one launch.
 
     Without a transform the result is the same. With one, sums run in another order: coefficients agree but for
     rounding, and so do the picks but for magnitudes that rounding makes change places. The choice is exact for the
     coefficients that are returned. Two calls on the same kind of GPU return the same bits.
     """
-    return _largest(xs, chunkings, None)
+    return _largest(xs, chunkings, None) if _fit(xs[0], chunkings) else reference.chunk_topk(xs, chunkings)
 
 
 def _largest(xs: Vectors, chunkings: Sequence[Chunking], sums: Sum | None) -> tuple[Tensor, Tensor]:
-    """Return what `chunk_topk` does of vectors, or of sums that are made on the way: then all must fit."""
+    """Return what `chunk_topk` does of vectors, or of sums that are made on the way."""
     count = sum(cut.count for cut in chunkings)
     positions, values = torch.empty(count, dtype=torch.int16, device=xs[0].device), xs[0].new_empty(count)
-    for cut, some, starts in _alike(tuple(chunkings)):
-        if _fits(xs[0], cut):
-            _choose([xs[i] for i in some], cut, starts, positions, values, None if sums is None else sums.chosen(some))
-            continue
-        for i, start in zip(some, starts, strict=True):
-            ours = slice(start, start + cut.count)
-            positions[ours], values[ours] = reference.chunk_topk([xs[i]], [cut])
+    for cuts, some, starts in alike(tuple(chunkings)):
+        _choose([xs[i] for i in some], cuts, starts, positions, values, None if sums is None else sums.chosen(some))
     return positions, values
 
 
 def accumulate_chunk_topk(sums: Sum, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
     """See `reference.accumulate_chunk_topk`. Every element is in one chunk, and loaded once: its sum is made then."""
-    if sums.how != "rounded" and all(_fits(sums.outs[0], cut) for cut in chunkings):
+    if sums.how != "rounded" and _fit(sums.outs[0], chunkings):
         return _largest(sums.outs, chunkings, sums)
     accumulate(sums)
     return chunk_topk(wide_each(sums.outs), chunkings)
 
 
 def chunk_put(outs: Vectors, positions: Tensor, values: Tensor, chunkings: Sequence[Chunking], subtract: bool) -> None:
-    """See `reference.chunk_put`: the same bits, also as on a CPU. Vectors that are cut alike take one launch."""
-    for cut, some, starts in _alike(tuple(chunkings)):
-        if _fits(values, cut):
-            _put([([outs[i] for i in some], positions, values, subtract)], cut, starts)
-            continue
-        for i, start in zip(some, starts, strict=True):
-            where, what = (x[:, start : start + cut.count] for x in (positions, values))
-            reference.chunk_put([outs[i]], where, what, [cut], subtract)
+    """See `reference.chunk_put`: the same bits, also as on a CPU. Vectors with chunks of one size take one launch."""
+    if not _fit(values, chunkings):
+        reference.chunk_put(outs, positions, values, chunkings, subtract)
+        return
+    for cuts, some, starts in alike(tuple(chunkings)):
+        _put([([outs[i] for i in some], positions, values, subtract)], cuts, starts)
 
 
 def chunk_settle(
@@ -81,57 +73,42 @@ def chunk_settle(
     """See `reference.chunk_settle`: one launch where `chunk_put` takes one. Each program checks, and decodes codes."""
     groups, scaled = arrived.groups, arrived.at.bits > 0
     cut_alike = not scaled or groups.runs == tuple(cut.count for cut in chunkings)
-    fit = positions.numel() and cut_alike and aligned(arrived) and all(_fits(own_values, cut) for cut in chunkings)
-    if not fit:
+    if not (positions.numel() and cut_alike and aligned(arrived) and _fit(own_values, chunkings)):
         reference.chunk_settle(outs, positions, arrived, flags, parts, own, own_values, chunkings)
         return
     scales = [*running(groups.counts, initial=0)], groups.widths
     args, sizes = lying(arrived, flags)
     like = own_values.new_empty(1, dtype=arrived.dtype)
-    for cut, some, starts in _alike(tuple(chunkings)):
+    for cuts, some, starts in alike(tuple(chunkings)):
         puts = [(parts, own, own_values, True), (outs, positions, own_values, False)]
         of_each = [[each[i] if scaled else 1 for i in some] for each in scales]
-        _put([([put[0][i] for i in some], *put[1:]) for put in puts], cut, starts, of_each, (like, *args), **sizes)
+        _put([([put[0][i] for i in some], *put[1:]) for put in puts], cuts, starts, of_each, (like, *args), **sizes)
 
 
-@lru_cache(maxsize=256)
-def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[Chunking, Ints, Ints]]:
-    """Return each way to cut that occurs, which vectors are cut so, and where the coefficients of each begin."""
-    found: dict[Chunking, tuple[list[int], list[int]]] = {}
-    for i, (cut, start) in enumerate(zip(chunkings, running((c.count for c in chunkings), initial=0), strict=False)):
-        some, starts = found.setdefault(cut, ([], []))
-        some.append(i)
-        starts.append(start)
-    return [(cut, *both) for cut, both in found.items()]
+def _fit(values: Tensor, chunkings: Sequence[Chunking]) -> bool:
+    """Whether the kernels here take numbers of this type and chunks of these sizes."""
+    sizes = (_sizes(cuts[0], _STEP, 1) for cuts, *_ in alike(tuple(chunkings)))
+    return values.element_size() >= 4 and all(each["HEIGHT"] * each["WIDTH"] <= TILE for each in sizes)
 
 
-def _fits(values: Tensor, chunking: Chunking) -> bool:
-    """Whether the kernels here take numbers of this type and chunks of this size."""
-    sizes = _sizes(chunking, _STEP, 1)
-    return values.element_size() >= 4 and sizes["HEIGHT"] * sizes["WIDTH"] <= TILE
-
-
-def _places(xs: Vectors, starts: Ints) -> Sequence[Tensor | None]:
-    """Return where vectors and their coefficients begin, columns of a table; nothing if there is one, at the start."""
-    return (None, None) if len(xs) == 1 and not starts[0] else table(xs[0].device, addresses(xs), starts).unbind()
-
-
-def _choose(xs: Vectors, cut: Chunking, starts: Ints, positions: Tensor, values: Tensor, sums: Sum | None) -> None:
+def _choose(
+    xs: Vectors, cuts: Sequence[Chunking], starts: Ints, positions: Tensor, values: Tensor, sums: Sum | None
+) -> None:
+    cut, columns = cuts[0], (*shapes(cuts), starts)
     sizes = _sizes(cut, _STEP, _FORWARD)
-    tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
-    of_each: Sequence[Any] = [None] * 7
+    tiles = tiles_of_each(tuple(each.chunks for each in cuts), values.device, sizes["TOGETHER"])
     if sums is None:
-        at, start = _places(xs, starts)
+        at, *rest = table(values.device, addresses(xs), *columns)
+        of_each: Sequence[Any] = (None, at, *[None] * 6, *rest)
     else:
-        gradient, at, *rest, start = arguments_of_each(sums, starts)
-        of_each = gradient, *rest
-    args = (xs[0], *cut.axes(xs[0]), positions, values, at, start, tiles, *_shape(cut), *of_each)
+        of_each = arguments_of_each(sums, *columns)
+    args = (xs[0], *cut.axes(xs[0]), positions, values, tiles, cut.height, cut.width, cut.kept, *of_each)
     how = {"PLAIN": cut.transform is None, "BITS": 8 * xs[0].element_size() - 1, "STEP": _STEP}
-    launch(_topk, tiles * len(xs), *args, HOW=sums.how if sums else "given", **sizes, **how, num_stages=1)
+    launch(_topk, len(tiles), *args, HOW=sums.how if sums else "given", **sizes, **how, num_stages=1)
 
 
 def _put(
-    puts: Sequence[_Put], cut: Chunking, starts: Ints, scales: Sequence[Sequence[int]] = (),
+    puts: Sequence[_Put], cuts: Sequence[Chunking], starts: Ints, scales: Sequence[Sequence[int]] = (),
     arrived: tuple[Any, ...] = (None,) * 16, **read: int,
 ) -> None:  # fmt: skip
     """Write or subtract the inverse transform. Nothing fuses a product with a sum, as that would round once only.
@@ -139,27 +116,19 @@ def _put(
     What arrived is written, and the first put subtracts. Of each vector, `scales` say which is the first, and for how
     many numbers each is.
     """
+    cut, (outs, positions, values, _) = cuts[0], puts[-1]
     sizes = _sizes(cut, 1, _BACK) | (read or {"BITS": 0, "LAST": 0, "BLOCK": 1, "FIXED": 1})
-    tiles = tiles_of(cut.chunks, sizes["TOGETHER"])
-    outs, positions, values, subtract = puts[-1]
-    vectors = [x for put in puts for x in put[0]]
-    programs = min(PROGRAMS, tiles * len(vectors))
+    tiles = tiles_of_each(tuple(each.chunks for each in cuts) * len(puts), values.device, sizes["TOGETHER"])
+    programs = min(PROGRAMS, len(tiles))
     room = values.new_empty(programs * sizes["TOGETHER"] * sizes["HEIGHT"] * sizes["WIDTH"])
-    of_each: Sequence[Any] = (None, None, None, starts[0], 0, 1, *positions.shape, int(subtract))
-    if len(vectors) > 1:
-        each = [put for put in puts for _ in put[0]]
-        at = vectors, [put[1] for put in each], [put[2] for put in each]
-        numbers = zip(*((*put[1].shape, put[3]) for put in each), strict=True)
-        columns = ([*column] * len(puts) for column in (starts, *(scales or [[1] * len(starts)] * 2)))
-        of_each = table(room.device, *map(addresses, at), *columns, *numbers).unbind()
+    vectors, each = [x for put in puts for x in put[0]], [put for put in puts for _ in put[0]]
+    at = vectors, [put[1] for put in each], [put[2] for put in each]
+    numbers = zip(*((*put[1].shape, put[3]) for put in each), strict=True)
+    columns = ([*column] * len(puts) for column in (*shapes(cuts), starts, *(scales or (starts, starts))))
+    of_each = table(room.device, *map(addresses, at), *columns, *numbers).unbind()
     like = (outs[0], vectors[0], positions, values, *cut.axes(values), room)
-    args = (*like, tiles, tiles * len(vectors), *_shape(cut), *of_each, *arrived)
+    args = (*like, tiles, len(tiles), cut.height, cut.width, cut.kept, *of_each, *arrived)
     launch(_inverse, programs, *args, **sizes)
-
-
-def _shape(chunking: Chunking) -> tuple[int, ...]:
-    sizes = chunking.height, chunking.width
-    return chunking.numel, chunking.chunks, chunking.across, chunking.columns, *sizes, chunking.kept
 
 
 def _sizes(chunking: Chunking, least: int, tile: int) -> dict[str, Any]:
@@ -216,27 +185,22 @@ def _coefficients(
     return tl.reshape(z, (TOGETHER, HEIGHT * WIDTH))
 
 
-@triton.jit(do_not_specialize=["tiles", "chunks", "kept"])
+@triton.jit(do_not_specialize=["kept"])
 def _topk(
-    x, a, b, positions, values, at, starts, tiles,
-    n, chunks, across, columns, height, width, kept,
-    gradient_like, velocity_out, residual, velocity, gradient, scale, momentum,
+    x, a, b, positions, values, tiles, height, width, kept, gradient_like,
+    at, velocity_out, residual, velocity, gradient, scale, momentum, n, chunks, across, columns, starts,
     HOW: tl.constexpr, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     PLAIN: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    if at is not None:
-        vector = tile // tiles
-        tile -= vector * tiles
-        if HOW == "given":
-            x = pointer(at, vector, x)
-        else:
-            x, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
-                x, gradient_like, at, velocity_out, residual, velocity, gradient, scale, momentum, vector
-            )
-        positions += tl.load(starts + vector)
-        values += tl.load(starts + vector)
-    chunk = tile.to(tl.int64) * TOGETHER
+    vector, chunk = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64)
+    if HOW == "given":
+        x = pointer(at, vector, x)
+    else:
+        x, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
+            x, gradient_like, at, velocity_out, residual, velocity, gradient, scale, momentum, vector
+        )
+    n, chunks, start = tl.load(n + vector), tl.load(chunks + vector), tl.load(starts + vector)
+    across, columns = tl.load(across + vector), tl.load(columns + vector)
     mine = (chunk + tl.arange(0, TOGETHER))[:, None]
     i, j = tl.arange(0, HEIGHT * WIDTH) // WIDTH, tl.arange(0, HEIGHT * WIDTH) % WIDTH
     there = (mine < chunks) & ((i < height) & (j < width))[None, :]
@@ -258,19 +222,18 @@ def _topk(
     allowed, ties_before = kept - tl.sum(above, 1)[:, None], (within & 0xFFFF) - tied
     place = mine * kept + (within >> 16) - above + tl.minimum(ties_before, allowed)
     taken = there & ((above > 0) | ((tied > 0) & (ties_before < allowed)))
-    tl.store(positions + place, tl.broadcast_to((i * width + j)[None, :], taken.shape).to(tl.int16), mask=taken)
-    tl.store(values + place, z, mask=taken)
+    tl.store(positions + start + place, tl.broadcast_to((i * width + j)[None, :], taken.shape).to(tl.int16), mask=taken)
+    tl.store(values + start + place, z, mask=taken)
 
 
 @triton.jit(
     do_not_specialize=[
-        *("tiles", "groups", "chunks", "kept", "starts", "firsts", "widths", "ranks", "each", "subtract"),
-        *("stride", "arrived", "scales", "codes", "n_a", "n_b", "n_c", "fixed_count"),
+        "groups", "kept", "stride", "arrived", "scales", "codes", "n_a", "n_b", "n_c", "fixed_count"
     ]
-)
+)  # fmt: skip
 def _inverse(
-    out, part, positions, values, a, b, room, tiles, groups, n, chunks, across, columns, height, width, kept,
-    at, wheres, whats, starts, firsts, widths, ranks, each, subtract,
+    out, part, positions, values, a, b, room, tiles, groups, height, width, kept,
+    at, wheres, whats, n, chunks, across, columns, starts, firsts, widths, ranks, each, subtract,
     like, rows, stride, arrived, table, scales, codes,
     flags, given, n_a, given_b, n_b, given_c, n_c, fixed, fixed_count,
     TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -278,8 +241,8 @@ def _inverse(
 ):  # fmt: skip
     """Sum coefficients times rows of B in the program's part of `room`; then sum these rows times columns of A.
 
-    A rank has `each` coefficients, of all vectors. A vector has so many `tiles`, and all together have the `groups`.
-    With rows, those that are not subtracted are read there, and count for nothing if a check fails.
+    A rank has `each` coefficients, of all vectors. With rows, those that are not subtracted are read there, and
+    count for nothing if a check fails.
     """
     if rows is not None:
         wrong = any_failed(
@@ -288,18 +251,13 @@ def _inverse(
     c, i, j = tl.arange(0, TOGETHER), tl.arange(0, HEIGHT), tl.arange(0, WIDTH)[None, :]
     line = room + (tl.program_id(0).to(tl.int64) * TOGETHER + c)[:, None] * HEIGHT * WIDTH + j
     for group in range(tl.program_id(0), groups, tl.num_programs(0)):
-        chunk, vector = tl.cast(group % tiles, tl.int64) * TOGETHER + c, group // tiles
-        if at is None:
-            to, mine, where_from, what_from, first, many, row_length, taken = (
-                out, part, positions, values, starts, ranks, each, subtract,
-            )  # fmt: skip
-        else:
-            to, mine, first = pointer(at, vector, out), pointer(at, vector, part), tl.load(starts + vector)
-            where_from, what_from = pointer(wheres, vector, positions), pointer(whats, vector, values)
-            many, row_length, taken = tl.load(ranks + vector), tl.load(each + vector), tl.load(subtract + vector)
+        vector, chunk = tl.load(tiles + 3 * group), tl.load(tiles + 3 * group + 1).to(tl.int64) + c
+        inside, first = chunk < tl.load(chunks + vector), tl.load(starts + vector)
+        where_from, what_from = pointer(wheres, vector, positions), pointer(whats, vector, values)
+        many, row_length, taken = tl.load(ranks + vector), tl.load(each + vector), tl.load(subtract + vector)
         if rows is not None:
             many = tl.where(wrong & (taken == 0), 0, many)
-        there = (chunk < chunks)[:, None] & (j < width)
+        there = inside[:, None] & (j < width)
         tl.debug_barrier()
         for r in range(height):
             tl.store(line + r * WIDTH, tl.zeros([TOGETHER, WIDTH], room.dtype.element_ty))
@@ -307,13 +265,13 @@ def _inverse(
             for pick in range(kept):
                 place = first + chunk * kept + pick
                 row = tl.cast(rank, tl.int64) * row_length
-                where = tl.load(where_from + row + place, mask=chunk < chunks, other=0).to(tl.int32)
+                where = tl.load(where_from + row + place, mask=inside, other=0).to(tl.int32)
                 if rows is None:
-                    value = tl.load(what_from + row + place, mask=chunk < chunks, other=0.0)
+                    value = tl.load(what_from + row + place, mask=inside, other=0.0)
                 else:
-                    plain = tl.load(what_from + place, mask=(chunk < chunks) & (taken != 0), other=0.0)
+                    plain = tl.load(what_from + place, mask=inside & (taken != 0), other=0.0)
                     scale = tl.load(firsts + vector) + (chunk * kept + pick) // tl.load(widths + vector)
-                    from_, coded = rows + tl.cast(rank, tl.int64) * stride, (chunk < chunks) & (taken == 0)
+                    from_, coded = rows + tl.cast(rank, tl.int64) * stride, inside & (taken == 0)
                     number = number_at(from_, table, scales, codes, place, scale, coded, like, BITS, LAST)
                     value = tl.where(taken != 0, plain, wide(number).to(plain.dtype))
                 row, column = where // width, where % width
@@ -326,11 +284,13 @@ def _inverse(
         for r in range(height):
             weights = tl.load(a + r * height + i, mask=i < height, other=0.0)
             total += weights[None, :, None] * tl.load(line + r * WIDTH)[:, None, :]
-        begin = _origins(chunk, across, columns, height, width)[:, None] + j
-        index = begin[:, None, :] + i[None, :, None] * columns
-        reached = there[:, None, :] & (i < height)[None, :, None] & (index < n)
+        pitch = tl.load(columns + vector)
+        begin = _origins(chunk, tl.load(across + vector), pitch, height, width)[:, None] + j
+        index = begin[:, None, :] + i[None, :, None] * pitch
+        reached = there[:, None, :] & (i < height)[None, :, None] & (index < tl.load(n + vector))
         if taken != 0:
+            mine = pointer(at, vector, part)
             left = tl.load(mine + index, mask=reached, other=0.0) - total
             tl.store(mine + index, left.to(part.dtype.element_ty), mask=reached)
         else:
-            tl.store(to + index, total.to(out.dtype.element_ty), mask=reached)
+            tl.store(pointer(at, vector, out) + index, total.to(out.dtype.element_ty), mask=reached)

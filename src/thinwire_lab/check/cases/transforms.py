@@ -112,9 +112,10 @@ def _settling(kit: Kit, n: int) -> Trials:
         for arrived in (coded, coded._replace(wrong=[fault[:7], ~fault])):
             yield _settled(outs, framed(positions), arrived, [framed(x) for x in _pieces(kit, n, 7)], mine, cuts)
     whole = Arrived(plain, Packed(0, 8, 0), table[:0], Groups((count,)), values.dtype, [fault], none)
-    for dtype in (values.dtype, torch.float64):
+    other = whole._replace(fixed=kit.seeds([0, 1, 255]).int().view(3, 1))  # bytes that are not there
+    for dtype, arrived in ((values.dtype, whole), (torch.float64, whole), (torch.float64, other)):
         parts = [framed(x.to(dtype)) for x in _pieces(kit, n, 7)]
-        yield _settled(outs, framed(positions), whole, parts, mine, cuts)
+        yield _settled(outs, framed(positions), arrived, parts, mine, cuts)
 
 
 def _settled(outs: Any, positions: Tensor, arrived: Arrived, parts: Any, mine: Any, cuts: Any) -> Trial:
