@@ -168,6 +168,11 @@ class _Door:
     def __init__(self, door: str) -> None:
         torch.manual_seed(0)
         self.module: Any = _Growing()
+        self.enter(door)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+
+    def enter(self, door: str) -> None:
+        """Go through the door, for the first time or again."""
         recipe, self.reduces = tw.recipes.topk(density=0.1, minimum_size=0), door == "replicate"
         if door == "attach":
             self.model: Any = DistributedDataParallel(self.module)
@@ -179,7 +184,6 @@ class _Door:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "rest")[: len(shape)])
             self.model = fully_shard(self.module, mesh=mesh["rest"] if door == "shard" else mesh)
             self.handle = (tw.shard if door == "shard" else tw.scatter)(self.model, recipe, mesh=mesh)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -227,6 +231,25 @@ def test_a_model_that_is_loaded_while_something_waits_is_refused(ranks: Ranks, d
     for first, *refused, after, later in ranks.run(2, _loaded_late, door):
         assert first == after == later == "nothing"
         assert all(each.startswith("StateError: a state was loaded into this model") for each in refused)
+
+
+def _loaded_and_wrapped_again(door: str) -> list[str]:
+    at = _Door(door)
+    saved = copy.deepcopy(at.model.state_dict())
+    at.step()
+    at.step()
+    at.model.load_state_dict(saved)
+    at.enter(door)
+    said = [told(at.step), told(at.step)]
+    at.handle.load_state_dict(at.handle.state_dict())
+    return [*said, told(at.step), told(at.step)]
+
+
+@pytest.mark.parametrize("door", ["attach", "replicate"])
+def test_what_was_loaded_is_not_forgotten_where_a_model_is_attached_anew(ranks: Ranks, door: str) -> None:
+    for *refused, after, later in ranks.run(2, _loaded_and_wrapped_again, door):
+        assert all(each.startswith("StateError: a state was loaded into this model") for each in refused)
+        assert after == later == "nothing"
 
 
 def _not_reduced(door: str) -> list[str]:

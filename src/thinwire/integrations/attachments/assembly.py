@@ -65,7 +65,9 @@ def assembled(
             why=why,
         )
         if earlier is not None:
+            outdated = earlier.outdated
             attachment.membership.take_over(earlier.membership)
+            attachment.steps.fresh = not outdated
         attachment.steps.know(optimizers)
         for each in optimizers if why is None else ():  # a plan may yet decide that nothing waits
             attachment.advice.attached(each)

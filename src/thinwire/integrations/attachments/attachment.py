@@ -306,6 +306,8 @@ class Attachment(Attached):
     def serve(self, model: nn.Module) -> None:
         """Watch for parameters that join this model later, and for states that are loaded into it."""
         self._whole = Whole(model, self.parameters.values(), self.check_loaded)
+        if not self.steps.fresh:  # an earlier attachment had found a state loaded
+            self._whole.doubt()
 
     def check_loaded(self) -> None:
         """Check that the residual was loaded if the model or its optimizer was.
@@ -313,15 +315,19 @@ class Attachment(Attached):
         Raises:
             StateError: If it was not.
         """
-        if self._whole is None or not self._whole.loaded or self.steps.fresh or not self.waits:
-            if self._whole is not None:
-                self._whole.accept()
-            return
-        raise StateError(
-            "a state was loaded into this model or its optimizer, but the residuals were not loaded with it: on every "
-            "rank, load the handle's state of the same step with load_state_dict, or drop the residuals with forget(). "
-            "If they still fit, keep them: handle.load_state_dict(handle.state_dict())"
-        )
+        if self.outdated:
+            raise StateError(
+                "a state was loaded into this model or its optimizer, but the residuals were not loaded with it: on "
+                "every rank, load the handle's state of the same step with load_state_dict, or drop the residuals with "
+                "forget(). If they still fit, keep them: handle.load_state_dict(handle.state_dict())"
+            )
+        if self._whole is not None:
+            self._whole.accept()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a state was loaded into the model or its optimizer, and the residual is not of that state."""
+        return self._whole is not None and self._whole.loaded and not self.steps.fresh and self.waits
 
     def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
         """Check gradients before an optimizer takes them, and warn about those that were never reduced.

@@ -271,6 +271,12 @@ class Whole:
         """Whether what a state was loaded into is not what it was, since `accept`. Weights may have been put back."""
         return self.before is not None and not torch.equal(self.before[1], self._digests(self.before[0]))
 
+    def doubt(self) -> None:
+        """Take what there is for loaded, whatever is put back later."""
+        self._note_loading()
+        if self.before is not None:
+            self.before = self.before[0], torch.empty(0)
+
     def accept(self) -> None:
         """Accept what has been loaded."""
         if self.before is not None:
