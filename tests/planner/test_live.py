@@ -5,6 +5,7 @@ import logging
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -508,23 +509,37 @@ def test_where_nothing_pays_ddp_stays_plain(ranks: Ranks) -> None:
         assert losses == usual
 
 
+OTHERS = {
+    "stranger": lambda: nn.Linear(3, 3),
+    "dense stranger": lambda: nn.Linear(3, 3),
+    "larger": lambda: nn.Sequential(*mlp(torch.float32).children(), nn.Linear(4, 4)),
+    "wider": lambda: nn.Sequential(nn.Linear(20, 41), nn.Tanh(), nn.Linear(41, 30), nn.Tanh(), nn.Linear(30, 4)),
+    "narrower": lambda: mlp(torch.bfloat16),
+    "in company": lambda: mlp(torch.float32),
+}
+
+
 def _refused(what: str) -> None:
-    model, plan = _model(), _paying(what == "stranger")
+    model, plan = _model(), _paying(what != "dense stranger")
     if what == "twice":
         tw.attach(model, Budget(names=()))
         tw.attach(model, Budget(names=()))
     elif what == "word":
         tw.attach(model, "always")  # type: ignore[arg-type]
     else:
-        tw.attach(DistributedDataParallel(nn.Linear(3, 3)), plan)
+        tw.attach(DistributedDataParallel(OTHERS[what]()), plan)
 
 
 @pytest.mark.parametrize(
     ("what", "error"),
     [
         ("word", "got 'always'"),
-        ("stranger", "which this model lacks"),
-        ("dense stranger", "this model lacks"),
+        ("stranger", "another model, where 0.bias has 40 elements in 160 bytes; here it has no gradient: plan anew"),
+        ("dense stranger", "another model, where 0.bias has 40"),
+        ("larger", "where 5.bias has no gradient; here it has 4 elements in 16 bytes"),
+        ("wider", "where 0.bias has 40 elements in 160 bytes; here it has 41 elements in 164 bytes"),
+        ("narrower", "where 0.bias has 40 elements in 160 bytes; here it has 40 elements in 80 bytes"),
+        ("in company", "the plan is for 2 ranks; here are 1: plan with them, or"),
         ("twice", "already"),
     ],
 )
@@ -565,6 +580,76 @@ def test_planning_leaves_everything_as_it_was(ranks: Ranks, world_size: int) -> 
     found = ranks.run(world_size, _planned)
     assert len({verdict for verdict, *_ in found}) == 1
     assert all(rest == [True] * 4 for _, *rest in found)
+
+
+def _at_odds(what: str) -> str:
+    model, first = _model(), dist.get_rank() == 0
+    x = torch.ones(3, 20)
+
+    def step() -> Tensor:
+        if what == "step" and first:
+            raise KeyError("mine")
+        return model(x).sum()
+
+    def update() -> None:
+        if what == "update" and first:
+            raise KeyError("mine")
+
+    budget: Any = "none" if what == "type" and first else Budget(names=("bf16",) * (what != "budget" or first))
+    optimizer: Any = "adam" if what == "optimizer" and first else None
+    said = told(partial(tw.plan, model, step, update=update, budget=budget, optimizer=optimizer))
+    untouched = all(p.grad is None and not p._post_accumulate_grad_hooks for p in model.parameters())
+    return said if untouched and model.require_backward_grad_sync else "something is left behind"
+
+
+@pytest.mark.parametrize(
+    ("what", "here", "there"),
+    [
+        ("step", "KeyError: 'mine'", "RuntimeError: a step to be measured has failed on rank 0: KeyError: 'mine'"),
+        ("update", "KeyError: 'mine'", "RuntimeError: a step to be measured has failed on rank 0: KeyError: 'mine'"),
+        ("type", "TypeError: budget is 'none'", "TypeError: rank 0: budget is 'none'"),
+        ("optimizer", "TypeError: optimizer is 'adam'", "TypeError: rank 0: optimizer is"),
+        ("budget", "FingerprintError: budget differs: rank 0 has", "FingerprintError: budget differs: rank 0 has"),
+    ],
+)
+def test_ranks_at_odds_about_a_plan_hear_of_it_at_once(ranks: Ranks, what: str, here: str, there: str) -> None:
+    for said, expected in zip(ranks.run(2, _at_odds, what), (here, there), strict=True):
+        assert said.startswith(expected), said
+
+
+def _sparse_alone() -> tuple[bool, list[Any]]:
+    model = DistributedDataParallel(nn.EmbeddingBag(50, 20, sparse=True))
+    plan = tw.plan(model, lambda: model(torch.ones(4, 2, dtype=torch.long)).sum())
+    return tw.attach(model, plan).exchanges, list(plan.rows)
+
+
+def test_a_model_of_sparse_gradients_alone_has_an_empty_plan(ranks: Ranks) -> None:
+    assert ranks.run(2, _sparse_alone) == [(False, [])] * 2
+
+
+class _Branches(nn.Module):
+    """Ranks use different ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(nn.Linear(20, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.each[dist.get_rank()](x)
+
+
+def _updated_by_branches() -> tuple[list[bool], bool]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(_Branches(), find_unused_parameters=True)
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), copy.deepcopy(model.module)
+    x = torch.randn(8, 20, generator=torch.Generator().manual_seed(dist.get_rank()))
+    tw.plan(model, lambda: model(x).square().mean(), update=optimizer.step, budget=Budget(names=()))
+    moved = [not torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True)]
+    return moved, tw.attach(model, tw.recipes.dense()).verify_replicas()
+
+
+def test_an_update_is_timed_with_means_where_ranks_use_different_parameters(ranks: Ranks) -> None:
+    assert ranks.run(2, _updated_by_branches) == [([True] * 4, True)] * 2
 
 
 def _step_without_a_loss() -> str:

@@ -123,6 +123,11 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
         by_library = recipe.route(segment_of(p, name)).by_library and not on_host(p)  # its bits hang on the GPU
         computed = f", which {gpu_of(p.device)} computes" if by_library else ""
         mine[f"parameter {name}"] = f"{tuple(p.shape)} {p.dtype}{computed}"
+    check_alike(mine, group)
+
+
+def check_alike(mine: Mapping[str, str], group: Group) -> None:
+    """Raise FingerprintError, on every rank, if any has something else; a collective."""
     everyone = all_gather_plain(mine, group)
     for rank, theirs in enumerate(everyone):
         for key in everyone[0] | theirs:

@@ -21,6 +21,12 @@ _log = logging.getLogger("thinwire")
 Asked = Reducer | Plan | Budget
 
 
+def ranks_among(given: Mapping[str, object]) -> list[Group]:
+    """Return the group of the DDP model that is among a function's arguments; none if there is none."""
+    model = given.get("model")
+    return [model.process_group] if isinstance(model, DistributedDataParallel) else []
+
+
 def asked_for(how: object, optimizer: OptimizerName | None) -> Asked:
     """Return the recipe, plan or budget asked for: "auto" is the budget for this optimizer. Raises TypeError."""
     if isinstance(how, Budget):
@@ -44,16 +50,27 @@ def online_budget(budget: Budget, group: Group, *, has_momentum: bool) -> Budget
 
 
 def chosen(
-    asked: Asked, parameters: Mapping[str, nn.Parameter], sparse: set[torch.Tensor], caps: list[int] | None
+    asked: Asked, dense: Mapping[str, nn.Parameter], ranks: int, caps: list[int] | None
 ) -> tuple[Reducer, Callable[[], Why] | None]:
-    """Return the reducer, and what says why, unless you chose it; ValueError for the plan of another model."""
+    """Return the reducer for these gradients, and what says why, unless you chose it.
+
+    Raises ValueError for the plan of another model, or of another number of ranks.
+    """
     if isinstance(asked, Reducer):
         return asked, None
     if isinstance(asked, Budget):
-        adaptive = Adaptive(asked, sizes=[p.numel() for p in parameters.values() if p not in sparse], caps=caps)
+        adaptive = Adaptive(asked, sizes=[p.numel() for p in dense.values()], caps=caps)
         return adaptive, adaptive.why
-    if strangers := sorted({row.name for row in asked.rows} - parameters.keys()):
-        raise ValueError(f"the plan has a tensor {strangers[0]!r}, which this model lacks: make a plan for this model")
+    there = {row.name: f"{row.numel} elements in {row.dense_bytes} bytes" for row in asked.rows}
+    here = {name: f"{p.numel()} elements in {p.nbytes} bytes" for name, p in dense.items()}
+    for name in sorted(there.keys() | here.keys()):
+        if (other := there.get(name, "no gradient")) != (mine := here.get(name, "no gradient")):
+            raise ValueError(f"the plan is for another model, where {name} has {other}; here it has {mine}: plan anew")
+    if asked.profile.world_size != ranks:
+        raise ValueError(
+            f"the plan is for {asked.profile.world_size} ranks; here are {ranks}: plan with them, or from a saved "
+            f"profile by decide(profile.on(world_size={ranks}))"
+        )
     return asked.reducer(), asked.why
 
 

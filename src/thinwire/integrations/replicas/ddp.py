@@ -1,7 +1,7 @@
 """Attaching to DistributedDataParallel: its hook, and its Join for uneven inputs."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, final
 
 import torch
@@ -11,7 +11,6 @@ from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, Count, checked
-from thinwire.collectives import Group
 from thinwire.integrations.attachments import assembly
 from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
@@ -26,6 +25,7 @@ from thinwire.integrations.replicas.asked import (
     kept_alike,
     managed,
     online_budget,
+    ranks_among,
     sparse_weights,
 )
 from thinwire.integrations.replicas.plain_steps import PlainSteps
@@ -38,12 +38,7 @@ from thinwire.planner.plan import Plan, Why
 from thinwire.reducer import Reducer
 
 
-def _ranks(given: Mapping[str, object]) -> list[Group]:
-    model = given.get("model")
-    return [model.process_group] if isinstance(model, DistributedDataParallel) else []
-
-
-@checked(on_error=raise_on_all(_ranks))
+@checked(on_error=raise_on_all(ranks_among))
 def attach(
     model: Annotated[DistributedDataParallel, BODY],
     how: Annotated[Reducer | Plan | Budget | Literal["auto"], BODY],
@@ -78,7 +73,7 @@ def attach(
     Raises:
         TypeError: For a model that is not in DDP, for complex parameters (DDP's hooks see half of their gradients), and
             for anything but a recipe, plan, budget or "auto".
-        ValueError: For a plan of another model.
+        ValueError: For a plan of another model, or of another number of ranks.
         FingerprintError: Where ranks disagree.
         MomentumError: Where momentum would be applied twice or not at all.
         RuntimeError: Where the model has a hook already, or an earlier attachment has residuals that this recipe cannot
@@ -89,7 +84,7 @@ def attach(
         >>> handle = tw.attach(model, tw.recipes.topk(density=0.01))
         >>> model(torch.ones(1, 64)).sum().backward()
     """
-    groups = _ranks({"model": model})
+    groups = ranks_among({"model": model})
     found = agreed(groups, lambda: _looked_at(model, how, optimizer, samples))
     ddp = f"find_unused_parameters={model.find_unused_parameters}, static_graph={model.static_graph}"
     attachment = assembly.assembled(
@@ -139,7 +134,8 @@ def _looked_at(model: DistributedDataParallel, how: object, optimizer: Optimizer
     if isinstance(asked, Budget):
         has_momentum = bool(optimizers) and movable(optimizers, {*parameters.values()} - sparse)
         asked = online_budget(asked, model.process_group, has_momentum=has_momentum)
-    reducer, why = chosen(asked, parameters, sparse, None if may_be_unused else bucket_caps(model))
+    dense = {name: p for name, p in parameters.items() if p not in sparse}
+    reducer, why = chosen(asked, dense, model.process_group.size(), None if may_be_unused else bucket_caps(model))
     if samples is not None and not all(memory.keeps_length for memory in reducer.memories()):
         raise ValueError(f"{words(reducer):.60} discards the size of gradients, so samples= cannot weight them")
     assembly.check_takeover(reducer, parameters)

@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Fraction, checked
 from thinwire.collectives import Group
-from thinwire.integrations.attachments.assembly import Optimizers, listed
+from thinwire.integrations.attachments.assembly import Optimizers, check_alike, listed
+from thinwire.integrations.membership.membership import agreed, raise_on_all
 from thinwire.integrations.momentum.first_moments import family, movable
-from thinwire.integrations.replicas.asked import bucket_caps, managed, sparse_weights
+from thinwire.integrations.replicas.asked import bucket_caps, managed, ranks_among, sparse_weights
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan
@@ -25,7 +26,7 @@ from thinwire.planner.profile import Bucket, Gradient, Profile, Timeline
 from thinwire.version import __version__
 
 
-@checked
+@checked(on_error=raise_on_all(ranks_among))
 def profile(
     model: DistributedDataParallel,
     step: Callable[[], Tensor],
@@ -48,6 +49,10 @@ def profile(
     Returns:
         The profile, the same on all ranks: `thinwire.planner.decide` plans from it, also for other links.
 
+    Raises:
+        FingerprintError: Where ranks disagree on the budget or the model.
+        RuntimeError: Where `step` or `update` fails on another rank; on that one, what they raise.
+
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))
         >>> budget = tw.Budget(names=("bf16",))
@@ -55,13 +60,14 @@ def profile(
         >>> tw.planner.decide(profile, budget).choice
         {}
     """
-    start = time.perf_counter()
-    parameters, group = managed(model), model.process_group
-    sparse = sparse_weights(model.module)
+    start, group, budget = time.perf_counter(), model.process_group, budget or Budget()
+    parameters, sparse = agreed([group], lambda: managed(model)), sparse_weights(model.module)
+    told = {f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in parameters.items()}
+    check_alike({"budget": f"{budget}", "update": "absent" if update is None else "given", **told}, group)
     with model.no_sync():
         backward = probe_backward(step, parameters, list(model.module.buffers()), group, update=update)
-    whole = {name: p for name, p in parameters.items() if p not in sparse}
-    found = profiled(backward, whole, group, budget or Budget(), bucket_caps(model))
+    dense = {name: when for name, when in backward.ready.items() if parameters[name] not in sparse}
+    found = profiled(backward._replace(ready=dense), parameters, group, budget, bucket_caps(model))
     took = longest(time.perf_counter() - start, group, next(iter(parameters.values())).device)
     return replace(found, made={**found.made, "measuring_seconds": round(took, 1)})
 
@@ -73,7 +79,7 @@ def profiled(
 
     Args:
         backward: As `probe_backward` returns it.
-        parameters: Those whose gradients replicas would exchange.
+        parameters: The model's. Those that `backward` knows are exchanged.
         group: All ranks.
         budget: Its candidates are measured.
         caps: The maximum bytes of DDP's buckets.
@@ -94,7 +100,7 @@ def profiled(
         world_size=group.size(),
         timeline=Timeline(
             buckets=tuple(Bucket(ready=backward.ready[g.name], gradients=(g,)) for g in gradients),
-            computed=max(backward.computed, *backward.ready.values()),
+            computed=max([backward.computed, *backward.ready.values()]),
             rest=backward.rest,
         ).cut(caps),
         links=links,
@@ -107,7 +113,7 @@ def profiled(
     )
 
 
-@checked
+@checked(on_error=raise_on_all(ranks_among))
 def plan(
     model: DistributedDataParallel,
     step: Callable[[], Tensor],
@@ -132,18 +138,26 @@ def plan(
     Returns:
         The plan: pass it to `thinwire.attach`, or read its `verdict` and `why()`.
 
+    Raises:
+        FingerprintError, RuntimeError: As `profile` does.
+
     Example:
         >>> model = DistributedDataParallel(nn.Linear(64, 64))
         >>> budget = tw.Budget(names=("bf16",))
         >>> plan = tw.plan(model, lambda: model(torch.ones(1, 64)).sum(), budget=budget)
         >>> handle = tw.attach(model, plan)
     """
-    optimizers = listed(optimizer)
+    budget = agreed([model.process_group], lambda: _asked(model, budget, listed(optimizer)))
+    return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
+
+
+def _asked(
+    model: DistributedDataParallel, budget: Budget | None, optimizers: Sequence[torch.optim.Optimizer]
+) -> Budget:
     if budget is None:
         sparse = sparse_weights(model.module)
         budget = budget_for(Budget(), optimizers, [p for p in managed(model).values() if p not in sparse])
-    budget = replace(budget, optimizer=budget.optimizer or family(optimizers))
-    return decide(profile(model, step, update=update, budget=budget), budget, tolerance=tolerance)
+    return replace(budget, optimizer=budget.optimizer or family(optimizers))
 
 
 def budget_for(

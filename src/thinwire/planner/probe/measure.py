@@ -3,7 +3,7 @@
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.collectives import Group, all_gather, all_reduce
+from thinwire.collectives import Group, all_gather, all_gather_plain, all_reduce
 from thinwire.waits import refuse_captured
 
 
@@ -68,6 +68,23 @@ def hosts(group: Group, device: torch.device) -> list[float]:
 def longest(seconds: float, group: Group, device: torch.device | None = None) -> float:
     """Return the largest value of all ranks. A collective, and so also a way to start together."""
     return float(gathered([seconds], group, device).max())
+
+
+@contextmanager
+def together(group: Group, device: torch.device) -> Iterator[None]:
+    """Within, ranks begin together. If it fails on some ranks, raises RuntimeError on the others; a collective."""
+    longest(0.0, group, device)
+    failed: list[Exception] = []
+    try:
+        yield
+    except Exception as error:  # the user's, so it may be of any kind
+        failed.append(error)
+    told = all_gather_plain([f"{type(error).__name__}: {error}" for error in failed], group)
+    if failed:
+        raise failed[0]
+    for rank, errors in enumerate(told):
+        if errors:
+            raise RuntimeError(f"a step to be measured has failed on rank {rank}: {errors[0]}")
 
 
 @final
@@ -145,15 +162,20 @@ def probe_backward(
 
 
 def _updating(
-    update: Callable[[], object], parameters: Iterable[nn.Parameter], group: Group, device: torch.device
+    update: Callable[[], object], parameters: Collection[nn.Parameter], group: Group, device: torch.device
 ) -> float:
     """Return the seconds of the fastest of a few updates, on the slowest rank."""
-    for p in parameters:
-        if p.grad is None or p.grad.is_sparse:
+    dense = [float(p.grad is not None and not p.grad.is_sparse) for p in parameters]
+    there = gathered(dense, group, device).any(dim=0).tolist()  # other ranks may have used other parameters
+    for p, somewhere in zip(parameters, there, strict=True):
+        if not somewhere:
             p.grad = None
-        else:
-            all_reduce(p.grad.div_(group.size()), group).wait()
-    return longest(min(timed(update, device) for _ in range(_UPDATES)), group, device)
+            continue
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        all_reduce(p.grad.div_(group.size()), group).wait()
+    with together(group, device):
+        took = min(timed(update, device) for _ in range(_UPDATES))
+    return longest(took, group, device)
 
 
 def _once(
@@ -161,7 +183,6 @@ def _once(
 ) -> tuple[dict[str, float], float]:
     """Return the seconds from the start of a step to each gradient, and to the end of backward."""
     device = next(iter(parameters.values())).device
-    longest(0.0, group, device)
     order, times = list[str](), list[Stamp]()
 
     def note(name: str, _: Tensor) -> None:
@@ -170,11 +191,12 @@ def _once(
 
     handles = [p.register_post_accumulate_grad_hook(partial(note, name)) for name, p in parameters.items()]
     try:
-        times.append(stamp(device))
-        for p in parameters.values():
-            p.grad = None
-        _loss(step()).backward()
-        times.append(stamp(device))
+        with together(group, device):
+            times.append(stamp(device))
+            for p in parameters.values():
+                p.grad = None
+            _loss(step()).backward()
+            times.append(stamp(device))
     finally:
         for handle in handles:
             handle.remove()
