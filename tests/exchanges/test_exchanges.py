@@ -286,7 +286,11 @@ def _wrong(exchange: Exchange, codec: Codec) -> str:
     group = dist.group.WORLD
     assert group is not None
     try:
-        exchange.start(codec.encode(vector(500)), group).wait()
+        started = exchange.start(codec.encode(vector(500)), group)
+    except TypeError as error:
+        return f"at once: {error}"
+    try:
+        started.wait()
     except TypeError as error:
         return str(error)
     return "no error"
@@ -295,8 +299,12 @@ def _wrong(exchange: Exchange, codec: Codec) -> str:
 @pytest.mark.parametrize(
     ("exchange", "codec", "message"),
     [
-        (GlobalTopKTree(), Cast(), "sparse and block-sparse payloads; got Dense"),
-        (OwnerSharded(), TopK(density=0.1, values=Sign()), "codes of a format cannot be added"),
+        (GlobalTopKTree(), Cast(), "at once: GlobalTopKTree merges sparse and block-sparse payloads; got Dense"),
+        (
+            OwnerSharded(),
+            TopK(density=0.1, values=Sign()),
+            "at once: OwnerSharded adds values, and codes",
+        ),
         (UnionAllReduce(packed=RandomK(density=0.5)), TopK(density=0.1), "cannot be summed over ranks"),
         (UnionAllReduce(packed=Cast(values=Sign())), TopK(density=0.1), "cannot be summed over ranks"),
     ],

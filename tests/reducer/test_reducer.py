@@ -1,9 +1,11 @@
 """Reducers on buckets: the mean everywhere, one collective each, and wrappers that hand on."""
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from thinwire import recipes, trace
 from thinwire.codecs import Codec, Identity, TopK
 from thinwire.exchanges import AllGather, AllReduce, Exchange
+from thinwire.kernels.parts import Cut
 from thinwire.memories import ErrorFeedback, FadingMomentum, Memory, MomentumCorrection, NoMemory
 from thinwire.payloads import Dense
 from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Segment, WarmUp, WithRows
@@ -254,3 +257,21 @@ def _reduce_blindly(memory: Memory) -> list[str]:
         told(lambda: reducer.prepare(at.group, [torch.ones(8)])),
         told(lambda: reducer.reduce(Bucket(flat=torch.ones(NUMEL), segments=SEGMENTS), at).wait()),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Longer(Codec):
+    """Says that it stands for more elements than it was given."""
+
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Any:
+        return Dense(values=torch.cat([signal.tensor(), torch.ones(1)])) if seed else None
+
+
+@pytest.mark.parametrize(("seed", "got"), [(0, "NoneType with numel=None"), (1, "Dense with numel=4")])
+def test_a_payload_of_another_length_is_refused_before_it_is_written(seed: int, got: str) -> None:
+    codec, signals = _Longer(), NoMemory().compensate_each(["w"], [torch.ones(3)], 1.0, [0])
+    expected = re.escape(f"_Longer() encoded 3 elements as {got}; expected numel=3")
+    with pytest.raises(TypeError, match=expected):
+        codec.encode(torch.ones(3), seed=seed)
+    with pytest.raises(TypeError, match=expected):
+        codec.encode_signals(signals, seeds=[seed], cut=Cut([0], [3]), numel=3)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, Self, cast, final
 
 from torch import Tensor
 from typing_extensions import override
@@ -62,7 +62,7 @@ class Codec(ABC):
         Returns:
             One payload of all, with a region for each.
         """
-        parts = [self.encode_signal(signal, seed=seed) for signal, seed in zip(signals, seeds, strict=True)]
+        parts = [self._whole(signal, seed) for signal, seed in zip(signals, seeds, strict=True)]
         return type(parts[0]).assemble(parts, cut.offsets, numel)
 
     @final
@@ -78,7 +78,15 @@ class Codec(ABC):
         """
         signal = Plain(x.detach().reshape(-1))
         signal.shape = tuple(x.shape)
-        return self.encode_signal(signal, seed=seed)
+        return self._whole(signal, seed)
+
+    def _whole(self, signal: Signal, seed: int) -> Payload:
+        """Return what encodes a vector. Raises TypeError if it stands for another one: it would be written past it."""
+        found: Any = self.encode_signal(signal, seed=seed)
+        if (numel := getattr(found, "numel", None)) != signal.numel:
+            got = f"{type(found).__name__} with numel={numel}"
+            raise TypeError(f"{self} encoded {signal.numel} elements as {got}; expected numel={signal.numel}")
+        return cast(Payload, found)
 
     @final
     def at(self, step: int) -> Self:

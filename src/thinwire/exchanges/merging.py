@@ -33,6 +33,7 @@ class Rounds(Exchange):
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
         seeds = seeds or [0] * len(payload.regions)
+        mergeable(payload, type(self).__name__)  # here: what a thread raises reaches users through torch's futures
 
         def run(own: Group) -> Exchanged:
             used_here(*payload.tensors())
@@ -57,7 +58,7 @@ class Rounds(Exchange):
         """
 
 
-def table(payload: Payload, exchange: str) -> Keyed:
+def mergeable(payload: Payload, exchange: str) -> Keyed:
     """Return the payload if its rows can be merged with other ranks'. Raises TypeError otherwise."""
     if not isinstance(payload, Keyed):
         raise TypeError(f"{exchange} merges sparse and block-sparse payloads; got {type(payload).__name__}")
@@ -65,8 +66,13 @@ def table(payload: Payload, exchange: str) -> Keyed:
         raise TypeError(
             f"{exchange} adds values, and codes of a format cannot be added; use AllGather, or a dtype as values="
         )
-    # In the order of received rows, so that all messages of equally many rows are equally long.
-    return payload.rekeyed(payload.keys, payload.rows) if isinstance(payload, Sparse) else payload
+    return payload
+
+
+def table(payload: Payload, exchange: str) -> Keyed:
+    """Return the payload in the order of received rows, so that messages of equally many rows are equally long."""
+    own = mergeable(payload, exchange)
+    return own.rekeyed(own.keys, own.rows) if isinstance(own, Sparse) else own
 
 
 def merged(tables: list[Keyed]) -> Keyed:
