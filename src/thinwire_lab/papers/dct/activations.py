@@ -70,7 +70,6 @@ def strays(*found: Any) -> Outcome:
     looks = [each["runs"]["Laplace 0.25"] for each in seeds]
     drifts = (each[-1]["fitted"][0] - each[0]["fitted"][0] for each in looks)
     parts = {"DLRM": agreed(abs(drift) >= 0.05 for drift in drifts), "the MNIST network": other.verdict}
-    word, note = by_setting(parts)
     fitted, one_sided = (
         " to ".join(_spread((each[at][which][0] for each in looks), ".1%") for at in (0, -1))
         for which in ("fitted", "one_sided")
@@ -78,7 +77,7 @@ def strays(*found: Any) -> Outcome:
     measured = (
         f"DLRM: {fitted}; MNIST: {other.measured}{other.note}; by the paper's one-sided formula DLRM: {one_sided}"
     )
-    return Outcome(more="more seeds", verdict=word, note=note, measured=measured, said={"other": other.how})
+    return Outcome(*by_setting(parts), more="more seeds", measured=measured, said={"other": other.how})
 
 
 @DCT.judge("T24", *ACTIVATIONS, GRADIENTS)

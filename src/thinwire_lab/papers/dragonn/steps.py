@@ -117,13 +117,11 @@ def language_model(lm: Grid) -> Outcome:
 
 @DRAGONN.judge("D26", benches.XL_STEPS)
 def more_on_faster_links(xl: Grid) -> Outcome:
-    word, note = by_setting(
-        {
-            f"P = {workers}": larger(fast.gain(_HASHED, _DGC), slow.gain(_HASHED, _DGC))
-            for workers, (slow, fast) in by_workers(xl).items()
-        }
-    )
-    return Outcome(verdict=word, note=note, measured=told(xl, lambda steps: f"{steps.faster(_HASHED, _DGC):.3f}"))
+    parts = {
+        f"P = {workers}": larger(fast.gain(_HASHED, _DGC), slow.gain(_HASHED, _DGC))
+        for workers, (slow, fast) in by_workers(xl).items()
+    }
+    return Outcome(*by_setting(parts), measured=told(xl, lambda steps: f"{steps.faster(_HASHED, _DGC):.3f}"))
 
 
 @DRAGONN.judge("D16", PLAN)

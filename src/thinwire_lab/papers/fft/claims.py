@@ -22,6 +22,7 @@ FOUR: dict[str, Codec] = {
     "terngrad": Cast(values=Ternary()),
 }
 RANGE = torch.logspace(-5, -2, 61)
+"""Of absolute errors: which share of elements is below each of these?"""
 
 
 @lru_cache(maxsize=2)
@@ -30,16 +31,6 @@ def four_restored(run: Run) -> dict[str, tuple[Tensor, Tensor]]:
     tensors = list(run.late.mean.values())
     whole = torch.cat([x.reshape(-1) for x in tensors])
     return {name: (whole, torch.cat([codec.encode(x).dense() for x in tensors])) for name, codec in FOUR.items()}
-
-
-def absolute_errors(run: Run) -> dict[str, Tensor]:
-    """Return |g - ĝ| of every element by method."""
-    return {name: (x - restored).abs() for name, (x, restored) in four_restored(run).items()}
-
-
-def distribution(errors: Tensor) -> Tensor:
-    """Return the share of errors below each number of RANGE."""
-    return torch.searchsorted(errors.sort().values, RANGE, right=True) / errors.numel()
 
 
 @FFT_PAPER.claim("F3")
@@ -157,7 +148,8 @@ def histogram(material: Material) -> Finding:
 def lowest_error(material: Material) -> Finding:
     ahead = []
     for run in material.recorded():
-        curves = {name: distribution(values) for name, values in absolute_errors(run).items()}
+        errors = {name: (x - restored).abs().sort().values for name, (x, restored) in four_restored(run).items()}
+        curves = {name: torch.searchsorted(each, RANGE, right=True) / each.numel() for name, each in errors.items()}
         others = torch.stack([curve for name, curve in curves.items() if name != "fft"]).amax(dim=0)
         ahead.append((run.model, float((curves["fft"] >= others).float().mean())))
     figure = ", ".join(f"{model}: ahead at {share:.0%} of the range" for model, share in ahead)

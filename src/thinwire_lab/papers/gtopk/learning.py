@@ -28,13 +28,12 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
         "ResNet-20": no_worse(points_lost(cnn["density warm-up"], cnn["dense"]), HALF_A_POINT),
         "VGG": rising([points_lost(fc["dense"], fc["density warm-up"])]),
     }
-    lost = ", ".join(
-        f"{name} {points_lost(ways['density warm-up'], ways['dense'])}"
-        for name, ways in (("ResNet-20", cnn), ("small VGG", fc))
-    )
-    whole = ", ".join(
-        f"{name} {points_lost(each['whole'], ways['dense'])}"
-        for name, ways, each in (("ResNet-20", cnn, cnn_whole), ("small VGG", fc, fc_whole))
+    lost, whole = (
+        f"ResNet-20 {points_lost(of_cnn, cnn['dense'])}, small VGG {points_lost(of_fc, fc['dense'])}"
+        for of_cnn, of_fc in (
+            (cnn["density warm-up"], fc["density warm-up"]),
+            (cnn_whole["whole"], fc_whole["whole"]),
+        )
     )
     return Outcome(*every(parts), measured=f"{lost}; chosen from the whole model, as the paper does, {whole}")
 

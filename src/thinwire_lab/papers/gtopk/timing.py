@@ -1,7 +1,7 @@
 """gTop-k's claims about links and collectives."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -32,16 +32,6 @@ def linear_in_size(found: Found) -> Outcome:
         parts[link] = verdict(r2 >= 0.99 and abs(slope / wanted - 1) <= 0.1)
         said.append(f"{link}: R² {r2:.4f}, {slope / wanted:.2f} of the rate's, {1e3 * latency:.2f} ms for the smallest")
     return Outcome(*by_setting(parts), measured="; ".join(said))
-
-
-@GTOPK.judge("G1", SWEEP)
-def ring_costs(found: Found) -> Outcome:
-    parts, said = dict[str, str](), []
-    for link in kept(found):
-        off = _off_ring(found, link)
-        parts[link] = _within(off)
-        said.append(f"{link}: {_spread(off)}")
-    return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, worlds(found)))})
 
 
 _FIT, _QUARTER = 0.15, 0.25
@@ -98,14 +88,15 @@ def _spread(off: Sequence[_Off]) -> str:
     return f"{min(middles):+.0%} to {max(middles):+.0%}, median {median(middles):+.0%}"
 
 
-@GTOPK.judge("G2", SWEEP)
-def gather_costs(found: Found) -> Outcome:
-    parts, said = {}, []
-    for link in kept(found):
-        off = _off_gather(found, link)
-        parts[link] = _within(off)
-        said.append(f"{link}: {_spread(off)}")
-    return Outcome(*by_setting(parts), measured="; ".join(said), said={"workers": ", ".join(map(str, worlds(found)))})
+def _against_formula(found: Found, off_on: Callable[[Found, str], Sequence[_Off]]) -> Outcome:
+    off = {link: off_on(found, link) for link in kept(found)}
+    measured = "; ".join(f"{link}: {_spread(each)}" for link, each in off.items())
+    parts, workers = {link: _within(each) for link, each in off.items()}, ", ".join(map(str, worlds(found)))
+    return Outcome(*by_setting(parts), measured=measured, said={"workers": workers})
+
+
+GTOPK.judge("G1", SWEEP)(lambda found: _against_formula(found, _off_ring))
+GTOPK.judge("G2", SWEEP)(lambda found: _against_formula(found, _off_gather))
 
 
 @GTOPK.judge("G3", EXCHANGES)

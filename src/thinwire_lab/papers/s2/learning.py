@@ -36,14 +36,8 @@ def rate_is_kept(text: Ways, slowly: Ways, longer: Ways) -> Outcome:
         }
         parts[name] = every({f"{ratio:g}": word for ratio, (word, _) in found.items()})[0]
         said.append(f"at {name} {', '.join(words for _, words in found.values())}")
-    word, note = by_setting(parts)
-    return Outcome(
-        more="a longer run",
-        verdict=word,
-        note=note,
-        measured=f"{'; '.join(reversed(said))}",
-        said={"half": _half(text["union"])},
-    )
+    measured = "; ".join(reversed(said))
+    return Outcome(*by_setting(parts), more="a longer run", measured=measured, said={"half": _half(text["union"])})
 
 
 @S2.judge("S16", TEXT, SLOWLY, TEXT_1G, GRADIENTS)

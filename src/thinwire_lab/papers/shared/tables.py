@@ -61,16 +61,15 @@ _WORDS = {
 _COUNTED = (ledger.HOLDS, ledger.FAILS, ledger.DEPENDS, ledger.UNDECIDED)
 """What the table of ledger.counts has a column for; the sentence above it has all."""
 TITLES = {
-    "dragonn": "[DRAGONN](dragonn/README.md)",
-    "fft": "[FFT sparsification and the offset float](fft/README.md)",
-    "s2": "[S2 Reducer](s2/README.md)",
-    "dct": "[Dynamic Communication Thresholding](dct/README.md)",
-    "gtopk": "[gTop-k](gtopk/README.md)",
+    "dragonn": "[DRAGONN](dragonn/README.md) (2022)",
+    "fft": "[FFT sparsification and the offset float](fft/README.md) (2020)",
+    "s2": "[S2 Reducer](s2/README.md) (2021)",
+    "dct": "[Dynamic Communication Thresholding](dct/README.md) (2021)",
+    "gtopk": "[gTop-k](gtopk/README.md) (2019)",
 }
 _BAR = r"\|"
 _RANGE = re.compile(r"\(([\d.,e+]+)%? to ([\d.,e+]+%?)\)")
 """From where to where seeds go, where no sign is in between."""
-YEARS = {"dragonn": 2022, "fft": 2020, "s2": 2021, "dct": 2021, "gtopk": 2019}
 
 
 def renew(rows: Mapping[str, ledger.Row], folder: Path = ledger.FOLDER) -> None:
@@ -130,11 +129,11 @@ def _line(row: ledger.Row) -> str:
 def _numbers(rows: Mapping[str, ledger.Row]) -> tuple[str, str]:
     """Return the head and the lines of the table of ledger.counts."""
     head = "| paper | claims | hold | do not hold | depend on the setting | undecided |\n"
-    lines = []
-    for name in ledger.NAMES:
-        mine = [row for row in rows.values() if row.paper == name]
-        numbers = [len(mine), *(ledger.counts(mine)[verdict] for verdict in _COUNTED)]
-        lines.append(f"| {TITLES[name]} ({YEARS[name]}) | " + " | ".join(map(str, numbers)) + " |\n")
-    total = [len(rows), *(ledger.counts(rows.values())[verdict] for verdict in _COUNTED)]
-    lines.append("| **all** | " + " | ".join(f"**{number}**" for number in total) + " |\n")
-    return head + "| --- |" + " ---: |" * len(numbers) + "\n", "".join(lines)
+    lines = [_cells(TITLES[name], [row for row in rows.values() if row.paper == name], "") for name in ledger.NAMES]
+    lines.append(_cells("**all**", list(rows.values()), "**"))
+    return head + "| --- |" + " ---: |" * (1 + len(_COUNTED)) + "\n", "".join(lines)
+
+
+def _cells(title: str, rows: Sequence[ledger.Row], strong: str) -> str:
+    numbers = [len(rows), *(ledger.counts(rows)[verdict] for verdict in _COUNTED)]
+    return f"| {title} | " + " | ".join(f"{strong}{number}{strong}" for number in numbers) + " |\n"
