@@ -6,12 +6,12 @@
     python -m thinwire_lab.studies.server_clicks runs.jsonl --only-table
 
 One server and some trainers, by default one, each with so many Hogwild threads, in one process; the updates of all
-trainers are counted together. A density of 1 is uncompressed; others keep a
-threshold for 1,000 updates. With sparse embeddings, their rows are sent as they are, and the networks' eight layers are
-compressed, as in the paper. Each run is a line in a file, and one that the file has is not repeated. `looks` are taken
-at a few points: updates, held-out loss (nats), the norm of the trainers' residuals, seconds of training, and bytes
-sent up. `joining_bytes`, `down_bytes`: what came to all trainers when they joined, and afterwards. `drain`: updates
-between two drains on average; 0 never drains.
+trainers are counted together. A density of 1 is uncompressed; others keep a threshold for 1,000 updates. With sparse
+embeddings, their rows are sent as they are, and the networks' eight layers are compressed, as in the paper. Each run is
+a line in a file, and what the file has of this version is not run again. `looks` are taken at a few points: updates,
+held-out loss (nats), the norm of the trainers' residuals, seconds of training, and bytes sent up. `joining_bytes`,
+`down_bytes`: what came to all trainers when they joined, and afterwards. `drain`: updates between two drains on
+average; 0 never drains.
 """
 
 import threading
@@ -33,6 +33,7 @@ from torch import nn
 
 import thinwire
 from thinwire.reducer import Reducer
+from thinwire.version import __version__
 from thinwire_lab import machine
 from thinwire_lab.inputs import append_line, read_lines
 from thinwire_lab.problems import dlrm
@@ -163,10 +164,11 @@ def table(runs: list[dict[str, Any]]) -> str:
         "| embeddings | density | threads | drain | held-out loss | staleness | residual, midway, last | up | down |",
         "| --- | ---: | ---: | ---: | --- | ---: | --- | ---: | ---: |",
     ]
-    groups = defaultdict(list)
-    for each in runs:
-        groups[each["embeddings"], -each["density"], each["threads"], each["drain"]].append(each)
-    for (embeddings, density, threads, drain), found in sorted(groups.items()):
+    groups = defaultdict[Any, dict[int, dict[str, Any]]](dict)
+    for each in runs:  # the newest of each seed
+        groups[each["embeddings"], -each["density"], each["threads"], each["drain"]][each["seed"]] = each
+    for (embeddings, density, threads, drain), by_seed in sorted(groups.items()):
+        found = list(by_seed.values())
         losses = [each["looks"][-1][1] for each in found]
         spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
         middle, end = (mean(each["looks"][i][2] for each in found) for i in (PARTS // 2 - 1, -1))
@@ -200,8 +202,8 @@ def main(
     wanted = product(*(each.split(",") for each in (seeds, densities, threads, drains))) if not only_table else ()
     for seed, density, count, drain in wanted:
         row: dict[str, Any] = {"density": float(density), "threads": int(count), "drain": int(drain), "seed": int(seed)}
-        same_sources = {"code": machine.code()} if anew else {}
-        if not any((asdict(setting) | row | same_sources).items() <= old.items() for old in kept(path)):
+        same = {"thinwire": __version__} | ({"code": machine.code()} if anew else {})
+        if not any((asdict(setting) | row | same).items() <= old.items() for old in kept(path)):
             append_line(path, asdict(setting) | row | run(setting, **row) | machine.made())
     print(table([each for each in kept(path) if asdict(setting).items() <= each.items()]))
 
