@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from thinwire_lab.bench.results import Row
 from thinwire_lab.machine import code
 from thinwire_lab.papers import __main__ as program
+from thinwire_lab.papers.dct.served import Served
 from thinwire_lab.papers.dragonn import learning, steps
 from thinwire_lab.papers.gtopk import timing
 from thinwire_lab.papers.registry import PAPERS
@@ -100,7 +101,7 @@ def _line(way: Way, seed: int, loss: float) -> str:
 def test_trials_are_found_by_their_settings_and_what_is_missing_is_named(tmp_path: Path) -> None:
     shelf = Shelf(folder=tmp_path)
     assert len(TRIALS.missing(shelf)) == 2
-    with pytest.raises(Absent, match="dense, topk on mlp have 0 of 2"):
+    with pytest.raises(Absent, match="dense, topk on mlp has 0 of 2"):
         TRIALS.read(shelf)
     lines = [_line(way, seed, 1.0 + seed) for way in WAYS.values() for seed in (0, 1)]
     (tmp_path / FILE).write_text("\n".join(lines[:3]))
@@ -136,6 +137,24 @@ def test_ways_of_a_seed_are_compared_by_one_version_alone(tmp_path: Path) -> Non
     assert {name: [trial.loss for trial in series] for name, series in found.items()} == {
         "dense": [1.0, 2.0], "topk": [1.0, 2.0],
     }  # fmt: skip
+
+
+def test_a_server_is_compared_by_one_version_alone(tmp_path: Path) -> None:
+    served = Served(densities=(1.0, 0.1), threads=1, updates=8, seeds=(0, 1))
+    setting = {"embeddings": "sparse", "optimizer": "adagrad", "rate": 0.01, "updates": 8, "threads": 1, "drain": 0}
+
+    def line(density: float, seed: int, loss: float, version: str) -> str:
+        run = {"density": density, "seed": seed, "thinwire": version, "looks": [[8, loss, 1.0, 0.1, 5]]}
+        return json.dumps(setting | run)
+
+    lines = [line(density, seed, 1.0, "0.0.1") for density in (1.0, 0.1) for seed in (0, 1)]
+    lines += [line(density, seed, 2.0, TODAY) for density, seed in ((1.0, 0), (1.0, 1), (0.1, 0))]
+    (tmp_path / "server.jsonl").write_text("\n".join(lines))
+    found = served.read(Shelf(folder=tmp_path))
+    assert {density: [run.loss for run in runs] for density, runs in found.items()} == {
+        1.0: [2.0, 1.0], 0.1: [2.0, 1.0],
+    }  # fmt: skip
+    assert len(served.missing(Shelf(folder=tmp_path))) == 1
 
 
 def test_a_document_by_another_version_is_missing_and_read_until_it_is_made_anew(tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from thinwire_lab.papers.dct.crossing import MARGIN
 from thinwire_lab.papers.shared.claims import DCT
 from thinwire_lab.papers.shared.judging import every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import SERVE, Evidence, Shelf
-from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, interval
+from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, Lines, by_one_version, interval
 
 FILE = "server.jsonl"
 _SETTING = {"embeddings": "sparse", "optimizer": "adagrad", "rate": 0.01, "trainers": 1, "fetch_rows": False}
@@ -49,11 +48,7 @@ class Served(Evidence):
         return () if all(len(runs) == len(self.seeds) for runs in self._found(lines).values()) else self.commands
 
     def read(self, shelf: Shelf) -> Runs:
-        found = self._found(shelf.lines(FILE))
-        for name, runs in found.items():
-            if len(runs) < len(self.seeds):
-                raise Absent(f"{FILE} has {len(runs)} of {len(self.seeds)} seeds of {name:g}")
-        return found
+        return by_one_version(shelf.lines(FILE), self.seeds, self._found, FILE)
 
     def spread(self, found: Runs) -> str:
         return OVER_SEEDS.format(len(self.seeds))
@@ -61,21 +56,18 @@ class Served(Evidence):
     def shrunk(self) -> Self:
         return replace(self, updates=16, seeds=(0, 1))
 
-    def _found(self, lines: Sequence[Mapping[str, Any]]) -> dict[float, list[Run]]:
+    def _found(self, lines: Lines) -> dict[float, dict[int, Run]]:
         if len(self.drains) > 1:
             return {drain: self._of(lines, self.densities[0], drain) for drain in self.drains}
         return {density: self._of(lines, density, self.drains[0]) for density in self.densities}
 
-    def _of(self, lines: Sequence[Mapping[str, Any]], density: float, drain: int) -> list[Run]:
+    def _of(self, lines: Lines, density: float, drain: int) -> dict[int, Run]:
         wanted = _SETTING | {
             "density": density, "drain": drain, "threads": self.threads, "updates": self.updates
         }  # fmt: skip
         fitting = [line for line in lines if (_PLAIN | dict(line)).items() >= wanted.items()]
-        by_seed = {line["seed"]: line for line in fitting}
-        return [
-            Run(looks[-1][1], [norm for _, _, norm, *_ in looks])
-            for looks in (by_seed[seed]["looks"] for seed in self.seeds if seed in by_seed)
-        ]
+        by_seed = {line["seed"]: line["looks"] for line in fitting if line["seed"] in self.seeds}
+        return {seed: Run(looks[-1][1], [norm for _, _, norm, *_ in looks]) for seed, looks in by_seed.items()}
 
 
 def _over(runs: Sequence[Run], base: Sequence[Run]) -> Interval:

@@ -3,10 +3,10 @@
 import math
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
@@ -18,6 +18,9 @@ RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 
 
 OVER_SEEDS = "{} seeds"
 _WITHOUT_DATA = ("transformer", "xml")
+Lines = Sequence[Mapping[str, Any]]
+K = TypeVar("K")
+R = TypeVar("R")
 _T = (
     *(math.inf, math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447),
     *(2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145),
@@ -99,18 +102,10 @@ class Trials(Evidence):
         lines = [line for line in shelf.lines(FILE) if shelf.is_current(line)]
         return tuple(self._command(way) for way in self.ways.values() if len(self._of(way, lines)) < len(self.seeds))
 
-    def read(self, shelf: Shelf) -> dict[str, Series]:
+    def read(self, shelf: Shelf) -> dict[str, list[Trial]]:
         """Return a trial for each way and seed, those of a seed by one version. Raises Absent if one is missing."""
-        rounds, versions = dict[int, dict[str, Trial]](), defaultdict[str, list[Mapping[str, Any]]](list)
-        for line in shelf.lines(FILE):
-            versions[line.get("thinwire", FIRST)].append(line)
-        for lines in versions.values():  # of the newest that has all ways
-            found = {name: self._of(way, lines) for name, way in self.ways.items()}
-            for seed in set[int].intersection(*map(set, found.values())):
-                rounds[seed] = {name: trials[seed] for name, trials in found.items()}
-        if len(rounds) < len(self.seeds):
-            raise Absent(f"{', '.join(self.ways)} on {self.model} have {len(rounds)} of {len(self.seeds)} seeds")
-        return {name: [rounds[seed][name] for seed in self.seeds] for name in self.ways}
+        ways = ", ".join(self.ways)
+        return by_one_version(shelf.lines(FILE), self.seeds, self._found, f"{ways} on {self.model}")
 
     def spread(self, found: Mapping[str, Series]) -> str:
         return OVER_SEEDS.format(len(self.seeds))
@@ -126,7 +121,10 @@ class Trials(Evidence):
     def shrunk(self) -> Self:
         return replace(self, steps=4, seeds=(0, 1))
 
-    def _of(self, way: Way, lines: Sequence[Mapping[str, Any]]) -> dict[int, Trial]:
+    def _found(self, lines: Lines) -> dict[str, dict[int, Trial]]:
+        return {name: self._of(way, lines) for name, way in self.ways.items()}
+
+    def _of(self, way: Way, lines: Lines) -> dict[int, Trial]:
         """Return the newest trial of each seed."""
         wanted = self._settings(way)
         fitting = [line for line in lines if all(line.get(name, 1.0) == value for name, value in wanted.items())]
@@ -161,6 +159,25 @@ class Trials(Evidence):
         sized = {"scale": self.scale} if self.scale != 1 else {}
         options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized | falls).items())
         return f"python -m {TRAIN} run papers/runs/{FILE} {options}"
+
+
+def by_one_version(
+    lines: Lines, seeds: Sequence[int], found: Callable[[Lines], Mapping[K, Mapping[int, R]]], what: str
+) -> dict[K, list[R]]:
+    """Return each way's runs: all those of a seed by the newest version that has them. Raises Absent if one is missing.
+
+    found: takes lines, and returns runs by way and seed.
+    """
+    versions, rounds = defaultdict[str, list[Mapping[str, Any]]](list), dict[int, dict[K, R]]()
+    for line in lines:
+        versions[line.get("thinwire", FIRST)].append(line)
+    for each in versions.values():
+        ways = found(each)
+        for seed in set(seeds).intersection(*ways.values()):
+            rounds[seed] = {name: runs[seed] for name, runs in ways.items()}
+    if len(rounds) < len(seeds):
+        raise Absent(f"{what} has {len(rounds)} of {len(seeds)} seeds")
+    return {name: [rounds[seed][name] for seed in seeds] for name in rounds[seeds[0]]}
 
 
 def trained(paper: str) -> dict[str, Trials]:
