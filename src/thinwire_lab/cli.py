@@ -212,7 +212,7 @@ def simulate(
         None, help="Also predict outer steps: numbers of steps, such as 30,100, that workers train on their own."
     ),
     tokens: float | None = Option(None, help="Predict the days it takes to train on this many tokens."),
-    batch: int = Option(1, help="Tokens that a worker takes in a step, for --tokens."),
+    batch: int | None = Option(None, help="Tokens that a worker takes in a step, for --tokens.", show_default="1"),
     faults: str | None = Option(
         None,
         help="Also predict goodput: how long each worker runs until it fails, and until it is back, as in 24h/5min.",

@@ -92,7 +92,7 @@ def test_a_profile_survives_a_file(tmp_path: Path) -> None:
     "text", ["{", "[]", "{}", '{"schema": "thinwire.profile/2"}', '{"schema": "thinwire.profile/9"}', "3", "null"]
 )
 def test_what_is_no_profile_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"profile|JSON|Expecting"):
+    with pytest.raises(ValueError, match=r"its schema is|lacks 'timeline'|Expecting|KeyError"):
         Profile.from_json(text)
 
 
@@ -101,6 +101,15 @@ def test_a_profile_with_a_field_spoilt_is_refused() -> None:
     for key, value in (("links", {}), ("timeline", {"buckets": 3}), ("world_size", 0), ("costs", {"topk:0.01": {}})):
         with pytest.raises(ValueError, match=r"profile|expected"):
             Profile.from_json(json.dumps(raw | {key: value}))
+    with pytest.raises(ValueError, match="no candidate is called 'later'; expected one of dense"):
+        Profile.from_json(json.dumps(raw | {"costs": {"later": raw["costs"]["topk:0.01"]}}))
+
+
+def test_without_a_budget_a_plan_takes_what_was_measured() -> None:
+    costs = {"terngrad": cost(nbytes=linear(0.25)), "fading:0.0234375": cost(nbytes=linear(0.01))}
+    found = profile({0.1: [("w", 1_000_000)]}, link=Link(latency=0.0, bandwidth=1e7), costs=costs)
+    assert decide(found).choice == {"w": "terngrad"}
+    assert decide(found, Budget()).choice == {}
 
 
 @pytest.mark.parametrize(

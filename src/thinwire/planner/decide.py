@@ -108,7 +108,7 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
 
     Args:
         profile: What was measured.
-        budget: What may be chosen.
+        budget: What may be chosen; by default what was measured and leaves the optimizer's momentum alone.
         tolerance: Within this share of the fastest step, the plan less harmful to the loss wins. So a plan does not
             compress a tensor for less than that, nor sparsify where narrowing is enough.
 
@@ -117,7 +117,8 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
     """
     if math.isinf(step_seconds(profile)):
         raise ValueError(f"the links of this profile have no bandwidth: {profile.links}; expected more than 0")
-    asked, budget = budget, budget or Budget()
+    asked, usable = budget, [name for name in profile.costs if not candidate(name).momentum]
+    budget = budget or Budget(names=usable)
     names = [each.name for each in budget.candidates()]
     # a reason names only what might have been chosen
     among = replace(profile, costs={name: cost for name, cost in profile.costs.items() if name in names})

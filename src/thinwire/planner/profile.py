@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self, final
 
 from thinwire.checked import Amount, Count, Like, Number, Seconds, Size, checked
 from thinwire.exchanges import Link, Network, Transport
+from thinwire.planner.candidates import candidate
 
 SCHEMA = "thinwire.profile/2"
 TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
@@ -248,7 +249,7 @@ class Profile:
 
 
 def _read(raw: Any) -> dict[str, Any]:
-    schema = raw.pop("schema", None)
+    schema = raw.pop("schema", None) if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"this is not a thinwire profile: its schema is {schema!r}; expected {SCHEMA!r}")
     whole = raw["timeline"]
@@ -260,6 +261,8 @@ def _read(raw: Any) -> dict[str, Any]:
     for name in ("links", "busy"):
         raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
     raw["tiers"] = tuple(raw.get("tiers", ()))
+    for name in raw["costs"]:
+        candidate(name)  # raises for one of another version
     for costs in (raw["costs"], raw.setdefault("gathers", {})):
         for name, cost in costs.items():
             curves = {part: tuple((float(x), float(y)) for x, y in curve["points"]) for part, curve in cost.items()}

@@ -165,12 +165,14 @@ def read(
     recipes: str | None,
     outer: str | None = None,
     tokens: float | None = None,
-    batch: int = 1,
+    batch: int | None = None,
     faults: str | None = None,
 ) -> Options:
     """Read options from text. Raises BadInput."""
-    if (tokens is not None and not 0 < tokens < math.inf) or batch < 1:
+    if (tokens is not None and not 0 < tokens < math.inf) or (batch is not None and batch < 1):
         raise BadInput(f"--tokens is {tokens} and --batch {batch}; expected numbers above 0")
+    if tokens is None and batch is not None:
+        raise BadInput("--batch says how many of the --tokens a worker takes in a step: give --tokens as well")
     known, model = _profile(profile)
     network, where = _network(link, topology, known)
     usual = ("dense", *known.costs) if profile is not None else _USUAL
@@ -183,7 +185,7 @@ def read(
         where=where,
         outer=() if outer is None else counts(outer, "--outer"),
         tokens=tokens,
-        batch=batch,
+        batch=batch or 1,
         faults=None if faults is None else _faults(faults),
     )
 

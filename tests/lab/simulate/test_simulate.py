@@ -137,6 +137,7 @@ def _played(workers: int, between: float = 86400.0, gone: float = 300.0, faults:
         (["--outer", "0"], "numbers of 1 or more"),
         (["--tokens", "-1"], "--tokens is -1.0"),
         (["--batch", "0"], "--batch 0"),
+        (["--batch", "64"], "give --tokens as well"),
         (["--faults", "often"], "such as 24h/5min"),
         (["--faults", "0h/5min"], "--faults '0h/5min'"),
         (["--json", "/nonexistent/out.json"], "cannot write /nonexistent/out.json"),
