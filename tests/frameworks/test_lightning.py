@@ -219,6 +219,26 @@ def test_a_callback_serves_several_fits(workers: Ranks) -> None:
     assert workers.run(2, _again) == [(3, False)] * 2
 
 
+def _after_a_failure(folder: Path) -> tuple[str, int]:
+    import lightning
+
+    class Failing(lightning.Callback):  # type: ignore[misc]  # mypy does not read Lightning
+        def on_fit_start(self, *_: object) -> None:
+            raise KeyError("mine")
+
+    with launched():
+        _fit(_callback(), 1, folder)
+        callback = _callback()
+        said = told(lambda: _fit(None, 2, ckpt_path=folder / "end.ckpt", callbacks=[callback, Failing()]))
+        _fit(callback, 1)
+        return said, callback.handle.step
+
+
+@pytest.mark.slow
+def test_a_fit_that_failed_leaves_nothing_to_the_next(workers: Ranks, tmp_path: Path) -> None:
+    assert workers.run(2, _after_a_failure, tmp_path) == [("KeyError: 'mine'", 3)] * 2
+
+
 @pytest.mark.slow
 def test_the_example_trains_and_resumes(workers: Ranks, tmp_path: Path) -> None:
     checked_example(workers, "gpt2_lightning.py", tmp_path)

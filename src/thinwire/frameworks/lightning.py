@@ -45,7 +45,8 @@ class ThinwireCallback(Callback):  # type: ignore[misc]  # mypy is told not to r
         return self._handle
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reject strategies other than DDP before anything is set up."""
+        """Reject strategies other than DDP before anything is set up, and forget what an earlier `fit` has read."""
+        self._saved = None
         if stage == "fit" and not isinstance(trainer.strategy, DDPStrategy):
             got = f"{type(trainer.strategy).__module__}.{type(trainer.strategy).__name__}"
             fix = f'the strategy is {got}; pass lightning.Trainer(strategy="ddp")'

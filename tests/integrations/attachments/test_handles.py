@@ -643,18 +643,21 @@ def test_what_waits_after_removal_can_be_loaded(ranks: Ranks) -> None:
 # --- why ---
 
 
-def _why() -> tuple[str, Why]:
+def _why() -> tuple[str, Why, str]:
     training = Training("several buckets", None)
     attachment = tw.attach(training.model, "auto")
     early = told(attachment.why)
     training.run(range(60))
-    return early, attachment.why()
+    decided = attachment.why()
+    attachment.remove()
+    return early, decided, str(attachment.why())
 
 
 def test_why_says_what_auto_chose_for_each_tensor(ranks: Ranks) -> None:
     found = ranks.run(2, _why)
     names = [name for name, _ in mlp(torch.float32).named_parameters()]
-    for early, why in found:
+    for early, why, late in found:
+        assert late == "uncompressed since remove()"
         assert early.startswith("RuntimeError: nothing is decided yet")
         assert why.decision.startswith("first plan: ")
         assert sorted(why.rows) == sorted(names)

@@ -1,5 +1,6 @@
 """A handle in torch.distributed.checkpoint: saved by so many ranks, loaded by as many or by others."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -288,10 +289,8 @@ def _other_recipe(path: str) -> str:
 
 def test_a_model_is_not_loaded_where_the_recipe_has_other_memories(ranks: Ranks, tmp_path: Path) -> None:
     for said in ranks.run(2, _other_recipe, str(tmp_path)):
-        assert said == (
-            "StateError: nothing was loaded: attachment state was saved from a recipe with a different kind of memory: "
-            "attach that recipe"
-        )
+        assert said.startswith("StateError: nothing was loaded: attachment state was saved from a recipe with a differ")
+        assert re.search(r"it keeps \[.*'velocity'.*\].*attached \[\[\], \['residual'\]\]: attach that", said)
 
 
 def _mixed(path: str, change: dict[str, Any]) -> str:

@@ -455,7 +455,8 @@ def _planned_beforehand(given: bool) -> tuple[str, bool]:
     tensors = [(name, p.numel()) for name, p in training.parameters().items()]
     budget = Budget.under("adamw")
     costs = {ORTHOGONAL: cost(nbytes=linear(0.08))}
-    plan = decide(profile({0.01: tensors}, link=Link(latency=0.0, bandwidth=1e3), costs=costs), budget)
+    slow = Link(latency=0.0, bandwidth=1e3)
+    plan = decide(profile({0.01: tensors}, link=slow, costs=costs, world_size=2), budget)
     adamw = _adamw(training.model)
     attachment = tw.attach(training.model, plan, optimizer=adamw if given else None)
     for step in range(3):
@@ -467,7 +468,7 @@ def _planned_beforehand(given: bool) -> tuple[str, bool]:
 
 def test_a_plan_made_beforehand_may_take_it(ranks: Ranks) -> None:
     assert ranks.run(2, _planned_beforehand, True) == [(ORTHOGONAL, True)] * 2
-    assert "so its momentum is unknown" in ranks.run(1, told, _planned_beforehand, False)[0]
+    assert "so its momentum is unknown" in ranks.run(2, told, _planned_beforehand, False)[0]
 
 
 def test_candidates_of_a_kind_share_a_memory() -> None:

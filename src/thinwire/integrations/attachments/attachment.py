@@ -25,7 +25,7 @@ from thinwire.integrations.training.optimizers import Whole, observe, scaled_her
 from thinwire.integrations.training.outcomes import Reduced, look, read
 from thinwire.kernels.streams import follow, stream_of
 from thinwire.planner import Why
-from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, Segments
+from thinwire.reducer import Bucket, Mean, Reducer, Released, Round, Segment, Segments
 from thinwire.trace import Stats
 from thinwire.waits import Verdict, captured, on_host, refuse_captured
 
@@ -425,6 +425,8 @@ class Attachment(Attached):
         """
         if self._why is None:
             raise RuntimeError('you chose the recipe yourself; why() explains the choice of a plan or of "auto"')
+        if isinstance(self.recipe, Released):
+            return Why("uncompressed since remove()", {})
         return self._why()
 
     def end(self) -> None:

@@ -152,7 +152,10 @@ def _check_memories(state: Mapping[str, Any], recipe: Reducer, parameters: Mappi
     memories, saved = recipe.memories(), state["memories"]
     known = kinds(memories)[: len(saved) or None if recipe.changes else None]  # version 0.1 had fewer in "auto"
     if (len(state["momentum"]), state["fields"], len(saved)) != (len(corrections(memories)), known, len(known)):
-        raise ValueError("attachment state was saved from a recipe with a different kind of memory: attach that recipe")
+        raise ValueError(
+            "attachment state was saved from a recipe with a different kind of memory: it keeps "
+            f"{state['fields']!r:.200}, and what is attached {known}: attach that recipe"
+        )
     for memory, by_name in zip(memories, saved, strict=False):
         for name, values in by_name.items():
             _check_fields(name, values, memory, recipe, parameters)
