@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from thinwire import kernels, waits
 from thinwire.kernels import Chunking, Draw, Found, Picks, Sum, replay
-from thinwire.kernels.parts import Cut, Ints, Parts, Regions, cut_of, wide, wide_each
+from thinwire.kernels.parts import Cut, Ints, Parts, Regions, cut_of, whole, wide, wide_each
 from thinwire.kernels.ranges import is_single_threaded
 
 _T = TypeVar("_T")
@@ -105,6 +105,8 @@ class Signals(Sequence[Signal]):
     dtype: torch.dtype
     device: torch.device
     _factors: tuple[Any, ...] = ()
+    _there: bool = False
+    """Whether they need not be computed."""
 
     def __init__(self, made: Sequence[Signal] = (), *columns: Sequence[Any]) -> None:
         self._made, self._columns = dict(enumerate(made)), columns
@@ -141,7 +143,7 @@ class Signals(Sequence[Signal]):
     def again(self) -> Self:
         """Return these signals once more, as they were made."""
         other = copy(self)
-        other._made, other._done = {}, [isinstance(self, Plains)] * len(self._done)
+        other._made, other._done = {}, [self._there] * len(self._done)
         return other
 
     def settle(self, other: "Signals") -> None:
@@ -157,6 +159,10 @@ class Signals(Sequence[Signal]):
         """Return the vectors, computing them first if need be."""
         found = self._found(self._tensors, None, range(len(self._done)))
         return found[0] if len(found) == 1 else [x for some in found for x in some]
+
+    def multiples(self) -> tuple[Sequence[Tensor], float]:
+        """Return vectors, and what the caller multiplies each by: then they count as computed."""
+        return self.tensors(), 1.0
 
     def pick(self, draws: Sequence[Draw]) -> Found:
         """Pick from each, with a threshold from a sample, and compute it.
@@ -237,22 +243,32 @@ class Signals(Sequence[Signal]):
 
 @final
 class Plains(Signals):
-    """Flat tensors, as they are."""
+    """Flat tensors, as they are; or times a factor, in place."""
 
-    def __init__(self, xs: Sequence[Tensor]) -> None:
+    def __init__(self, xs: Sequence[Tensor], factor: float = 1.0) -> None:
         super().__init__((), xs)
-        self._done = [True] * len(xs)
+        self._factors, self._there = (factor,), factor == 1
+        self._done = [self._there] * len(xs)
         self.dtype, self.device = xs[0].dtype, xs[0].device
 
     @override
     def tensors(self) -> Sequence[Tensor]:
-        return self._columns[0]
+        xs, factor = self.multiples()
+        if factor != 1:
+            torch._foreach_mul_(whole(xs), factor)
+        return xs
+
+    @override
+    def multiples(self) -> tuple[Sequence[Tensor], float]:
+        factor = 1.0 if all(self._done) else self._factors[0]
+        self._done = [True] * len(self._done)
+        return self._columns[0], factor
 
     def _make(self, i: int) -> Signal:
-        return Plain(self._columns[0][i])
+        return Plain(self.tensors()[i])
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
-        return self._part(self._columns[0], some)
+        return self._part(self.tensors(), some)
 
 
 @final

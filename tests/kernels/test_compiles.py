@@ -204,7 +204,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         (
             "codes",
             "_encode_scaled",
-            {**given, "codes": BYTE, "x": FLOAT, "scales": FLOAT, **_SCALED, **_TILES},
+            {"codes": BYTE, "x": FLOAT, "scales": FLOAT, **given, **_SCALED, **_TILES},
             {
                 "ZERO": 1.0,
                 "CLIP": clip,
@@ -220,6 +220,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             ({}, 2, 0.0, "uniform", (7, False), 8, 512),
             ({**_DECODED, "widths": "*fp64"}, 0, 2.5, "ternary", (), 1, 4096),
             ({**_DECODED, **dict.fromkeys(("norms", "spreads", "widths"), "*fp64")}, 0, 2.5, "ternary", (), 1, 4096),
+            ({**_DECODED, "x": "*bf16", "factor": "fp32", "widths": "*fp64"}, 1, 0.0, "sign", (), 1, 4096),
             ({**_DECODED, **dict.fromkeys(("norms", "spreads", "widths"), "*fp64")}, 1, 0.0, "sign", (), 1, 4096),
         )
     ),
@@ -239,7 +240,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         ("blocks", "_group_norms", {**given, **_NORMS, **_TILES}, {"ZERO": 0.0, **shape})
         for given, shape in (
             (
-                {"out": "*fp64", "x": FLOAT, "y": FLOAT, "also": "*fp64"},
+                {"out": "*fp64", "x": "*bf16", "y": "*bf16", "factor": "fp32", "also": "*fp64"},
                 {"ORDER": 0, "SCALED": False, "CLIP": 2.5, "ROWS": 8, "COLUMNS": 512},
             ),
             (

@@ -58,7 +58,8 @@ class Cast(Codec):
         """Encode each vector. A format encodes all in one call."""
         if self.elementwise:  # plain numbers are joined when they are narrow
             return super().encode_signals(signals, seeds=seeds, cut=cut, numel=numel)
-        parts, dtype, share = whole(signals.tensors()), signals.dtype, signals.share
+        (xs, factor), dtype, share = signals.multiples(), signals.dtype, signals.share
+        parts = whole(xs)
         x = parts[0] if len(parts) == 1 else torch.cat(parts)
-        values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share)
+        values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share, factor)
         return Dense(values=values, numel=numel, regions=cut.regions, coded=coded)

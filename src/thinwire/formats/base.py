@@ -16,6 +16,7 @@ from thinwire.checked import Range
 from thinwire.kernels import Groups, Norm
 from thinwire.kernels.codes.reference import How
 from thinwire.kernels.memory import constant, empty, kept
+from thinwire.waits import on_host
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
 """How many consecutive numbers share a scale; None for one scale in all."""
@@ -51,6 +52,12 @@ class Format(ABC):
         Returns:
             Codes and scales, as of `encode`, of one vector after another.
         """
+
+    def encode_multiples(
+        self, x: Tensor, runs: tuple[int, ...], factor: float, *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `encode_each` does of the vectors times a factor."""
+        return self.encode_each(x if factor == 1 else x * factor, runs, seeds=seeds, out=out)
 
     @abstractmethod
     def table(self) -> Tensor:
@@ -142,10 +149,18 @@ class Scaled(Format):
     def encode_each(
         self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        x, groups = flat32(x), self.groups(runs)
+        return self.encode_multiples(x, runs, 1.0, seeds=seeds, out=out)
+
+    @final
+    @override
+    def encode_multiples(
+        self, x: Tensor, runs: tuple[int, ...], factor: float, *, seeds: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        narrow = x.dtype.itemsize < 4 and not on_host(x)  # then a GPU widens it on the way
+        x, groups = x.detach().reshape(-1).contiguous() if narrow else flat32(x), self.groups(runs)
         codes, decoded = empty(x.numel(), self.code_dtype, x.device), () if out is None else (self.on(x.device), out)
         norm = self.scaling(groups, x.device)
-        return codes, kernels.scaled_encode(codes, x, groups, norm, self.how, seeds, *decoded)
+        return codes, kernels.scaled_encode(codes, x, groups, norm, self.how, seeds, factor, *decoded)
 
 
 # A format is a value, so its table need be computed only once.

@@ -58,7 +58,14 @@ class Coded:
 
     @classmethod
     def of_each(
-        cls, x: Tensor, runs: tuple[int, ...], format: Format, *, seeds: Sequence[int], out: Tensor | None = None
+        cls,
+        x: Tensor,
+        runs: tuple[int, ...],
+        format: Format,
+        *,
+        seeds: Sequence[int],
+        out: Tensor | None = None,
+        factor: float = 1.0,
     ) -> Self:
         """Encode several vectors, each as a run of its own.
 
@@ -68,11 +75,12 @@ class Coded:
             format: What encodes them.
             seeds: For stochastic rounding, one for each.
             out: Where what `values` returns is written right away (n).
+            factor: What the vectors are multiplied by first.
 
         Returns:
             Codes and scales for all of them.
         """
-        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds, out=out)
+        codes, scales = format.encode_multiples(x.detach().reshape(-1), runs, factor, seeds=seeds, out=out)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     def packed(self) -> Tensor:

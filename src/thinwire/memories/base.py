@@ -154,12 +154,11 @@ class NoMemory(Memory):
     fields: ClassVar[frozenset[str]] = frozenset()
 
     def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
-        """Scale the gradients in place, as DDP does."""
-        if scale != 1 and on_host(gradients[0]):
-            for x in whole(gradients):
-                x.mul_(scale)  # torch's _foreach_mul_ rounds the scale to 16 bits first, and DDP does not
-        elif scale != 1:
-            torch._foreach_mul_(whole(gradients), scale)
+        """Scale the gradients in place, as DDP does; on a GPU not before they are needed."""
+        if not on_host(gradients[0]):
+            return Plains(gradients, scale)
+        for x in whole(gradients) if scale != 1 else ():
+            x.mul_(scale)  # torch's _foreach_mul_ rounds the scale to 16 bits first, and DDP does not
         return Plains(gradients)
 
     @override

@@ -38,13 +38,22 @@ def narrowed(
 
 
 def narrowed_each(
-    x: Tensor, runs: Sequence[int], how: Narrow, dtype: torch.dtype, seeds: Sequence[int], share: float | None = None
+    x: Tensor,
+    runs: Sequence[int],
+    how: Narrow,
+    dtype: torch.dtype,
+    seeds: Sequence[int],
+    share: float | None = None,
+    factor: float = 1.0,
 ) -> tuple[Tensor, Coded | None]:
-    """Return what `narrowed` does of each of several runs of values, one after another. A format scales each alone."""
+    """Return what `narrowed` does of each of several runs of values, one after another.
+
+    A format scales each alone, and multiplies all by the factor first.
+    """
     if not isinstance(how, Format):
         return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
     values = empty(x.numel(), torch.promote_types(dtype, torch.float32), x.device)
-    return values, Coded.of_each(x, tuple(runs), how, seeds=seeds, out=values)
+    return values, Coded.of_each(x, tuple(runs), how, seeds=seeds, out=values, factor=factor)
 
 
 def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:

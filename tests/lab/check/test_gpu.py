@@ -35,8 +35,8 @@ LAUNCHES = {
     "dragonn": (3, 4, 2),
     "fading": (3, 4, 2),
     "orthogonal": (45, 4, 2),
-    "qsgd": (2, 3, 1),
-    "terngrad": (3, 3, 1),
+    "qsgd": (1, 3, 1),
+    "terngrad": (2, 3, 1),
     "signsgd": (2, 3, 2),
 }
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""

@@ -76,8 +76,9 @@ def pieces_of(groups: Groups) -> Groups:
 
 
 def of_pieces(
-    x: Tensor, y: Tensor, pieces: Groups, order: float, scaled: tuple[Tensor | None, float, float] | None, *, last: bool
-) -> tuple[Tensor, Tensor | None]:
+    x: Tensor, y: Tensor, pieces: Groups, order: float, scaled: tuple[Tensor | None, float, float] | None, *,
+    last: bool, factor: float | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return norms, and with a clip those of order 2; of the last level the scales, if they are wanted."""
     size, device, (widths, zero, clip) = pieces.size or TILE, x.device, scaled or (None, 0.0, 0.0)
     columns = triton.next_power_of_2(size)
@@ -87,15 +88,24 @@ def of_pieces(
     begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (pieces.runs, pieces.counts))
     table = (constant(tuple(each), torch.int64, device) for each in (begins, pieces.runs, firsts, pieces.widths))
     how = {"ORDER": 0 if order == math.inf else int(order), "SCALED": bool(last and scaled), "ZERO": zero, "CLIP": clip}
-    args = (out, also, x, y, widths if last else None, *table, tiles)
+    args = (out, also, x, y, factor, widths if last else None, *table, tiles)
     launch(_group_norms, len(tiles), *args, **how, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)
     return out, also
 
 
 @triton.jit
-def norm_at(x, inside, ORDER: tl.constexpr):
+def factored(x, factor, inside):
+    """Return numbers times a factor, in float32 or wider; those outside are 0."""
+    value = wide(tl.load(x, mask=inside, other=0.0))
+    if factor is not None:
+        value *= factor
+    return value
+
+
+@triton.jit
+def norm_at(x, factor, inside, ORDER: tl.constexpr):
     """Return the norm of each row. ORDER 0 is the largest magnitude. As an integer it is NaN's where there is one."""
-    value = tl.load(x, mask=inside, other=0.0)
+    value = factored(x, factor, inside)
     if ORDER == 0:
         norm = tl.max(magnitudes(value), 1).to(value.dtype, bitcast=True).to(tl.float64)
     elif ORDER == 1:
@@ -123,7 +133,7 @@ def scale_of(norm, spread, widths, there, ZERO: tl.constexpr, CLIP: tl.constexpr
 
 @triton.jit
 def _group_norms(
-    out, also, x, y, widths, begin, size, first, width, tiles,
+    out, also, x, y, factor, widths, begin, size, first, width, tiles,
     ORDER: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr, CLIP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -134,10 +144,10 @@ def _group_norms(
     at = group[:, None] * columns + column
     inside, there = (column < columns) & (at < n), group * columns < n
     place = tl.load(first + run) + group
-    norm = norm_at(x + tl.load(begin + run) + at, inside, ORDER)
+    norm = norm_at(x + tl.load(begin + run) + at, factor, inside, ORDER)
     spread = norm
     if CLIP > 0:
-        spread = norm_at(y + tl.load(begin + run) + at, inside, 2)
+        spread = norm_at(y + tl.load(begin + run) + at, factor, inside, 2)
         if also is not None:
             tl.store(also + place, spread, mask=there)
     if SCALED:

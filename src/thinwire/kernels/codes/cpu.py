@@ -67,8 +67,9 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, *decoded: Tensor
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
 ) -> Tensor:
+    x = reference.times(x, factor)
     scales = group_scales(x, groups, *norm)
     codes_encode(codes, x, scales, groups, how, seeds, *decoded)
     return scales

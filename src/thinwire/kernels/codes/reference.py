@@ -103,12 +103,19 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, *decoded: Tensor
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
 ) -> Tensor:
-    """Do what `codes_encode` does, with the scales that `group_scales` finds. Return these."""
+    """Do what `codes_encode` does of x, float32 or narrower, times a factor. Return the scales: `group_scales`."""
+    x = times(x, factor)
     scales = group_scales(x, groups, *norm)
     codes_encode(codes, x, scales, groups, how, seeds, *decoded)
     return scales
+
+
+def times(x: Tensor, factor: float) -> Tensor:
+    """Return a vector times a factor, float32; itself if nothing is to be done."""
+    x = x.to(torch.float32)
+    return x if factor == 1 else x * factor
 
 
 def _offset(ratio: Tensor, grid: OffsetGrid, seed: int) -> Tensor:

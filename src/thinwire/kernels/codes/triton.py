@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.blocks.reference import Norm
-from thinwire.kernels.blocks.triton import group_scales, norm_at, of_pieces, pieces_of, scale_of
+from thinwire.kernels.blocks.triton import factored, group_scales, norm_at, of_pieces, pieces_of, scale_of
 from thinwire.kernels.codes import reference
 from thinwire.kernels.codes.reference import Arrived, How, OffsetGrid, Packed
 from thinwire.kernels.groups import Groups
@@ -38,7 +38,7 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, *decoded: Tensor
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
 ) -> Tensor:
     """See `reference.scaled_encode`: in one launch, or in two if a run is one group of many elements.
 
@@ -47,20 +47,22 @@ def scaled_encode(
     pieces, (order, widths, zero, clip) = pieces_of(groups), norm
     several = groups.size is None and max(pieces.counts) > 1
     if (pieces.size or 0) > TILE or (several and max(pieces.counts) > TILE) or isinstance(how, OffsetGrid):
+        x = reference.times(x, factor)
         scales = group_scales(x, groups, *norm)
         codes_encode(codes, x, scales, groups, how, seeds, *decoded)
         return scales
-    norms = of_pieces(x, x, pieces, order, (widths, zero, clip or 0.0), last=False) if several else (None, None)
-    scales, columns = x.new_empty(sum(groups.counts)), triton.next_power_of_2(pieces.widths[0])
+    times, scaled = None if factor == 1 else factor, (widths, zero, clip or 0.0)
+    norms = of_pieces(x, x, pieces, order, scaled, last=False, factor=times) if several else (None, None)
+    scales, columns = x.new_empty(sum(groups.counts), dtype=torch.float32), triton.next_power_of_2(pieces.widths[0])
     lengths = groups.runs, pieces.counts, groups.counts
     runs = *lengths[:2], pieces.widths, *([*accumulate(each, initial=0)][:-1] for each in lengths)
     table = table_of(x.device, lambda: (*runs, *signed_keys_of(seeds)))
     tiles, (numbers, out) = tiles_of_each(pieces.counts, x.device, TILE // columns), decoded or (None, None)
     kind, grid = (how, ()) if isinstance(how, str) else ("uniform", tuple(how))
-    scaled = {"ORDER": 0 if order == math.inf else int(order), "ZERO": zero, "CLIP": clip or 0.0}
+    sizes = {"ORDER": 0 if order == math.inf else int(order), "ZERO": zero, "CLIP": clip or 0.0}
     coded = {"HOW": kind, "GRID": grid, "LAST": 0 if numbers is None else numbers.numel() - 1}
-    args = (codes, x, scales, numbers, out, *norms, widths, *table, tiles)
-    launch(_encode_scaled, len(tiles), *args, **scaled, **coded, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)
+    args = (codes, x, times, scales, numbers, out, *norms, widths, *table, tiles)
+    launch(_encode_scaled, len(tiles), *args, **sizes, **coded, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)
     return scales
 
 
@@ -184,7 +186,8 @@ def _encode(
 
 @triton.jit
 def _encode_scaled(
-    codes, x, scales, table, out, norms, spreads, widths, size, parts, width, begin, part, first, high, low, tiles,
+    codes, x, factor, scales, table, out, norms, spreads, widths,
+    size, parts, width, begin, part, first, high, low, tiles,
     ORDER: tl.constexpr, ZERO: tl.constexpr, CLIP: tl.constexpr, HOW: tl.constexpr, GRID: tl.constexpr,
     LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -195,21 +198,21 @@ def _encode_scaled(
     there, place = (column < tl.load(width + run)) & (within < n), tl.load(first + run) + row
     at, mine = tl.load(begin + run) + within, row < tl.load(parts + run)
     if norms is None:
-        norm = norm_at(x + at, there, ORDER)
+        norm = norm_at(x + at, factor, there, ORDER)
         spread = norm
         if CLIP > 0:
-            spread = norm_at(x + at, there, 2)
+            spread = norm_at(x + at, factor, there, 2)
     else:
         mine, place = row == 0, place - row
         among, inside = tl.load(part + run) + column, column < tl.load(parts + run)
-        norm = norm_at(norms + among, inside, ORDER)
+        norm = norm_at(norms + among, None, inside, ORDER)
         spread = norm
         if CLIP > 0:
-            spread = norm_at(spreads + among, inside, 2)
+            spread = norm_at(spreads + among, None, inside, 2)
     many = widths if widths is None else widths + place
     scale = scale_of(norm, spread, many, row < tl.load(parts + run), ZERO, CLIP)
     tl.store(scales + place, scale, mask=mine)
-    value = tl.load(x + at, mask=there, other=0.0)
+    value = factored(x + at, factor, there)
     scale, noise = tl.broadcast_to(scale[:, None], value.shape), hash32(within, tl.load(high + run), tl.load(low + run))
     _code(codes, table, out, at, there, value, scale, noise, HOW, GRID, LAST)
 

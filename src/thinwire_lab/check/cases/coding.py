@@ -125,17 +125,19 @@ def _codes_encode(kit: Kit, n: int) -> Trials:
 
 
 def _scaled_encode(kit: Kit, n: int) -> Trials:
-    """Yield each norm with a code."""
+    """Yield each norm with a code; and numbers that are to be multiplied, or are of 16 bits."""
     table = framed(Kit(kit.device).vector(64))
-    for groups in _groups(n):
+    for groups, factor, dtype in zip(
+        _groups(n), (1.0, 1 / 3, 0.25), (kit.dtype, kit.dtype, torch.bfloat16), strict=True
+    ):
         widths, seeds = base.widths(groups, kit.device), [SEED + run for run in range(len(groups.runs))]
         for how, norm in (
             (UniformGrid(7), Norm(2.0, None, 1.0)), ("sign", Norm(1.0, widths, 0.0)),
             ("ternary", Norm(torch.inf, None, 0.0)), ("ternary", Norm(torch.inf, widths, 0.0, 1.5)),
         ):  # fmt: skip
-            args = (kit.room(n, dtype=torch.uint8), kit.vector(n), groups, norm, how, seeds)
+            args = (kit.room(n, dtype=torch.uint8), kit.vector(n).to(dtype), groups, norm, how, seeds, factor)
             yield Trial(args, (0,))
-            yield Trial((*args, table, kit.room(n)), (0, 7))
+            yield Trial((*args, table, kit.room(n)), (0, 8))
 
 
 def _table_decode(kit: Kit, n: int) -> Trials:
