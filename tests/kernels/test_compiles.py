@@ -6,9 +6,12 @@ Triton is imported, so the compiler runs in a process of its own.
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,8 +341,22 @@ def _compile(folder: str, name: str, arguments: dict[str, str], constants: dict[
     signature = {argument: arguments.get(argument, "constexpr") for argument in function.arg_names}
     known = {argument: constants[argument] for argument, kind in signature.items() if kind == "constexpr"}
     source = compiler.ASTSource(fn=function, signature=signature, constexprs=known)
-    for target in (targets.GPUTarget("cuda", 80, 32), targets.GPUTarget("cuda", 90, 32)):
-        compiler.compile(source, target=target, options={"num_warps": 8})
+    for capability in (80, 90):
+        target = targets.GPUTarget("cuda", capability, 32)
+        compiled = compiler.compile(source, target=target, options={"num_warps": 8})
+    assert _spilled(compiled.asm["cubin"]) <= 32, f"{name} spills registers"
+    if "histogram" in function.src and constants["TILE"] == 4096 and "CHUNK" not in constants:
+        assert len(re.findall(r"\bpopc", compiled.asm["ptx"])) <= 128, f"{name} counts bins slowly"
+
+
+def _spilled(cubin: bytes) -> int:
+    """Return the bytes of a thread's registers that lie in memory."""
+    tool = Path(import_module("triton").__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"STACK:(\d+)", said)[0])
 
 
 if __name__ == "__main__":

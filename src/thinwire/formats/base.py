@@ -56,7 +56,18 @@ class Format(ABC):
     def encode_multiples(
         self, x: Tensor, runs: tuple[int, ...], factor: float, *, seeds: Sequence[int], out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what `encode_each` does of the vectors times a factor."""
+        """Encode several vectors times a factor, each as `encode` does.
+
+        Args:
+            x: As in `encode_each`.
+            runs: As there.
+            factor: What each vector is multiplied by first.
+            seeds: As there.
+            out: As there.
+
+        Returns:
+            Codes and scales, as `encode_each` does.
+        """
         return self.encode_each(x if factor == 1 else x * factor, runs, seeds=seeds, out=out)
 
     @abstractmethod
