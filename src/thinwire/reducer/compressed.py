@@ -220,7 +220,8 @@ class Compressed(Reducer):
         GPU. Returns whether the sum is finite; False where the gradient's range is as wide, as that of bfloat16 is.
         """
         flat = bucket.flat
-        if torch.finfo(flat.dtype).max > torch.finfo(torch.float32).max / 2:
+        bounded = total.values.dtype == flat.dtype and not total.transformed  # see `payloads.fitted`
+        if bounded or torch.finfo(flat.dtype).max > torch.finfo(torch.float32).max / 2:
             return False
         wide = torch.zeros_like(flat, dtype=torch.float32)
         total.write(wide)

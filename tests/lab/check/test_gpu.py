@@ -40,6 +40,7 @@ LAUNCHES = {
     "signsgd": (2, 3, 2),
 }
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
+SUMMED_WIDE = {"fading", "orthogonal", "signsgd"}  # their sums may not fit into 16 bits, and are repaired
 
 
 def _check(*options: str) -> subprocess.CompletedProcess[str]:
@@ -60,14 +61,20 @@ print(json.dumps([[case.recipe, counted(case)["launches"]] for case in cases]))
 @needs_triton
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
-    [("float32", 2), *(pytest.param(dtype, 4, marks=pytest.mark.slow) for dtype in ("float32", "bfloat16"))],
+    [
+        ("float32", 2),
+        ("float16", 1),
+        *(pytest.param(dtype, 4, marks=pytest.mark.slow) for dtype in ("float32", "bfloat16")),
+    ],
 )
 def test_a_bucket_launches_no_more_than_it_did(dtype: str, sizes: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COUNT, dtype, str(sizes)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
-    more = 2 if dtype == "bfloat16" else 0  # values are cast
+    more = {"float32": 0, "bfloat16": 2, "float16": 5}[dtype]  # values are cast, and clamped
     for name, launches in json.loads(done.stdout):
+        if dtype == "float16" and name in SUMMED_WIDE:
+            continue
         assert all(launches[phase] <= most + more for phase, most in zip(PHASES, LAUNCHES[name], strict=True)), (
             f"{name}: {launches}, at most {LAUNCHES[name]}"
         )
