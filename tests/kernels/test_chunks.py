@@ -327,6 +327,18 @@ def test_two_digits_over_several_ranges() -> None:
     assert torch.equal(kernels.subsets_decode.cpu(packed, count, numbering)[0], positions)
 
 
+@pytest.mark.parametrize(("size", "kept"), [(64, 6), (85, 26)])
+@pytest.mark.usefixtures("two_threads")
+def test_rows_that_several_threads_number_are_those_of_the_reference(size: int, kept: int) -> None:
+    numbering, count = Numbering(0, size, kept), 600_001 // kept | 1
+    assert count * numbering.bits % 8, "rows lie apart"
+    row = _random_subsets(size, kept, 101).view(101, kept)[torch.arange(count) * 17 % 101].reshape(-1)
+    positions = torch.stack([row, row.roll(kept), row.roll(2 * kept)])
+    packed = kernels.subsets_encode.cpu(positions, numbering)
+    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
+    assert torch.equal(kernels.subsets_decode.cpu(packed, count, numbering), positions)
+
+
 @pytest.mark.parametrize("size", [64, 256, 1024, 4096])
 def test_positions_cost_at_most_three_tenths_of_a_bit_over_entropy(size: int) -> None:
     side = math.isqrt(size)

@@ -33,8 +33,8 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
     def run(lo: int, hi: int) -> None:
         loop(places, binomials, bits, lo // kept, hi // kept, words)
 
-    # Where a row ends, so may a thread's work: elsewhere both would write to one word.
-    map_ranges(run, places.size, align=places.shape[1] if apart else _WORD * kept)
+    room = -(-places.shape[1] // (_WORD * kept)) * _WORD * kept  # or two threads would write to one word
+    map_ranges(run, len(places) * room, align=_WORD * kept)
     return torch.from_numpy(np.ascontiguousarray(words.view(np.uint8)[:, :nbytes]).reshape(rows, -1))
 
 
@@ -72,9 +72,10 @@ def _widened(rows: Array) -> Array:
 
 @compiled
 def _number_loop(positions, binomials, bits, first, last, words):
-    kept, count = binomials.shape[1], max(1, positions.shape[1] // binomials.shape[1])
-    for row in range(first // count, -(-last // count)):
-        begin = row * count
+    kept, count = binomials.shape[1], positions.shape[1] // binomials.shape[1]
+    room = max(1, -(-count // _WORD)) * _WORD
+    for row in range(first // room, -(-last // room)):
+        begin = row * room
         for at in range(max(first - begin, 0), min(last - begin, count)):
             number = np.int64(0)
             for i in range(kept):
@@ -88,9 +89,10 @@ def _number_loop(positions, binomials, bits, first, last, words):
 @compiled
 def _long_number_loop(positions, binomials, bits, first, last, words):
     # Numbers of two digits. A word that a number does not reach is not touched: it may be another thread's.
-    kept, count = binomials.shape[1], max(1, positions.shape[1] // binomials.shape[1])
-    for row in range(first // count, -(-last // count)):
-        begin = row * count
+    kept, count = binomials.shape[1], positions.shape[1] // binomials.shape[1]
+    room = max(1, -(-count // _WORD)) * _WORD
+    for row in range(first // room, -(-last // room)):
+        begin = row * room
         for at in range(max(first - begin, 0), min(last - begin, count)):
             low, high = np.uint64(0), np.uint64(0)
             for i in range(kept):
