@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.futures import Future
 from typer.testing import CliRunner
 
 from thinwire_lab.check.findings import Wrong
-from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case
+from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import fake_group
 from thinwire_lab.check.gpu.late import LateGroup, check_late
 from thinwire_lab.cli import app
@@ -103,6 +104,28 @@ def test_what_is_read_too_early_is_noticed(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(LateGroup, "_ended", over_at_once)
     with pytest.raises((Wrong, RuntimeError), match=r"PayloadError|of the mean differ"):
         check_late(Case(recipe=name, tensors=3, dtype="float32", numel=3 * 2048), CPU)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"dense", "bf16"}))  # whose sums are made in place
+def test_what_was_received_a_step_before_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(_self: LateGroup, out: Tensor, mine: Tensor, _opts: Any = None) -> dist.Work:
+        """Leave the receive buffer as it is, where nothing arrives, as a collective does that was aborted."""
+        if arrives:
+            out.view(WORLD, -1).copy_(mine.view(1, -1))
+        future: Future[list[Tensor]] = Future()
+        future.set_result([out])
+        return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # no stub
+
+    for each in ("all_gather_single", "_allgather_base"):
+        monkeypatch.setattr(LateGroup, each, gather)
+    work = Work(Case(recipe=name, tensors=3, dtype="float32", numel=3 * 2048), CPU)
+    work.group = LateGroup(CPU)
+    for arrives in (True, True, False):
+        work.gradients.normal_()
+        work.prepare()
+        with nullcontext() if arrives else pytest.raises(RuntimeError, match="rank 0 sent a header with version 0"):
+            work.step()
 
 
 def test_options_that_it_does_not_take_are_refused() -> None:
