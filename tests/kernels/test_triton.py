@@ -31,6 +31,7 @@ if importlib.util.find_spec("triton") is None:
 shared = importlib.import_module("thinwire.kernels.triton")
 packing = importlib.import_module("thinwire.kernels.bits.triton")
 sampling = importlib.import_module("thinwire.kernels.sampled.triton")
+scattering = importlib.import_module("thinwire.kernels.scatter.triton")
 selecting = importlib.import_module("thinwire.kernels.select.triton")
 
 SEVERAL_TILES = 2 * 4096 + 17
@@ -224,6 +225,18 @@ def test_scatter_adds_in_the_order_of_the_runs(dtype: torch.dtype) -> None:
             out = torch.ones(10, dtype=dtype, device=DEVICE)
             call(out, ((0, 10),), indices.int(), values, runs)
             assert out.tolist() == [0.0] * 10, "(1 + big) - big"
+
+
+def test_scatter_of_more_elements_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scattering, "_NARROW", 0)
+    indices, runs = payload(3, 2, 20_000, 900)
+    values = vector(indices.numel()).to(DEVICE)
+    for known in (True, False):
+        found, where = vector(40_200).to(DEVICE), [(100, 20_000), (20_100, 20_000)]
+        expected = found.clone()
+        kernels.scatter.gpu(found, where, indices.to(DEVICE), values, runs, known)
+        kernels.scatter.reference(expected, where, indices.to(DEVICE), values, runs)
+        assert torch.equal(found, expected)
 
 
 @dtypes

@@ -27,6 +27,8 @@ _RUNS = 32
 """How many runs' stretches are looked for at a time."""
 _FEW = 4
 """Up to this many runs are added by one launch each, whatever their elements."""
+_NARROW = 2**31 - 1
+"""Up to this many elements of all payloads are counted in 32 bits."""
 Part = tuple[int, tuple[Any, ...]]
 """How many programs, and their arguments."""
 _NOTHING: Part = (0, (None,) * 9)
@@ -156,8 +158,9 @@ def _stretches(runs: tuple[int, ...], regions: int) -> tuple[int, ...]:
     return tuple(sorted({*edges[:: regions if regions and len(runs) % regions == 0 else 1], edges[-1]}))
 
 
-def _on(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    return constant(numbers, torch.int32, device)
+def _on(ascending: tuple[int, ...], device: torch.device) -> Tensor:
+    wide_enough = torch.int64 if ascending and ascending[-1] > _NARROW else torch.int32
+    return constant(ascending, wide_enough, device)
 
 
 @lru_cache(maxsize=256)
