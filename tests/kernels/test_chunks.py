@@ -10,7 +10,7 @@ from cases import SUMS, joined, summed, vector
 from torch import Tensor
 
 from thinwire import codecs, kernels
-from thinwire.kernels import Chunking, Numbering, Transform
+from thinwire.kernels import Chunking, Numbered, Numbering, Transform
 from thinwire.kernels.chunks.chunking import matrix
 from thinwire.kernels.dispatch import Backend
 from thinwire.kernels.parts import wide, wide_each
@@ -234,13 +234,20 @@ def test_subsets_over_several_ranges() -> None:
     numbering = Numbering(0, 16, 6)
     every = torch.tensor(list(combinations(range(16), 6)), dtype=torch.int16)
     positions = every[torch.arange(90_001) * 17 % len(every)].view(-1)
-    packed = kernels.subsets_encode.cpu(positions[None], numbering)
-    assert torch.equal(packed, kernels.subsets_encode.reference(positions[None], numbering))
-    assert torch.equal(kernels.subsets_decode.cpu(packed, 90_001, numbering)[0], positions)
+    _numbered_alike(positions, numbering, 1)
     rows = positions.view(-1, 6)[:90_000].reshape(3, -1)[:, : 6 * 29_999].contiguous()  # none ends with a byte
-    packed = kernels.subsets_encode.cpu(rows, numbering)
-    assert packed.is_contiguous(), "payloads take the rows as one"
-    assert torch.equal(packed, kernels.subsets_encode.reference(rows, numbering))
+    _numbered_alike(rows.view(-1), numbering, 3)
+
+
+def _numbered_alike(positions: Tensor, numbering: Numbering, regions: int) -> None:
+    """Check that Numba numbers positions as the reference does, and finds them again."""
+    count = len(positions) // regions // numbering.kept
+    packed, expected = (
+        kernels.subsets_encode.on(backend)(positions, (Numbered(numbering, regions, count),)) for backend in BACKENDS
+    )
+    assert torch.equal(packed, expected)
+    found = kernels.subsets_decode.cpu(packed.view(regions, -1), count, numbering)
+    assert torch.equal(found.view(-1), positions)
 
 
 @transforms
@@ -265,7 +272,7 @@ def test_subsets_are_numbered_in_order_of_their_largest_positions(size: int, kep
     every = sorted(combinations(range(size), kept), key=lambda subset: subset[::-1])
     numbering = Numbering(0, size, kept)
     positions = torch.tensor(every, dtype=torch.int16).view(-1)
-    (packed,) = kernels.subsets_encode.on(backend)(positions[None], numbering)
+    packed = kernels.subsets_encode.on(backend)(positions, (Numbered(numbering, 1, len(every)),))
     bits = (len(every) - 1).bit_length()
     whole = int.from_bytes(bytes(packed.tolist()), "little")
     assert [whole >> i * bits & ((1 << bits) - 1) for i in range(len(every))] == list(range(len(every)))
@@ -302,7 +309,7 @@ def test_numbers_of_two_digits_are_those_of_plain_python(size: int, kept: int, b
     positions = _random_subsets(size, kept, count)
     numbers = [sum(math.comb(p, i) for i, p in enumerate(subset, 1)) for subset in positions.view(count, kept).tolist()]
     whole = sum(number << at * numbering.bits for at, number in enumerate(numbers))
-    (packed,) = kernels.subsets_encode.on(backend)(positions[None], numbering)
+    packed = kernels.subsets_encode.on(backend)(positions, (Numbered(numbering, 1, count),))
     assert bytes(packed.tolist()) == whole.to_bytes(-(-count * numbering.bits // 8), "little")
     found = kernels.subsets_decode.on(backend)(packed[None].repeat(2, 1), count, numbering)
     assert torch.equal(found, positions.repeat(2, 1))
@@ -322,9 +329,7 @@ def test_bytes_that_number_no_subset_of_two_digits_give_no_positions(backend: Ba
 def test_two_digits_over_several_ranges() -> None:
     numbering, count = Numbering(0, 85, 26), 40_001
     positions = _random_subsets(85, 26, 101).view(101, 26)[torch.arange(count) * 17 % 101].reshape(-1)
-    packed = kernels.subsets_encode.cpu(positions[None], numbering)
-    assert torch.equal(packed, kernels.subsets_encode.reference(positions[None], numbering))
-    assert torch.equal(kernels.subsets_decode.cpu(packed, count, numbering)[0], positions)
+    _numbered_alike(positions, numbering, 1)
 
 
 @pytest.mark.parametrize(("size", "kept"), [(64, 6), (85, 26)])
@@ -333,10 +338,7 @@ def test_rows_that_several_threads_number_are_those_of_the_reference(size: int, 
     numbering, count = Numbering(0, size, kept), 600_001 // kept | 1
     assert count * numbering.bits % 8, "rows lie apart"
     row = _random_subsets(size, kept, 101).view(101, kept)[torch.arange(count) * 17 % 101].reshape(-1)
-    positions = torch.stack([row, row.roll(kept), row.roll(2 * kept)])
-    packed = kernels.subsets_encode.cpu(positions, numbering)
-    assert torch.equal(packed, kernels.subsets_encode.reference(positions, numbering))
-    assert torch.equal(kernels.subsets_decode.cpu(packed, count, numbering), positions)
+    _numbered_alike(torch.cat([row, row.roll(kept), row.roll(2 * kept)]), numbering, 3)
 
 
 @pytest.mark.parametrize("size", [64, 256, 1024, 4096])

@@ -43,8 +43,7 @@ _ARRIVED = {"rows": BYTE, "flags": "*i1", "given": "*i1", "fixed": INT} | dict.f
 )
 _DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
-_SUBSETS = dict.fromkeys(("count", "nbytes", "kept", "space"), "i32")
-_LIMITS = {"n": "i32", "subsets": "i64", "subsets_high": "i64", **dict.fromkeys(("steps", "regions", "stride"), "i32")}
+_SUBSETS = {"wrong": "*i1", **dict.fromkeys(("programs", "total", "stride"), "i32")}
 _CUT = {**_TILES, **dict.fromkeys(("height", "width", "kept"), "i32")} | dict.fromkeys(
     ("n", "chunks", "across", "columns", "starts"), LONG
 )
@@ -307,13 +306,14 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {},
     ),
     *(
-        ("subsets", name, {**given, "table": LONG, **_SUBSETS}, {"BITS": bits, "DIGITS": digits, "BLOCK": 128})
-        for bits, digits in ((39, 1), (118, 2))
-        for name, given in (
-            ("_number", {"out": BYTE, "positions": "*i16", "n": "i32"}),
-            ("_subset", {"rows": BYTE, "positions": "*i16", **_LIMITS}),
-            ("_subset", {"rows": BYTE, "positions": "*i16", "wrong": "*i1", **_LIMITS}),
+        (
+            "subsets",
+            name,
+            {"positions": "*i16", "table": LONG, **_TILES, **given},
+            {"CHECKED": True, "DIGITS": digits, "BLOCK": 128},
         )
+        for digits in (1, 2)
+        for name, given in (("_number", {"out": BYTE}), ("_subset", {"rows": BYTE, **_SUBSETS}))
     ),
     (
         "accumulate",

@@ -582,9 +582,9 @@ def test_subsets(size: int, kept: int, count: int) -> None:
     if count > 1:
         chosen[0], chosen[-1] = torch.arange(kept), torch.arange(size - kept, size)
     positions = framed(torch.cat([torch.empty(0, dtype=torch.int16), *(each.short() for each in chosen)]))
-    positions = positions.repeat(3, 1)
-    rows = kernels.subsets_encode.gpu(positions, numbering)
-    assert torch.equal(rows, kernels.subsets_encode.reference(positions, numbering))
+    positions, runs = positions.repeat(3, 1), (kernels.Numbered(numbering, 3, count),)
+    rows = kernels.subsets_encode.gpu(positions.view(-1), runs).view(3, -1)
+    assert torch.equal(rows.view(-1), kernels.subsets_encode.reference(positions.view(-1), runs))
     found = kernels.subsets_decode.gpu(rows, count, numbering)
     assert torch.equal(found, positions)
     longer = torch.nn.functional.pad(rows, (0, 2))
@@ -892,7 +892,8 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = kernels.chunk_topk.gpu([x], [cut])
         for subtract in (False, True):
             kernels.chunk_put.gpu([out], chosen[0][None], chosen[1][None], [cut], subtract)
-        kernels.subsets_decode.gpu(kernels.subsets_encode.gpu(chosen[0][None], numbering), cut.chunks, numbering)
+        named = kernels.subsets_encode.gpu(chosen[0], (kernels.Numbered(numbering, 1, cut.chunks),))
+        kernels.subsets_decode.gpu(named[None], cut.chunks, numbering)
 
 
 @pytest.mark.slow

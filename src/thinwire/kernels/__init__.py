@@ -43,6 +43,7 @@ from thinwire.kernels.select import reference as _select
 from thinwire.kernels.select.reference import Picks as Picks
 from thinwire.kernels.sketch import reference as _sketch
 from thinwire.kernels.subsets import reference as _subsets
+from thinwire.kernels.subsets.reference import Numbered as Numbered
 from thinwire.kernels.subsets.reference import Numbering as Numbering
 from thinwire.kernels.sums import Sum as Sum
 

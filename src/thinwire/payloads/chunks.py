@@ -15,7 +15,7 @@ from typing_extensions import override
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
-from thinwire.kernels import Arrived, Chunking, Numbering
+from thinwire.kernels import Arrived, Chunking, Numbered, Numbering
 from thinwire.kernels.parts import Parts, are_of, cut_at
 from thinwire.payloads import indices, numbers, wire
 from thinwire.payloads.base import Regions, Scratch, Settling, real
@@ -81,10 +81,12 @@ class Chunks(Settling):
         """
         if self._ranks > 1:
             raise PayloadError(f"a sum of {self._ranks} payloads of chunks cannot be sent; only one rank's payload can")
-        parts = self.positions.split([regions * chunking.count for chunking, regions in self._cut.runs])
-        named = [_sections(part, *run) for part, run in zip(parts, self._cut.runs, strict=True)]
-        whole = named[0] if len(named) == 1 else torch.cat(named)
-        return wire.pack(self._head, *numbers.sections(self.values, self.coded), whole)
+        if self._cut.numbered:
+            named = kernels.subsets_encode(self.positions, self._cut.numbered)
+        else:
+            parts = self.positions.split([regions * chunking.count for chunking, regions in self._cut.runs])
+            named = torch.cat([_sections(part, *run) for part, run in zip(parts, self._cut.runs, strict=True)])
+        return wire.pack(self._head, *numbers.sections(self.values, self.coded), named)
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
@@ -96,16 +98,17 @@ class Chunks(Settling):
 
     def _total(self, buffers: Tensor, *, unread: bool) -> Self:
         rows = numbers.Rows(buffers, self._head, self.values, self.coded, self._cut.named_nbytes)
-        sizes = [regions * _named(chunking).nbytes for chunking, regions in self._cut.runs]
-        parts = list(zip(rows.named[:, : sum(sizes)].split(sizes, 1), self._cut.runs, strict=True))
-        numberings = [_named(chunking).numbering for chunking, _ in self._cut.runs]
-        if not on_host(buffers) and all(each and not each.low_bits for each in numberings):  # nothing else names them
-            positions: Sequence[Tensor] = [_read_at_once(part, *run) for part, run in parts]
+        named = rows.named[:, : self._cut.named_nbytes]
+        if self._cut.numbered and not on_host(buffers):
+            flat, wrong = kernels.subsets_read(named, self._cut.numbered)
+            refuse_if(wrong, partial(_malformed, *self.chunkings))
         else:
+            sizes = [regions * _named(chunking).nbytes for chunking, regions in self._cut.runs]
+            parts = zip(named.split(sizes, 1), self._cut.runs, strict=True)
             positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
+            each = [part.to(torch.int16).flatten(1) for part in positions]
+            flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
         lying = rows.lying() if unread else None
-        each = [part.to(torch.int16).flatten(1) for part in positions]
-        flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
         values = rows.read().view(-1) if lying is None else self.values.new_empty(flat.numel())
         return replace(self, positions=flat.view(-1), values=values, coded=None, unread=lying)
 
@@ -187,21 +190,29 @@ class Chunks(Settling):
 
 
 class _Cut(NamedTuple):
-    """What follows from how regions are cut: coefficients of a rank, positions' bytes, runs cut alike, the layout."""
+    """What follows from how regions are cut: coefficients of a rank, positions' bytes, runs cut alike, the layout.
+
+    `numbered` are the runs if all positions are numbered alone; otherwise there are none.
+    """
 
     carried: int
     named_nbytes: int
     runs: Sequence[tuple[Chunking, int]]
+    numbered: tuple[Numbered, ...]
     packed: bytes
 
 
 @lru_cache(maxsize=1024)  # they stay the same from step to step
 def _cut(chunkings: tuple[Chunking, ...]) -> _Cut:
     cut = [number for c in chunkings for number in (*astuple(c)[:-1], _TRANSFORMS[c.transform])]
+    runs = [(chunking, len(list(alike))) for chunking, alike in groupby(chunkings)]
+    numbered = [(_named(chunking).numbering, regions, chunking.chunks) for chunking, regions in runs]
+    alone = [Numbered(each, *sizes) for each, *sizes in numbered if each and not each.low_bits]
     return _Cut(
         carried=sum(chunking.count for chunking in chunkings),
         named_nbytes=sum(_named(chunking).nbytes for chunking in chunkings),
-        runs=[(chunking, len(list(alike))) for chunking, alike in groupby(chunkings)],
+        runs=runs,
+        numbered=tuple(alone) if len(alone) == len(runs) else (),
         packed=_LAYOUT.pack(len(chunkings), zlib.crc32(struct.pack(f"<{len(cut)}Q", *cut))),
     )
 
@@ -231,11 +242,13 @@ def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
     rows, numbering = positions.view(regions, -1), _named(chunking).numbering
     if numbering is None:
         return torch.cat([_section(row, chunking) for row in rows])
+    run = (Numbered(numbering, regions, chunking.chunks),)
     if not (low := numbering.low_bits):
-        return kernels.subsets_encode(rows, numbering).view(-1)
+        return kernels.subsets_encode(positions, run)
     highs = (positions.view(-1, numbering.kept) >> low) + _ranks(numbering, positions)
     lows = [kernels.pack_bits(row & ((1 << low) - 1), low) for row in rows]
-    return torch.cat([kernels.subsets_encode(highs.view_as(rows), numbering), torch.stack(lows)], dim=1).view(-1)
+    whole = kernels.subsets_encode(highs.view(-1), run).view(regions, -1)
+    return torch.cat([whole, torch.stack(lows)], dim=1).view(-1)
 
 
 def _section(positions: Tensor, chunking: Chunking) -> Tensor:
@@ -258,15 +271,6 @@ def _read(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
     return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
 
 
-def _read_at_once(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
-    """Return what `_read` does, checked."""
-    numbering = _named(chunking).numbering
-    assert numbering is not None  # it is numbered alone
-    found, wrong = kernels.subsets_read(rows, regions, chunking.chunks, numbering)
-    refuse_if(wrong, partial(_malformed, chunking))
-    return found.view(len(rows), -1)
-
-
 def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:
     """Return positions, moved to where they ascend within each chunk if that is only noted; PayloadError otherwise."""
     alike = [list(some) for _, some in groupby(found, lambda pair: (pair[1].size, pair[1].kept))]
@@ -278,8 +282,9 @@ def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:
     ]
 
 
-def _malformed(chunking: Chunking) -> PayloadError:
-    return PayloadError(f"{chunking.kept} positions of each chunk of {chunking.size} coefficients are malformed")
+def _malformed(*chunkings: Chunking) -> PayloadError:
+    sizes = " or ".join(dict.fromkeys(f"{cut.kept} positions of each chunk of {cut.size}" for cut in chunkings))
+    return PayloadError(f"{sizes} coefficients are malformed")
 
 
 def _read_numbered(rows: Tensor, chunking: Chunking, numbering: Numbering) -> Tensor:

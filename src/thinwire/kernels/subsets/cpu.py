@@ -12,7 +12,7 @@ from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
 from thinwire.kernels.parts import Array
 from thinwire.kernels.ranges import map_ranges
-from thinwire.kernels.subsets.reference import DIGIT, Numbering, digits_of
+from thinwire.kernels.subsets.reference import DIGIT, Numbered, Numbering, digits_of
 
 _WORD = 64
 _SPARE = 3
@@ -21,8 +21,14 @@ _DIGIT, _ONE, _MOST = np.uint64(DIGIT), np.uint64(1), np.uint64((1 << DIGIT) - 1
 _LAST = np.iinfo(np.int64).max
 
 
-def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
-    """See `reference.subsets_encode`. Rows of whole bytes are as good as one row."""
+def subsets_encode(positions: Tensor, runs: tuple[Numbered, ...]) -> Tensor:
+    parts = positions.split([run.positions for run in runs])
+    packed = [_packed(part.view(run.regions, -1), run.numbering) for part, run in zip(parts, runs, strict=True)]
+    return packed[0] if len(packed) == 1 else torch.cat(packed)
+
+
+def _packed(positions: Tensor, numbering: Numbering) -> Tensor:
+    """Return the bytes of a run. Rows of whole bytes are as good as one row."""
     kept, bits, rows = numbering.kept, numbering.bits, len(positions)
     nbytes, apart = divmod(positions.shape[1] // kept * bits, 8)
     places = positions.numpy().reshape(rows if apart else 1, -1)
@@ -35,7 +41,7 @@ def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
 
     room = -(-places.shape[1] // (_WORD * kept)) * _WORD * kept  # or two threads would write to one word
     map_ranges(run, len(places) * room, align=_WORD * kept)
-    return torch.from_numpy(np.ascontiguousarray(words.view(np.uint8)[:, :nbytes]).reshape(rows, -1))
+    return torch.from_numpy(np.ascontiguousarray(words.view(np.uint8)[:, :nbytes]).reshape(-1))
 
 
 def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:

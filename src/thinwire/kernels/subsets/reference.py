@@ -3,10 +3,12 @@
 from math import comb
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.memory import constant, kept
+from thinwire.kernels.memory import constant, kept, sent
+from thinwire.kernels.parts import Array
 
 DIGIT = 63
 """Bits of a digit: a number of 64 bits with a sign holds it."""
@@ -63,11 +65,31 @@ class Numbering(NamedTuple):
         return 1 if comb(self.space, min(self.kept, self.space // 2)) < 1 << DIGIT else _DIGITS
 
     def table(self, like: Tensor) -> Tensor:
-        """Return C(p, i + 1) for i < `kept` and p < `space`: int64 (digits, kept, space), on the device of `like`.
+        """Return the binomials of as many digits as they have, on the device of `like`."""
+        return _table(self, like.device)
 
-        The lowest digits come first.
-        """
-        return _binomials(self.digits, self.space, self.kept, like.device)
+    def binomials(self, digits: int) -> Array:
+        """Return C(p, i + 1) for i < `kept` and p < `space`: int64 (digits, kept, space), the lowest digits first."""
+        rows = [[digits_of(comb(p, i + 1), digits) for p in range(self.space)] for i in range(self.kept)]
+        return np.array(rows, np.int64).reshape(self.kept, self.space, digits).transpose(2, 0, 1)
+
+
+class Numbered(NamedTuple):
+    """A run of regions that are cut alike: how many there are, and how many numbers each takes."""
+
+    numbering: Numbering
+    regions: int
+    numbers: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the numbers of a region take."""
+        return -(-self.numbers * self.numbering.bits // 8)
+
+    @property
+    def positions(self) -> int:
+        """How many positions all regions have."""
+        return self.regions * self.numbers * self.numbering.kept
 
 
 def digits_of(number: int, count: int) -> list[int]:
@@ -76,17 +98,22 @@ def digits_of(number: int, count: int) -> list[int]:
 
 
 @kept
-def _binomials(digits: int, space: int, kept: int, device: torch.device) -> Tensor:
-    rows = [[digits_of(comb(p, i + 1), digits) for p in range(space)] for i in range(kept)]
-    return torch.tensor(rows, dtype=torch.int64, device=device).view(kept, space, digits).permute(2, 0, 1).contiguous()
+def _table(numbering: Numbering, device: torch.device) -> Tensor:
+    return sent(torch.from_numpy(numbering.binomials(numbering.digits).copy()), device)
 
 
-def subsets_encode(positions: Tensor, numbering: Numbering) -> Tensor:
-    """Number every `kept` of `positions`, int16 (n, numbers · kept), ascending and below `space`.
+def subsets_encode(positions: Tensor, runs: tuple[Numbered, ...]) -> Tensor:
+    """Number every `kept` of `positions`, int16 (n), ascending and below `space`: run after run, region after region.
 
-    Return uint8 (n, ⌈numbers · bits / 8⌉), in which each row is packed: p₀ < p₁ < … have the number Σ C(pᵢ, i + 1) (the
-    combinatorial number system; Cover 1973). The least significant bit comes first.
+    Return uint8 (Σ regions · ⌈count · bits / 8⌉), in which each region is packed: p₀ < p₁ < … have the number
+    Σ C(pᵢ, i + 1) (the combinatorial number system; Cover 1973). The least significant bit comes first.
     """
+    parts = positions.split([run.positions for run in runs])
+    of_each = zip(parts, runs, strict=True)
+    return torch.cat([_packed(part.view(run.regions, -1), run.numbering).view(-1) for part, run in of_each])
+
+
+def _packed(positions: Tensor, numbering: Numbering) -> Tensor:
     table, bits = numbering.table(positions), numbering.bits
     places = positions.reshape(-1, numbering.kept).T.long()
     numbers = places.new_zeros(len(table), places.shape[1])
@@ -120,10 +147,15 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     return positions.masked_fill_(wrong[:, None], -1)
 
 
-def subsets_read(rows: Tensor, regions: int, count: int, numbering: Numbering) -> tuple[Tensor, Tensor]:
-    """Return what `subsets_decode` does of rows (ranks, regions · bytes), without −1, and bools: any is set for one."""
-    found = subsets_decode(rows.reshape(len(rows) * regions, -1), count, numbering)
-    return found.clamp(min=0), (found < 0).any()
+def subsets_read(rows: Tensor, runs: tuple[Numbered, ...]) -> tuple[Tensor, Tensor]:
+    """Return what each rank gave `subsets_encode`, (ranks, n), and bools: any is set if a row is malformed."""
+    parts = rows.split([run.regions * run.nbytes for run in runs], dim=1)
+    found = [
+        subsets_decode(part.reshape(len(rows) * run.regions, -1), run.numbers, run.numbering).view(len(rows), -1)
+        for part, run in zip(parts, runs, strict=True)
+    ]
+    positions = torch.cat(found, dim=1)
+    return positions.clamp(min=0), (positions < 0).any()
 
 
 def _last_within(binomials: Tensor, numbers: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.formats import base
-from thinwire.kernels import Groups, Norm, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
+from thinwire.kernels import Groups, Norm, Numbered, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
 from thinwire_lab.check.material import BITS, GROUP, ONLY_32, SEED, Case, Kit, Near, Trial, Trials, as_read, framed
@@ -155,21 +155,22 @@ def _subsets(decode: bool) -> Callable[[Kit, int], Trials]:
             assert numbering, f"{kept} of 256 can be numbered"
             steps = kit.whole(2 * kept * numbers, 1, numbering.space // kept).view(-1, kept)
             positions = framed((steps.cumsum(1) - 1).to(torch.int16).view(-1)).view(2, kept * numbers)
-            rows = kernels.subsets_encode.reference(positions, numbering)
-            yield Trial((rows, numbers, numbering) if decode else (positions, numbering))
+            runs = (Numbered(numbering, 2, numbers),)
+            rows = kernels.subsets_encode.reference(positions.view(-1), runs).view(2, -1)
+            yield Trial((rows, numbers, numbering) if decode else (positions.view(-1), runs))
 
     return trials
 
 
 def _subsets_read(kit: Kit, n: int) -> Trials:
-    """Yield two ranks' rows of three regions each, with a gap behind; and the bytes of one damaged."""
-    for rows, numbers, numbering in (trial.args for trial in _subsets(decode=True)(kit, n)):
-        each = rows.shape[1]
-        some = torch.nn.functional.pad(torch.cat([rows, rows.flip(0), rows], dim=1), (0, 5))
-        for mask in (0, 255):
-            some = some.clone()
-            some[1, 2 * each - 1] |= mask
-            yield Trial((some[:, : 3 * each], 3, numbers, numbering))
+    """Yield two ranks' rows, with a gap behind, of three regions of one digit and one of two; and damaged ones."""
+    (rows, numbers, short), (others, _, long) = (trial.args for trial in _subsets(decode=True)(kit, n))
+    some = torch.cat([rows, rows.flip(0), rows, others], dim=1)
+    runs, whole, each = (Numbered(short, 3, numbers), Numbered(long, 1, numbers)), some.shape[1], rows.shape[1]
+    for damaged in (0, 2 * each, whole) if numbers else ():
+        other = torch.nn.functional.pad(some, (0, 5))
+        other[1, max(0, damaged - 1)] |= 255 if damaged else 0
+        yield Trial((other[:, :whole], runs))
 
 
 def _exponents(decode: bool) -> Callable[[Kit, int], Trials]:

@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -39,12 +40,13 @@ _MARK = "thinwire: "
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A bucket of `numel` elements in so many tensors of one size."""
+    """A bucket of `numel` elements in so many tensors: of these shapes, or all of one size."""
 
     recipe: str
     tensors: int
     dtype: str
     numel: int
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def name(self) -> str:
@@ -53,10 +55,11 @@ class Case:
 
     def segments(self) -> Segments:
         """Return where its gradients lie."""
-        each = self.numel // self.tensors
-        shape = (each // 64, 64)
+        shapes = self.shapes or [(self.numel // self.tensors // 64, 64)] * self.tensors
+        places = zip(shapes, accumulate(map(prod, shapes), initial=0), strict=False)
         return Segments(
-            Segment(name=f"layer {i}", offset=i * each, length=shape[0] * 64, shape=shape) for i in range(self.tensors)
+            Segment(name=f"tensor {i}", offset=offset, length=prod(shape), shape=shape)
+            for i, (shape, offset) in enumerate(places)
         )
 
 
