@@ -682,6 +682,7 @@ def test_the_largest_of_each_in_other_precisions(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("few", [1 << 25, 5000])
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.8, 1.0])
 def test_of_equal_magnitudes_the_lowest_indices_come_first(
@@ -708,6 +709,7 @@ def test_of_equal_magnitudes_the_lowest_indices_come_first(
 SMALL_SAMPLES = pytest.mark.parametrize("small", [1 << 14, 0])
 
 
+@pytest.mark.grid
 @SMALL_SAMPLES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_more_picks_than_are_wanted_and_more_than_there_is_room_for(
@@ -797,6 +799,7 @@ def test_the_largest_of_one_vector_and_of_several() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("count", "space"), [(0, 9), (1, 1), (3, 5), (40, 41), (63, 5000), (700, (1 << 31) - 8), (900, 1000), (4700, 7000)]
 )
