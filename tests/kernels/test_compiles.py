@@ -317,6 +317,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ),
     (
         "accumulate",
+        "_join",
+        {"out": "*fp16", "like": FLOAT, **dict.fromkeys(("at", "size", "begin", "factor", "bound"), LONG), **_TILES},
+        {"TIMES": True, "BOUNDED": True},
+    ),
+    (
+        "accumulate",
         "_subtract_rounded",
         {"x": "*bf16", "indices": INT, "values": FLOAT, "n": "i32", "high": "i32", "low": "i32"},
         {"FEW": 1024},

@@ -855,6 +855,7 @@ def test_where_plain_torch_is_as_good() -> None:
         "chunk_settle",
         "elias_fano_read",
         "gather_each",
+        "joined",
         "sections_write",
         "settle",
         "slots_read",

@@ -12,7 +12,7 @@ from thinwire.codecs.base import Codec
 from thinwire.formats import Format
 from thinwire.kernels.parts import Cut, whole
 from thinwire.payloads import Dense, Payload, Scratch, narrowed
-from thinwire.payloads.numbers import narrowed_each
+from thinwire.payloads.numbers import joined_as, narrowed_each
 from thinwire.signals import Signal, Signals
 
 
@@ -56,9 +56,9 @@ class Cast(Codec):
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
         """Encode each vector. A format encodes all in one call."""
-        if self.elementwise:  # plain numbers are joined when they are narrow
-            return super().encode_signals(signals, seeds=seeds, cut=cut, numel=numel)
         (xs, factor), dtype, share = signals.multiples(), signals.dtype, signals.share
+        if not isinstance(self.values, Format):  # joined when they are narrow
+            return Dense(values=joined_as(xs, self.values, share, factor), numel=numel, regions=cut.regions)
         parts = whole(xs)
         x = parts[0] if len(parts) == 1 else torch.cat(parts)
         values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share, factor)

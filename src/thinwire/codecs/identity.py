@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from typing_extensions import override
 
 from thinwire.codecs.base import BucketCodec
 from thinwire.kernels.parts import Cut
-from thinwire.payloads import Dense, Scratch, narrowed
+from thinwire.payloads import Dense, Scratch
+from thinwire.payloads.numbers import joined_as
 from thinwire.signals import Signals
 
 
@@ -23,7 +23,6 @@ class Identity(BucketCodec):
 
     @override
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Dense:
-        dtype, share = signals.dtype, signals.share  # one by one: what that takes is the longest's
-        parts = [narrowed(x, None, dtype, seed, share)[0] for x, seed in zip(signals.tensors(), seeds, strict=True)]
-        values = parts[0] if len(parts) == 1 else torch.cat(parts)
+        xs, factor = signals.multiples()
+        values = joined_as(xs, signals.dtype, signals.share, factor)
         return Dense(values=values, numel=numel, regions=cut.regions)

@@ -48,6 +48,7 @@ from thinwire.kernels.subsets.reference import Numbering as Numbering
 from thinwire.kernels.sums import Sum as Sum
 
 accumulate = Kernel(_accumulate.accumulate, by="sums")
+joined = Kernel(_accumulate.joined, by="*xs")
 subtract_rounded = Kernel(_accumulate.subtract_rounded, by="x indices", any_dtype=True)
 
 select = Kernel(_select.select, by="x")

@@ -62,11 +62,19 @@ def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:
     No sum of K such values overflows, in any order, although each addition may round up by a fraction u = eps/2.
     Nothing is clamped if `dtype` covers more than half of x's range. NaN and infinities stay.
     """
+    bound = _bound(x.dtype, dtype, share)
+    return x.to(dtype) if bound is None else kernels.joined([x.reshape(-1)], dtype, 1.0, bound).view_as(x)
+
+
+def joined_as(xs: Sequence[Tensor], dtype: torch.dtype, share: float | None = None, factor: float = 1.0) -> Tensor:
+    """Return flat tensors times a factor as one in `dtype`, which is `fitted` if there is a share."""
+    return kernels.joined(xs, dtype, factor, None if share is None else _bound(xs[0].dtype, dtype, share))
+
+
+def _bound(wide: torch.dtype, dtype: torch.dtype, share: float) -> float | None:
     range_ = torch.finfo(dtype)
-    if range_.max > torch.finfo(x.dtype).max / 2:
-        return x.to(dtype)
-    bound = range_.max * share / (1 + range_.eps / 2) ** (1 / share)
-    return torch.where(x.isinf(), x, x.clamp(-bound, bound)).to(dtype)
+    fits = range_.max > torch.finfo(wide).max / 2
+    return None if fits else range_.max * share / (1 + range_.eps / 2) ** (1 / share)
 
 
 def joined(parts: list[Coded | None]) -> Coded | None:

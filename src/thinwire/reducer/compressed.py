@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
-from thinwire import trace
+from thinwire import kernels, trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
 from thinwire.collectives import Group, taking, used_here
 from thinwire.exchanges import AllGather, Exchange, Exchanged, all_gather
 from thinwire.kernels import replay
+from thinwire.kernels.parts import Parts
 from thinwire.kernels.replay import Piece, Replays
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, fitted
@@ -223,20 +224,20 @@ class Compressed(Reducer):
         bounded = total.values.dtype == flat.dtype and not total.transformed  # see `payloads.fitted`
         if bounded or torch.finfo(flat.dtype).max > torch.finfo(torch.float32).max / 2:
             return False
-        wide = torch.zeros_like(flat, dtype=torch.float32)
+        wide, cut = torch.zeros_like(flat, dtype=torch.float32), bucket.segments.cut
         total.write(wide)
-        narrow, parts = ([x[s.offset : s.offset + s.length] for s in bucket.segments] for x in (flat, wide))
-        finite = _all_finite(parts)
-        needed = ~_all_finite(narrow) & finite
-        for segment, gradient, part in zip(bucket.segments, narrow, parts, strict=True):
-            gradient.copy_(torch.where(needed, fitted(part, gradient.dtype), gradient))
-            minus_overflow = torch.where(needed, (gradient - part).mul_(scale), 0)
-            self.memory.retain([segment.name], Dense(values=minus_overflow))
+        x, narrow = (kernels.joined(Parts(each, cut), each.dtype) for each in (wide, flat))
+        peak = kernels.peak_of_each([x])  # NaN if any is
+        finite = peak < torch.inf
+        needed = finite & (peak.to(flat.dtype) == torch.inf)
+        mean = torch.where(needed, fitted(x, flat.dtype), narrow)
+        minus_overflow = torch.where(needed, (mean - x).mul_(scale), 0)
+        means, rest = (
+            Dense(values=values, numel=flat.numel(), regions=cut.regions) for values in (mean, minus_overflow)
+        )
+        means.write(flat)
+        self.memory.retain(bucket.segments.names, rest)
         return finite
-
-
-def _all_finite(parts: Sequence[Tensor]) -> Tensor:
-    return torch.stack([part.isfinite().all() for part in parts]).all()
 
 
 def encoded(codec: Codec, signals: Signals, bucket: Bucket, *, seeds: Sequence[int], share: float | None) -> Payload:

@@ -29,7 +29,7 @@ needs_triton = pytest.mark.skipif(
 CPU = torch.device("cpu")
 LAUNCHES = {
     "dense": (1, 1, 0),
-    "bf16": (2, 1, 1),
+    "bf16": (1, 1, 1),
     "topk": (2, 3, 2),
     "sampled_topk": (2, 3, 2),
     "dgc": (2, 3, 2),
@@ -43,16 +43,16 @@ LAUNCHES = {
 """At most so many to encode, exchange and decode a bucket in float32, of 1 to 100 tensors. Lower them with the code."""
 LAYER = {
     "dense": (1, 1, 0),
-    "bf16": (2, 1, 1),
-    "topk": (4, 4, 3),
-    "sampled_topk": (4, 4, 3),
-    "dgc": (4, 5, 4),
-    "dragonn": (5, 6, 4),
-    "fading": (6, 5, 4),
-    "orthogonal": (189, 5, 4),
-    "qsgd": (4, 4, 3),
-    "terngrad": (5, 4, 3),
-    "signsgd": (4, 4, 4),
+    "bf16": (1, 1, 1),
+    "topk": (3, 4, 3),
+    "sampled_topk": (3, 4, 3),
+    "dgc": (3, 5, 4),
+    "dragonn": (4, 6, 4),
+    "fading": (5, 5, 4),
+    "orthogonal": (188, 5, 4),
+    "qsgd": (3, 4, 3),
+    "terngrad": (4, 4, 3),
+    "signsgd": (3, 4, 4),
 }
 """Of a GPT's layer: matrices, vectors that are cut otherwise, and vectors so small that they are not compressed."""
 SUMMED_WIDE = {"fading", "orthogonal", "signsgd"}  # their sums may not fit into 16 bits, and are repaired
@@ -70,8 +70,7 @@ sizes = [(1, 2048), (6, 12288), (100, 204800), (6, 6553344)]
 sizes = sizes[: int(sys.argv[2])]
 w, cases = 768, [Case(recipe=name, tensors=n, dtype=sys.argv[1], numel=numel) for name in RECIPES for n, numel in sizes]
 shapes = ((w,), (w,), (3 * w, w), (3 * w,), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,), (w, 4 * w), (w,))
-names = RECIPES if sys.argv[1] == "float32" else ()
-cases += [Case(recipe=name, tensors=12, dtype=sys.argv[1], numel=0, shapes=shapes) for name in names]
+cases += [Case(recipe=name, tensors=12, dtype=sys.argv[1], numel=0, shapes=shapes) for name in RECIPES]
 print(json.dumps([[case.recipe, bool(case.shapes), counted(case)["launches"]] for case in cases]))
 """
 
@@ -89,12 +88,11 @@ def test_a_bucket_launches_no_more_than_it_did(dtype: str, sizes: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COUNT, dtype, str(sizes)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
-    more = {"float32": 0, "bfloat16": 2, "float16": 5}[dtype]  # values are cast, and clamped
+    more = {"float32": 0, "bfloat16": 3, "float16": 3}[dtype]  # values are cast, and clamped
     for name, of_a_layer, launches in json.loads(done.stdout):
-        if dtype == "float16" and name in SUMMED_WIDE:
-            continue
+        repair = 20 * (dtype == "float16" and name in SUMMED_WIDE)
         allowed = (LAYER if of_a_layer else LAUNCHES)[name]
-        assert all(launches[phase] <= most + more for phase, most in zip(PHASES, allowed, strict=True)), (
+        assert all(launches[phase] <= most + more + repair for phase, most in zip(PHASES, allowed, strict=True)), (
             f"{name}{' of a layer' * of_a_layer}: {launches}, at most {allowed}"
         )
 

@@ -1,9 +1,12 @@
 """Adding gradients to residuals: plainly, with decay, with momentum, or rounded to 16 bits."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from thinwire.kernels.hashing.reference import mix
+from thinwire.kernels.parts import whole
 from thinwire.kernels.sums import Sum
 
 
@@ -30,6 +33,20 @@ def accumulate(sums: Sum) -> None:
             torch.add(residual, new, alpha=scale, out=out)
         else:
             torch.mul(residual, decay, out=out).add_(new, alpha=scale)
+
+
+def joined(xs: Sequence[Tensor], dtype: torch.dtype, factor: float = 1.0, bound: float | None = None) -> Tensor:
+    """Return n ≥ 1 vectors times a factor as one vector of a dtype; in a range of ±`bound`, if it is given.
+
+    NaN and infinities stay. A single vector may be multiplied in place, and be what is returned.
+    """
+    parts = whole(xs)
+    x = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if factor != 1:
+        x.mul_(factor)
+    if bound is not None:
+        x = torch.where(x.isinf(), x, x.clamp(-bound, bound))
+    return x.to(dtype)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:

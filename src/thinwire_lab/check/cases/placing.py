@@ -80,6 +80,12 @@ def _in_pieces(kit: Kit, n: int) -> tuple[list[Tensor], list[int], Tensor, Tenso
     return pieces, offsets, indices, values, [each.numel() for each in picks]
 
 
+def _joined(kit: Kit, n: int) -> Trials:
+    x = kit.vector(n)
+    for factor, bound in ((1.0, None), (0.25, None), (0.25, 0.125), (1.0, 0.5)):
+        yield Trial(([framed(x[: n // 3]), framed(x[n // 3 :])], torch.float16, factor, bound))
+
+
 def _gather_each(kit: Kit, n: int) -> Trials:
     pieces, offsets, indices, _, runs = _in_pieces(kit, n)
     starts = kit.seeds(offsets).repeat_interleave(kit.seeds(runs))
@@ -200,6 +206,7 @@ def _in_slots(kit: Kit, n: int) -> Tensor:
 
 CASES: Mapping[str, Case] = {
     "differ": Case(make=_differ, dtypes=ONLY_32, contents=("normal",), alike=_as_wrong),
+    "joined": Case(make=_joined),
     "gather_each": Case(make=_gather_each),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
     "mask": Case(make=_mask),
