@@ -134,8 +134,8 @@ def _subset(
     ones = tl.full([BLOCK], 0x7FFFFFFFFFFFFFFF, tl.int64)
     rest &= ones >> tl.maximum(63 - bits, 0)
     rest_high &= ones >> tl.minimum(126 - bits, 63)
-    low, high = tl.load(run + 9), tl.load(run + 10)
-    beyond = (rest_high > high) | ((rest_high == high) & (rest >= low))
+    subsets, subsets_high = tl.load(run + 9), tl.load(run + 10)
+    beyond = (rest_high > subsets_high) | ((rest_high == subsets_high) & (rest >= subsets))
     last, end = there & (at % count == count - 1), count * bits  # it looks at what is behind it, too
     for place in range(end // 8, nbytes):
         byte = tl.load(rows + row + place, mask=last, other=0).to(tl.int64)
