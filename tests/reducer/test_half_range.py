@@ -196,6 +196,29 @@ def test_ranks_at_rest_take_their_share_of_what_waits(ranks: Ranks, name: str) -
     torch.testing.assert_close((means[0] + sum(waiting))[:1200], expected, rtol=1e-3, atol=0)
 
 
+def _beyond_and_back(name: str) -> tuple[Tensor, Tensor]:
+    """Return the mean of a step that the last rank brings back into the range, and what waits then."""
+    recipe, group = WIDE[name](), dist.group.WORLD
+    assert group is not None
+    waiting = torch.full((1200,), -50_000.0 if group.rank() == 2 else 50_000.0)
+    for memory in recipe.memories():
+        if memory.stateful:
+            memory.restore({"matrix": {"residual": waiting}})
+    flat = torch.zeros(NUMEL, dtype=torch.float16)
+    assert recipe.reduce(Bucket(flat=flat, segments=SEGMENTS), Round(step=0, group=group, scale=1 / 3)).wait().finite
+    for memory in recipe.memories():
+        memory.commit()
+    return flat.double(), _waiting(recipe)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_sum_that_leaves_the_range_and_returns_is_all_there(ranks: Ranks, name: str) -> None:
+    means, waiting = zip(*ranks.run(3, _beyond_and_back, name), strict=True)
+    assert all(torch.equal(mean, means[0]) for mean in means)
+    expected = torch.full((1200,), 50_000.0, dtype=torch.float64)
+    torch.testing.assert_close((means[0] + sum(waiting))[:1200], expected, rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 1000])
 def test_sums_of_what_fits_fit(count: int, dtype: torch.dtype) -> None:

@@ -227,9 +227,8 @@ class Compressed(Reducer):
         wide, cut = torch.zeros_like(flat, dtype=torch.float32), bucket.segments.cut
         total.write(wide)
         x, narrow = (kernels.joined(Parts(each, cut), each.dtype) for each in (wide, flat))
-        peak = kernels.peak_of_each([x])  # NaN if any is
-        finite = peak < torch.inf
-        needed = finite & (peak.to(flat.dtype) == torch.inf)
+        finite, fits = (kernels.peak_of_each([each]) < torch.inf for each in (x, narrow))
+        needed = finite & ~fits  # also where a sum left the range on its way
         mean = torch.where(needed, fitted(x, flat.dtype), narrow)
         minus_overflow = torch.where(needed, (mean - x).mul_(scale), 0)
         means, rest = (
