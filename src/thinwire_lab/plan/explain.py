@@ -76,11 +76,16 @@ class Explained:
         }
 
 
+def check_several(workers: int) -> None:
+    """Raise BadInput for a single worker, who sends nothing."""
+    if workers < 2:
+        raise BadInput("--explain is about what crosses a network; expected 2 workers or more")
+
+
 def sent(plan: Plan) -> Sequence[Sent]:
     """Return the ways to train, the least change first. Raises BadInput for a single worker, who sends nothing."""
     profile = plan.profile
-    if profile.world_size < 2:
-        raise BadInput("--explain is about what crosses a network; expected 2 workers or more")
+    check_several(profile.world_size)
     script = Script.of(profile) or Script(seconds=plan.dense_seconds)
     sharded = _Sharded(script, profile).ways() if script.modules else ()
     return [*sorted([*_replicated(plan, script), *sharded], key=lambda way: not way.there), _apart(profile, script)]

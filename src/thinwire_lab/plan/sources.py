@@ -11,6 +11,7 @@ from thinwire.planner.candidates import ALLOWED, OptimizerName
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.workers import in_group, started, world_size
 from thinwire_lab.inputs import BadInput, names, numbers
+from thinwire_lab.plan.explain import check_several
 from thinwire_lab.plan.worker import measure
 from thinwire_lab.problems.optimizers import check_optimizer
 
@@ -207,10 +208,13 @@ class Request:
                 "scale": 1.0 if self.scale is None else self.scale,
                 "optimizer": self.optimizer or "sgd",
             }
+        workers = world_size() if in_group() else self.workers or 2
+        if self.explain:
+            check_several(workers)
         return Measured(
             kind="bench" if self.target is None else "user",
             subject=subject,
-            workers=world_size() if in_group() else self.workers or 2,
+            workers=workers,
             rate=parse_rate("100mbit" if self.link is None else self.link),
             explain=bool(self.explain),
         )

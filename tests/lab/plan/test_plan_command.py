@@ -264,6 +264,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "PROFILE", "--density", "2"], "--density 2 is not a share of the elements"),
         (["--profile", "PROFILE", "--density", "a"], "not a list of numbers"),
         (["--profile", "PROFILE", "--workers", "0"], "--workers is 0"),
+        (["--explain", "--workers", "1"], "expected 2 workers or more"),
         (["--profile", "PROFILE", "--link", "fast"], "'fast'"),
         (["--profile", "PROFILE", "--json", "/nonexistent/o.json"], "cannot write /nonexistent/o.json"),
         (["--save-profile", "/"], "cannot write /"),
