@@ -49,11 +49,6 @@ class Fragment:
         copies = sum(bucket.flat.nbytes for bucket in self._buckets)
         return MemoryUse(held.waiting + sum(x.nbytes for x in kept), held.staging + copies, held.scratch)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the first of its parameters is."""
-        return next(iter(self.parameters.values())).device
-
     def own(self) -> dict[str, Tensor]:
         """Return this worker's parameters; of DTensors, its shards. Not copies."""
         return {name: local(p).detach() for name, p in self._own.items()}

@@ -1,16 +1,24 @@
-"""What workers send each other in an outer step: one message, which says how much its sender's share counts."""
+"""What workers send each other in an outer step: one message, which says how much its sender's share counts.
 
+Beside Δ it carries the running statistics of batch normalisation, which no optimizer trains.
+"""
+
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 
 from thinwire.collectives import Group, Pool, all_gather, plain_device, pooling
+
+_log = logging.getLogger("thinwire")
+_RUNNING = ("running_mean", "running_var")
 
 
 @final
@@ -84,3 +92,90 @@ def meeting(group: Group, tick: int, weight: float, *, whole: bool = False) -> I
     """Put into one message what is gathered within; with `whole`, also what a group would rather sum on the way."""
     with pooling(math.inf) if whole else pooling() as pool:
         yield Meeting(pool, group, tick, weight), pool
+
+
+@final
+class Weights:
+    """How much this worker's Δ counts: its samples."""
+
+    def __init__(self, group: Group, samples: int | None) -> None:
+        self.group, self._samples, self._own = group, samples or 1, 1.0
+
+    def take(self, counts: bool) -> float:
+        """Return what the Δ counts; 0 if it is left out."""
+        self._own = float(self._samples * counts)
+        return self._own
+
+    def divide(self, joined: bool, steps: object) -> float:
+        """Return by what this worker's Δ is divided, before everybody's weights are known."""
+        return self.group.size() / (self._own or 1.0)
+
+
+@final
+class Sick:
+    """Workers whose Δ was not finite. `times`: how often, by rank. `skipped`: outer steps that all workers skipped."""
+
+    def __init__(self) -> None:
+        self.times, self.skipped = Counter[int](), 0
+
+    def leave_out(self, ranks: Sequence[int], group: Group) -> None:
+        """Note that these workers were left out of the mean."""
+        self.times.update(ranks)
+        if any(map(_worth_saying, map(self.times.get, ranks))):
+            _log.log(_level(ranks, group), "%s: left out of the outer step", self._named(ranks))
+
+    def skip(self, ranks: Sequence[int], group: Group) -> None:
+        """Note that all workers skipped the outer step."""
+        self.times.update(ranks)
+        self.skipped += 1
+        if _worth_saying(self.skipped):
+            named = self._named(ranks) if ranks else "the mean of all workers is not finite, though each one's Δ is"
+            _log.log(_level(ranks, group), "%s: nobody took the outer step (%d skipped so far)", named, self.skipped)
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        return ", ".join(f"Δ of worker {rank} is not finite (time {self.times[rank]})" for rank in ranks)
+
+
+def _worth_saying(times: int | None) -> bool:
+    return str(times).strip("0") == "1"  # the first time, the tenth, the hundredth
+
+
+def _level(ranks: Sequence[int], group: Group) -> int:
+    return logging.WARNING if group.rank() in (0, *ranks) else logging.DEBUG
+
+
+@final
+class RunningStatistics:
+    """The buffers of a model that hold running means and variances. `agreed`: what they were when workers last met."""
+
+    def __init__(self, model: nn.Module) -> None:
+        held = [(module, name) for module in model.modules() for name in _RUNNING]
+        self._held = [(module, name) for module, name in held if module._buffers.get(name) is not None]
+        self.agreed = [x.clone() for x in self.tensors]
+        self._arriving: list[Future[Tensor]] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The buffers that are the model's now: `to()`, for one, replaces them."""
+        return [module.get_buffer(name) for module, name in self._held]
+
+    def share(self, pool: Pool) -> None:
+        """Have them travel with an outer step."""
+        self._arriving = [pool.gather(x.clone()) for x in self.tensors]
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Replace each by its mean over workers where it is finite, or by what it was if it is nowhere."""
+        arriving, self._arriving = self._arriving, []
+        for x, agreed, future in zip(self.tensors if arriving else (), self.agreed, arriving, strict=False):
+            rows = future.wait().double()
+            if len(sound := [row for row in rows if bool(row.isfinite().all())]):
+                agreed.copy_(torch.stack(sound).mean(0))
+            x.copy_(agreed)
+
+    @torch.no_grad()
+    def take(self, theirs: Iterable[Tensor]) -> None:
+        """Take over another worker's."""
+        for x, agreed, other in zip(self.tensors, self.agreed, theirs, strict=True):
+            x.copy_(other)
+            agreed.copy_(x if bool(x.isfinite().all()) else agreed)

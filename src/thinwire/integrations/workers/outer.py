@@ -37,12 +37,11 @@ from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import is_dtensor, local
 from thinwire.integrations.workers.directory import found_address
 from thinwire.integrations.workers.fragments import Fragment, cut
+from thinwire.integrations.workers.meeting import RunningStatistics, Weights
 from thinwire.integrations.workers.member import Member
 from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
 from thinwire.integrations.workers.outer_state import plain
-from thinwire.integrations.workers.running import RunningStatistics
 from thinwire.integrations.workers.swarm import Swarm
-from thinwire.integrations.workers.weights import Weights
 from thinwire.outer_steps import OuterSteps, made_optimizer
 from thinwire.reducer import Compressed, Reducer
 from thinwire.reducer.base import words

@@ -19,12 +19,9 @@ from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import Hook, nested, stop_observing
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment, all_finite
-from thinwire.integrations.workers.meeting import Meeting, meeting
-from thinwire.integrations.workers.running import RunningStatistics
-from thinwire.integrations.workers.starting import Start
-from thinwire.integrations.workers.strangers import Strangers
+from thinwire.integrations.workers.meeting import Meeting, RunningStatistics, Sick, Weights, meeting
+from thinwire.integrations.workers.starting import Start, Strangers
 from thinwire.integrations.workers.swarm import Swarm
-from thinwire.integrations.workers.weights import Sick, Weights
 from thinwire.outer_steps import OuterSteps
 from thinwire.trace import Meter, Stats
 from thinwire.waits import refuse_captured

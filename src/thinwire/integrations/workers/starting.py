@@ -1,14 +1,16 @@
-"""Where workers start from: what is loaded into a model late, or not at all, must not be taken for training."""
+"""What must not be taken for training, as models that are loaded late; and what must, as other optimizers' steps."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.training.drift import digest
+from thinwire.integrations.training.optimizers import observe
 from thinwire.integrations.workers.fragments import Fragment
 
 _log = logging.getLogger("thinwire")
@@ -16,11 +18,15 @@ _log = logging.getLogger("thinwire")
 
 @final
 class Start:
-    """What a worker's own parameters must be before an inner step. `pending`: whether workers have yet to compare."""
+    """What a worker's own parameters must be before an inner step. `pending`: whether workers have yet to compare.
+
+    `_wrong` says what is wrong if they have moved; after the handle has loaded a state, only if nothing was `_made` of
+    the model since. Nothing is if it is empty.
+    """
 
     def __init__(self, fragments: Sequence[Fragment], frozen: Mapping[str, Tensor]) -> None:
         self._fragments, self._frozen = fragments, frozen
-        self._rule, self.pending = self._late, True
+        self._wrong, self.pending = _LATE, True
         self._made: Sequence[int] = ()
         self._loaded = False
 
@@ -40,19 +46,20 @@ class Start:
 
     def loads(self) -> None:
         """Note that the handle is about to load a state. The model may have been loaded before, or will be."""
-        if self._rule in (self._late, self._changed) and not self._moved():
-            self._rule, self._made = self._unloaded, self._versions()
-        elif self._rule != self._unloaded:
-            self._rule = self._anything
+        if self._wrong in (_LATE, _CHANGED) and not self._moved():
+            self._wrong, self._made = _UNLOADED, self._versions()
+        elif self._wrong != _UNLOADED:
+            self._wrong = ""
         self.pending, self._loaded = True, False
 
     def joins(self) -> None:
         """Note that this worker has joined, and has the global parameters."""
-        self._rule = self._changed
+        self._wrong = _CHANGED
 
     def check(self, group: Group) -> bool:
         """Return whether all workers have loaded the same, else RuntimeError on all; a collective, also of islands."""
-        word = self._rule()
+        loaded = self._wrong == _UNLOADED and self._versions() != self._made
+        word = self._wrong if self._wrong and self._moved() and not loaded else ""
         own = [digest(x).tolist() for each in self._fragments for x in each.own().values()] if word else []
         frozen = {name: digest(x).tolist() for name, x in self._frozen.items()}
         everyone = all_gather_plain([word, own, frozen], group)
@@ -62,7 +69,7 @@ class Start:
             _log.warning("%d frozen parameters differ between workers, such as %r", len(differing), differing[0])
         if late and group.rank() == 0:
             _log.warning(_ADOPTED)
-        self._rule, self.pending = self._anything, False
+        self._wrong, self.pending = "", False
         return bool(late)
 
     def _versions(self) -> list[int]:
@@ -71,18 +78,6 @@ class Start:
 
     def _moved(self) -> bool:
         return any(fragment.moved() for fragment in self._fragments)
-
-    def _late(self) -> str:
-        return _LATE if self._moved() else ""
-
-    def _changed(self) -> str:
-        return _CHANGED if self._moved() else ""
-
-    def _unloaded(self) -> str:
-        return _UNLOADED if self._moved() and self._versions() == self._made else ""
-
-    def _anything(self) -> str:
-        return ""
 
 
 _LATE = (
@@ -119,3 +114,31 @@ def _judged(everyone: Sequence[Sequence[Any]]) -> bool:
     word = next(iter(wrong.values()))
     ranks = [each for each, said in wrong.items() if said == word]
     raise RuntimeError(f"workers {ranks} of {len(everyone)}: {word}")
+
+
+@final
+class Strangers:
+    """Counts steps of other optimizers with these parameters since the latest that counts: nothing is exchanged."""
+
+    def __init__(self, parameters: Collection[int], optimizers: Collection[torch.optim.Optimizer]) -> None:
+        self._parameters, self._optimizers = parameters, optimizers
+        self._steps, self.due = 0, 0
+        observe(self)
+
+    def about_to_take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let it."""
+
+    def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
+        """Warn once if more than `due` steps have gone by: one alone may be that of a wrapper."""
+        if optimizer in self._optimizers:
+            self._steps = 0
+        elif any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+            self._steps += 1
+            if self._steps == self.due + 1:
+                _log.warning(_STRANGER, type(optimizer).__name__, self._steps)
+
+
+_STRANGER = (
+    "a %s that outer() was not given trains this worker's parameters, and has taken the latest %d steps: they are not "
+    "counted, so that no outer step follows. On every worker, remove() this handle, and make another with the optimizer"
+)

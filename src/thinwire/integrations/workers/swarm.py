@@ -18,9 +18,17 @@ from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations.workers import agreement
 from thinwire.integrations.workers.agreement import Agreement
 from thinwire.integrations.workers.awake import monotonic
-from thinwire.integrations.workers.comparison import Comparison, Digests, differently
 from thinwire.integrations.workers.directory import Directory, StoreError
-from thinwire.integrations.workers.messages import Decision, Note, Share, Standing, View, view_of
+from thinwire.integrations.workers.messages import (
+    Comparison,
+    Decision,
+    Digests,
+    Note,
+    Share,
+    Standing,
+    View,
+    view_of,
+)
 from thinwire.integrations.workers.seat import Seat
 
 _log = logging.getLogger("thinwire")
@@ -362,7 +370,7 @@ class Swarm:
 
     def _meet(self, link: Link, words: Words) -> None:
         if (theirs := str(words["terms"])) != self._terms:
-            text = f"worker {words['id']} has another model, recipe or settings: {differently(theirs, self._terms)}"
+            text = f"worker {words['id']} has another model, recipe or settings: {_differently(theirs, self._terms)}"
             if self.at < 0:  # who has begun goes on
                 self._error = FingerprintError(text)
             else:
@@ -559,3 +567,10 @@ class Swarm:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _differently(theirs: str, mine: str) -> str:
+    """Say where two texts begin to differ."""
+    first = next((at for at, (x, y) in enumerate(zip(theirs, mine, strict=False)) if x != y), 0)
+    at = max(0, first - 30)
+    return f"…{theirs[at : at + 90]}…, where this one has …{mine[at : at + 90]}…: start all workers with the same"
