@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.integrations.attachments import assembly
-from thinwire.integrations.sharding import lane
+from thinwire.integrations.sharding import gathering, lane
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.training.gradients import local
 from thinwire.reducer import Segment
@@ -442,7 +442,7 @@ def test_removal_sends_what_waits(ranks: Ranks, recipe: str) -> None:
 def _recorded() -> bool:
     """Return whether all that FSDP has lent is said to be used by the stream that copies it."""
     scattered, lent, used = Scattered(), set[int](), set[int]()
-    kept = scattered.handle._contributions
+    kept: Any = scattered.handle.attachment.recipe
     allocate = kept.allocate
 
     def lending(*args: Any, **given: Any) -> Tensor:
@@ -497,7 +497,7 @@ def test_a_rank_that_evaluates_where_others_load_is_an_error_on_every_rank(ranks
 # --- what fails to open ---
 
 # The packages export functions of the same names.
-SCATTER, SHARD = (importlib.import_module(f"thinwire.integrations.sharding.{name}") for name in ("scatter", "shard"))
+SHARD = importlib.import_module("thinwire.integrations.sharding.shard")
 REPLICATE = importlib.import_module("thinwire.integrations.replicas.replicate")
 DOORS: dict[str, tuple[Callable[[Native], object], Any, str]] = {
     "a lane": (
@@ -507,7 +507,7 @@ DOORS: dict[str, tuple[Callable[[Native], object], Any, str]] = {
     ),
     "scatter": (
         lambda each: tw.scatter(each.net, MAKE["some"](), mesh=each.mesh, gathers=tw.gathers.Differences()),
-        SCATTER,
+        gathering,
         "Backwards",
     ),
     "shard": (lambda each: tw.shard(each.net, MAKE["some"](), mesh=grid(1)["replicate"]), SHARD, "start_alike"),

@@ -10,12 +10,15 @@ from typing_extensions import override
 
 from thinwire.collectives import Group
 from thinwire.gathers import Gathers, Lossless
-from thinwire.integrations.attachments.attachment import Attached
+from thinwire.integrations.attachments.attachment import Attached, Attachment
 from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.sharding.backward import Arrivals, Backwards
+from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import sharded_modules
 from thinwire.integrations.sharding.lane import Coded
+from thinwire.integrations.sharding.layout import Layout
+from thinwire.integrations.training.gradients import own_length
 
 _log = logging.getLogger("thinwire")
 
@@ -37,15 +40,34 @@ def carried(model: nn.Module, how: Gathers | None, groups: Sequence[Group]) -> C
 
 
 class Gathering(Attached):
-    """A handle that knows how parameters are gathered."""
+    """A handle of a model that FSDP has sharded, whose gradients of `layout` are exchanged in backward.
 
-    _arrivals: Arrivals
-    _backwards: Backwards
-    _gathers: Copies | Coded | None
+    With `contributions`, in place of FSDP's reduce-scatter. `gathers` carries its all-gathers, if FSDP does not.
+    """
 
-    def _gather(self, model: nn.Module, gathers: Copies | Coded | None) -> None:
-        """Have the all-gathers of this model travel so. What an earlier handle has them do ends."""
-        self._gathers, modules = gathers, sharded_modules(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        attachment: Attachment,
+        layout: Layout,
+        gathers: Copies | Coded | None,
+        *,
+        overlap: bool,
+        contributions: Contributions | None = None,
+    ) -> None:
+        self._attachment, self.layout, self._gathers = attachment, layout, gathers
+        attachment.serve(model)
+        modules, groups = sharded_modules(model), layout.groups
+        # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
+        island, length = (groups[1:], own_length) if contributions is None else (groups, nn.Parameter.numel)
+        self._arrivals = Arrivals(attachment, island, may_overlap=overlap, length=length)
+        self._backwards = Backwards(modules, attachment, groups, self._arrivals, gathers, contributions)
+        self._gather(modules)
+        for module in modules if contributions is not None else ():
+            module.set_custom_reduce_scatter(contributions)
+
+    def _gather(self, modules: Sequence[Any]) -> None:
+        """Have the all-gathers of these modules travel as they are to. What an earlier handle has them do ends."""
         for earlier in {each for module in modules if module in _at_work and (each := _at_work.pop(module)())}:
             if left := [module for module, each in _at_work.items() if each() is earlier]:
                 _log.warning(
@@ -56,9 +78,9 @@ class Gathering(Attached):
             for module in left:
                 del _at_work[module]
             earlier.remove()
-        if gathers:
-            gathers.begin()
-            _at_work.update(dict.fromkeys(modules, weakref.ref(gathers)))
+        if self._gathers:
+            self._gathers.begin()
+            _at_work.update(dict.fromkeys(modules, weakref.ref(self._gathers)))
 
     @property
     def gathered_bytes(self) -> int:

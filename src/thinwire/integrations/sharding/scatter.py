@@ -16,15 +16,12 @@ from thinwire.errors import FingerprintError
 from thinwire.gathers import Gathers
 from thinwire.integrations.attachments import assembly
 from thinwire.integrations.attachments.assembly import Optimizers
-from thinwire.integrations.attachments.attachment import Attachment, LossScaler
+from thinwire.integrations.attachments.attachment import LossScaler
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import agreed, raise_on_all, together
 from thinwire.integrations.sharding import fsdp
-from thinwire.integrations.sharding.backward import Arrivals, Backwards
 from thinwire.integrations.sharding.contributions import Contributions
-from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.gathering import Gathering, carried
-from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.memories import NoMemory
 from thinwire.reducer import Reducer, Released, ToOwners
@@ -38,27 +35,6 @@ class Scattered(Gathering):
     The residual is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
     its state has the same form as `attach`'s.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        attachment: Attachment,
-        contributions: Contributions,
-        gathers: Copies | Coded | None,
-        *,
-        overlap: bool,
-    ) -> None:
-        self._attachment, self._contributions = attachment, contributions
-        attachment.serve(model)
-        group = attachment.group
-        self.layout = Layout.whole(group, {})
-        # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
-        self._arrivals = Arrivals(attachment, [group], may_overlap=overlap, length=nn.Parameter.numel)
-        modules = fsdp.sharded_modules(model)
-        self._backwards = Backwards(modules, attachment, [group], self._arrivals, gathers, contributions)
-        self._gather(model, gathers)
-        for module in modules:
-            module.set_custom_reduce_scatter(contributions)
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
@@ -81,10 +57,12 @@ class Scattered(Gathering):
         if self._gathers:
             self._gathers.remove()
         membership = self.attachment.membership
+        contributions = membership.recipe
+        assert isinstance(contributions, Contributions)
         membership.release(averages="what thinwire.scatter returned does that")
         dense = ToOwners(memory=NoMemory(), codec=Identity())
-        self._contributions.recipe = Released(waiting=tuple(self._contributions.memories()), dense=dense)
-        membership.recipe = self._contributions
+        contributions.recipe = Released(waiting=tuple(contributions.memories()), dense=dense)
+        membership.recipe = contributions
 
 
 @checked(on_error=raise_on_all(fsdp.mesh_groups))
@@ -150,7 +128,8 @@ def scatter(
         everything=dict(model.named_parameters()).copy,  # as DTensors: an evaluation may leave them whole
     )
     with assembly.opening(attachment):
-        return Scattered(model, attachment, contributions, carrier, overlap=overlap)
+        layout = Layout.whole(groups[0], {})
+        return Scattered(model, attachment, layout, carrier, overlap=overlap, contributions=contributions)
 
 
 def _looked_at(

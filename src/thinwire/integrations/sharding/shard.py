@@ -1,6 +1,6 @@
 """Sharded models: FSDP2 shards within an island, and replicas between islands exchange their shards' gradients."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, final
 
 import torch
@@ -14,14 +14,11 @@ from thinwire.errors import FingerprintError
 from thinwire.gathers import Gathers
 from thinwire.integrations.attachments import assembly
 from thinwire.integrations.attachments.assembly import Optimizers
-from thinwire.integrations.attachments.attachment import Attachment, LossScaler
+from thinwire.integrations.attachments.attachment import LossScaler
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.membership import agreed, raise_on_all, together
 from thinwire.integrations.sharding import fsdp
-from thinwire.integrations.sharding.backward import Arrivals, Backwards
-from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.gathering import Gathering, carried
-from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.training.drift import start_alike
 from thinwire.reducer import Reducer
@@ -33,23 +30,6 @@ class Shards(Gathering):
 
     `attachment`, which does the work, knows only this rank's shards; its group is the ranks that hold the same shards.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        attachment: Attachment,
-        island: Sequence[Group],
-        gathers: Copies | Coded | None,
-        *,
-        overlap: bool,
-    ) -> None:
-        self._attachment = attachment
-        attachment.serve(model)
-        self.layout = Layout.sharded(attachment.group, island, attachment.parameters)
-        self._arrivals = Arrivals(attachment, island, may_overlap=overlap)
-        modules = fsdp.sharded_modules(model)
-        self._backwards = Backwards(modules, attachment, self.layout.groups, self._arrivals, gathers)
-        self._gather(model, gathers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of this rank's shards, and its step, in plain containers. Save it on every rank."""
@@ -143,7 +123,7 @@ def shard(
     )
     with assembly.opening(attachment):
         start_alike(model, replicas)
-        return Shards(model, attachment, island, carrier, overlap=overlap)
+        return Shards(model, attachment, Layout.sharded(replicas, island, parameters), carrier, overlap=overlap)
 
 
 def _looked_at(
