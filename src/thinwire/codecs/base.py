@@ -10,8 +10,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from thinwire import schedules
+from thinwire.kernels import Found
 from thinwire.kernels.parts import Cut
-from thinwire.payloads import Payload, Scratch
+from thinwire.payloads import Narrow, Payload, Scratch, Sparse
+from thinwire.payloads.numbers import narrowed_each
 from thinwire.signals import Plain, Signal, Signals
 
 
@@ -121,3 +123,33 @@ def kept(density: schedules.Density, numel: int) -> int:
     if isinstance(density, schedules.Schedule):
         raise TypeError("the density is a schedule; resolve it first with codec.at(step)")
     return min(numel, max(1, round(density * numel)))
+
+
+def side_by_side(
+    signals: Signals,
+    found: Found,
+    runs: Sequence[int],
+    narrow: Narrow,
+    *,
+    seeds: Sequence[int],
+    cut: Cut,
+    numel: int,
+    slots: bool = False,
+) -> Sparse:
+    """Return the payload of several signals at their offsets. `runs` says how many of what was found are each one's.
+
+    Indices are those in the whole vector; padding is a region's last one. `slots`: they are in slot order by the seeds.
+    """
+    counts, regions = tuple(runs), cut.regions
+    values, coded = narrowed_each(found.values, counts, narrow, signals.dtype, seeds, signals.share)
+    return Sparse(
+        indices=found.indices,
+        values=values,
+        numel=numel,
+        regions=regions,
+        runs=counts,
+        ascending=not slots,
+        seeds=seeds if slots else (),
+        coded=coded,
+        counted=found.carried if values is found.values else None,  # narrowed, some may be 0
+    )

@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from thinwire import kernels
 from thinwire.checked import Count, checked
-from thinwire.codecs.base import BucketCodec, kept
-from thinwire.codecs.thresholding import side_by_side
+from thinwire.codecs.base import BucketCodec, kept, side_by_side
 from thinwire.kernels.memory import constant, sent
 from thinwire.kernels.parts import Cut, Found, wide
 from thinwire.payloads import Narrow, Scratch, Sparse

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.checked import Multiple, checked
-from thinwire.codecs.base import BucketCodec, kept
-from thinwire.codecs.thresholding import draw, sample_bytes, side_by_side
+from thinwire.codecs.base import BucketCodec, kept, side_by_side
+from thinwire.codecs.thresholding import draw, sample_bytes
 from thinwire.kernels import Draw
 from thinwire.kernels.parts import Cut
 from thinwire.kernels.replay import changing

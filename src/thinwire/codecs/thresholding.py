@@ -4,16 +4,13 @@ Indices of picks (int32) ascend. A GPU fills them up with −1, so that the host
 """
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 from torch import Tensor
 
-from thinwire.kernels import Draw, Found, Picks
-from thinwire.kernels.parts import Cut
+from thinwire.kernels import Draw, Picks
 from thinwire.payloads import Narrow, Sparse, narrowed
-from thinwire.payloads.numbers import narrowed_each
-from thinwire.signals import Signal, Signals, largest, limited
+from thinwire.signals import Signal, largest, limited
 
 # The sample holds about this many of the picks. So the number of picks varies by about 1/√80 = 11 %.
 PICKS_IN_SAMPLE = 80
@@ -62,36 +59,6 @@ def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: in
 def filled(indices: Tensor, numel: int) -> Tensor:
     """Replace −1 by the last index. With the value 0, that is padding."""
     return indices.masked_fill(indices < 0, numel - 1)
-
-
-def side_by_side(
-    signals: Signals,
-    found: Found,
-    runs: Sequence[int],
-    narrow: Narrow,
-    *,
-    seeds: Sequence[int],
-    cut: Cut,
-    numel: int,
-    slots: bool = False,
-) -> Sparse:
-    """Return the payload of several signals at their offsets. `runs` says how many of what was found are each one's.
-
-    Indices are those in the whole vector; padding is a region's last one. `slots`: they are in slot order by the seeds.
-    """
-    counts, regions = tuple(runs), cut.regions
-    values, coded = narrowed_each(found.values, counts, narrow, signals.dtype, seeds, signals.share)
-    return Sparse(
-        indices=found.indices,
-        values=values,
-        numel=numel,
-        regions=regions,
-        runs=counts,
-        ascending=not slots,
-        seeds=seeds if slots else (),
-        coded=coded,
-        counted=found.carried if values is found.values else None,  # narrowed, some may be 0
-    )
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from thinwire.checked import checked
-from thinwire.codecs.base import BucketCodec, kept
-from thinwire.codecs.thresholding import side_by_side
+from thinwire.codecs.base import BucketCodec, kept, side_by_side
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density

@@ -17,17 +17,19 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire.collectives.exit import lend
-from thinwire.collectives.groups import Group, gather_whole
+from thinwire.collectives.groups import Group
 from thinwire.collectives.thread import Worker
 
 _TAG = 0x7417  # nobody else's, so that messages of our users never mix with ours
 _DIRECT = 16  # ranks up to which everybody sends to everybody
+# 2.13 renamed all_gather_into_tensor to all_gather_single and warns of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
     """Start gathering every rank's dense `mine` into `out`, world size times as long: the one all-gather of tensors."""
     if not _sends_directly(mine, group):
-        return gather_whole(out, mine, group)
+        return _all_gather(lend(out), lend(mine), group=group, async_op=True).get_future()
     return _crossed(out, out.view(group.size(), -1).unbind(), [mine] * group.size(), group)
 
 

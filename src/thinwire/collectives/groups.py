@@ -7,20 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.futures import Future
 
 from thinwire import kernels
-from thinwire.collectives.exit import lend
 
 Group = dist.ProcessGroup
-
-# 2.13 renamed all_gather_into_tensor to all_gather_single and warns of the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def gather_whole(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
-    """Start gathering every rank's `mine` into `out` by the backend's own collective."""
-    return _all_gather(lend(out), lend(mine), group=group, async_op=True).get_future()
 
 
 def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
@@ -48,7 +38,7 @@ def same_group(group: Group) -> Group:
     whole = len(ranks) == dist.get_world_size()
     if not whole:
         found = torch.empty(group.size(), dtype=torch.int64, device=plain_device(group))
-        gather_whole(found, found.new_tensor([len(dist.distributed_c10d._world.pg_names)]), group).wait()
+        dist.all_gather(list(found.split(1)), found.new_tensor([len(dist.distributed_c10d._world.pg_names)]), group)
         counts = found.tolist()
         if len(set(counts)) > 1:
             raise RuntimeError(

@@ -139,8 +139,8 @@ class Compressed(Reducer):
                 (carried,) = replay.lasting([carried])
             return (payload.last(), carried), computed
 
-        repeats = self.exchange.transport == "all_gather" and replay.possible(bucket.flat.device)
-        place = None if at.verdict is None or not repeats else signals.place
+        repeats = at.verdict is not None and self.exchange.transport == "all_gather"
+        place = signals.place if repeats and replay.possible(bucket.flat.device) else None
         if place is None:
             payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)
             return (payload, payload.carried() if counted else 0), None

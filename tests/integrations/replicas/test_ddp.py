@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from thinwire import trace
 from thinwire.codecs import TopK
-from thinwire.collectives import groups
+from thinwire.collectives import gathers
 from thinwire.exchanges import AllGather
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.training.gradients import shape_in_memory
@@ -286,7 +286,7 @@ def _events(recipe: str) -> list[list[str]]:
     patched = pytest.MonkeyPatch()
     found = []
     with patched.context() as patch:
-        for module, function in ((dist, "all_reduce"), (groups, "_all_gather"), (dist, "isend")):
+        for module, function in ((dist, "all_reduce"), (gathers, "_all_gather"), (dist, "isend")):
             patch.setattr(module, function, _noted(getattr(module, function), events))
         for step in range(3):
             training.step(step)

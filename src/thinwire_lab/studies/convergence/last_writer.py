@@ -11,8 +11,8 @@ from torch.futures import Future
 
 from thinwire import kernels
 from thinwire.checked import Positive
-from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, side_by_side
+from thinwire.codecs.base import Codec, kept, side_by_side
+from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw
 from thinwire.collectives import Group
 from thinwire.exchanges import AllGather
 from thinwire.kernels.parts import Cut
