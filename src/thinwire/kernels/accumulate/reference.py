@@ -41,12 +41,13 @@ def joined(xs: Sequence[Tensor], dtype: torch.dtype, factor: float = 1.0, bound:
     NaN and infinities stay. A single vector may be multiplied in place, and be what is returned.
     """
     parts = whole(xs)
-    x = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if factor != 1:
-        x.mul_(factor)
-    if bound is not None:
-        x = torch.where(x.isinf(), x, x.clamp(-bound, bound))
-    return x.to(dtype)
+    if len(parts) > 1:  # one by one, so that what is wide is one vector's
+        return torch.cat([_narrowed(x if factor == 1 else x * factor, dtype, bound) for x in parts])
+    return _narrowed(parts[0] if factor == 1 else parts[0].mul_(factor), dtype, bound)
+
+
+def _narrowed(x: Tensor, dtype: torch.dtype, bound: float | None) -> Tensor:
+    return (x if bound is None else torch.where(x.isinf(), x, x.clamp(-bound, bound))).to(dtype)
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
