@@ -42,9 +42,7 @@ def _numbers_read(kit: Kit, n: int) -> Trials:
     """Three ranks' bytes, in rows with a gap between them: sound ones, and ones of which a check found fault."""
     none = kit.whole(0, 0, 1).view(3, 0)
     table, fault = kit.vector(1 << BITS).float(), kit.whole(2000, 0, 1).bool()
-    turns = [*product((False, True), ([], [fault[:5], fault], [fault] * 3 + [~fault]))]
-    for number, (groups, turn) in enumerate(product(_groups(n), (0, 3))):
-        summed, wrong = turns[number // 2 % 3 + turn]
+    for groups, summed, wrong in product(_groups(n), (False, True), ([], [fault[:5], fault], [fault] * 3 + [~fault])):
         scales = torch.stack([_scales(kit, groups).view(torch.uint8)] * 3)
         codes = kit.whole(3 * -(-n * BITS // 8), 0, 256, torch.uint8).view(3, -1)
         at = Packed(8, 8 + -(-scales.shape[1] // 8) * 8, BITS)
