@@ -175,7 +175,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
                     **{"bars": LONG, "like": like, "gradient_like": new, "sample": like, "clear": INT, **_SUMS},
                     **{"cleared": "i32", **dict.fromkeys(("offset", "stride", "rank", "begin"), LONG)},
                 },
-                {"HOW": how, "LEVELS": levels, "ALONE": not exact, "CHUNK": 8192},
+                {"HOW": how, "LEVELS": levels, "ALONE": not exact, "CHUNK": 8192, "num_warps": 16},
             ),
         )
     ),
@@ -344,13 +344,14 @@ def _compile(folder: str, name: str, arguments: dict[str, str], constants: dict[
     compiler, targets = import_module("triton.compiler"), import_module("triton.backends.compiler")
     function = getattr(import_module(f"thinwire.kernels.{folder}.triton"), name)
     constants = {"BLOCK": 1024, "TILE": 4096} | constants
+    warps = {"num_warps": constants.pop("num_warps", 8)}
     constants |= {argument: None for argument in function.arg_names if argument not in (*arguments, *constants)}
     signature = {argument: arguments.get(argument, "constexpr") for argument in function.arg_names}
     known = {argument: constants[argument] for argument, kind in signature.items() if kind == "constexpr"}
     source = compiler.ASTSource(fn=function, signature=signature, constexprs=known)
     for capability in (80, 90):
         target = targets.GPUTarget("cuda", capability, 32)
-        compiled = compiler.compile(source, target=target, options={"num_warps": 8})
+        compiled = compiler.compile(source, target=target, options=warps)
     used, ptx = _used(compiled.asm["cubin"]), compiled.asm["ptx"]
     counts, atomics = (len(re.findall(word, ptx)) for word in (r"\bpopc", r"\b(?:atom|red)\."))
     assert used["STACK"] <= 32, f"{name} spills registers"
