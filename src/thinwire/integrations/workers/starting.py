@@ -1,4 +1,4 @@
-"""What must not be taken for training, as models that are loaded late; and what must, as other optimizers' steps."""
+"""Do workers start alike, and is all training counted? Models loaded late, and steps of optimizers not given."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence

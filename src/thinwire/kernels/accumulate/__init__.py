@@ -1,1 +1,1 @@
-"""Adding gradients to residuals: plainly, with decay, with momentum, or rounded to 16 bits."""
+"""Adding gradients to residuals: plainly, with decay, with momentum, or rounded to 16 bits. Joining small ones."""

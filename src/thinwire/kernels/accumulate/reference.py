@@ -1,4 +1,4 @@
-"""Adding gradients to residuals: plainly, with decay, with momentum, or rounded to 16 bits."""
+"""Adding gradients to residuals: plainly, with decay, with momentum, or rounded to 16 bits. Joining small ones."""
 
 from collections.abc import Sequence
 

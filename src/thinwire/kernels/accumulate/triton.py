@@ -1,4 +1,4 @@
-"""Adding gradients to residuals. `total` is also the first half of the kernels that select in the same pass."""
+"""Adding gradients to residuals, and joining small ones. `total` is also the first half of kernels that select."""
 
 import math
 from collections.abc import Sequence
