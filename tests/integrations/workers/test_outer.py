@@ -1100,6 +1100,8 @@ def _told_by_all(wrong: str) -> str:
             model.requires_grad_(False)
         case "no outer optimizer" if odd:
             steps = tw.OuterSteps(every=H, make_optimizer=lambda parameters: len(parameters))  # type: ignore[arg-type,return-value]
+        case "no outer optimizer here" if odd:
+            steps = tw.OuterSteps(every=H, make_optimizer=lambda _: dict[str, Any]()["missing"])
         case "another's" if odd:
             steps = tw.OuterSteps(every=H, make_optimizer=lambda _: SGD(_model().parameters(), lr=0.5))
         case "at work":
@@ -1127,6 +1129,7 @@ WRONG = {
     "many": "ValueError: (rank 1: )?fragments is 5; expected at most 4",
     "frozen": "ValueError: (rank 1: )?the model has no trainable parameters: unfreeze",
     "no outer optimizer": "TypeError.*made a int; expected one of torch.optim's",
+    "no outer optimizer here": r"KeyError: 'missing'|RuntimeError: rank 1: KeyError\('missing'\)",
     "another's": "ValueError.*the optimizer SGD holds 4 parameters; expected the 4 that it is given",
     "at work": "RuntimeError.*already follow the steps of this SGD; call remove",
     "complex": "TypeError.*phase is complex; keep it as torch.view_as_real",
@@ -1180,6 +1183,14 @@ def _state_of_another(wrong: str) -> str:
                 saved["outer"] = [[{"lr": 0.1, "betas": (0.9, 0.999)}]]
             case "own":
                 del saved["own"]
+            case "own is none":
+                saved["own"] = None
+            case "NaN":
+                common["0.weight"]["common:global"][0] = torch.nan
+            case "no tensor":
+                common["0.weight"]["common:global"] = None
+            case "no memory":
+                saved["memories"][0] = None
     found = told(worker.handle.load_state_dict, saved)
     assert _same(before, worker.common())
     return found
@@ -1194,7 +1205,11 @@ def _state_of_another(wrong: str) -> str:
         ("fragments", "has 2 fragments, but this handle has 1"),
         ("attachment", "not a state of outer steps"),
         ("optimizer", "belongs to another outer optimizer.*SGD.*it was saved with"),
-        ("own", "lacks 'own'"),
+        ("own", "'own' in the state.* is None; expected two counts"),
+        ("own is none", "'own' in the state.* is None; expected two counts"),
+        ("NaN", "24 of 960 values in global of '0.weight' are not finite"),
+        ("no tensor", "None.* for '0.weight'; expected tensors with values"),
+        ("no memory", "not what state_dict.. returned on this rank: AttributeError"),
     ],
 )
 def test_the_state_of_another_model_is_refused(ranks: Ranks, wrong: str, words: str) -> None:

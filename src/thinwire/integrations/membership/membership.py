@@ -215,20 +215,21 @@ def agreed(
     *errors: type[Exception],
     undo: Callable[[T], None] = lambda done: None,
 ) -> T:
-    """Return what `work` gives on this rank. If it raises one of these errors on any rank of the mesh, raise on all.
+    """Return what `work` gives on this rank. If it raises on any rank of the mesh, raise one of these errors on all.
 
     By default these are TypeError, ValueError and RuntimeError. Where it had worked, `undo` it then. The first error
-    that fits names the kind: put special ones first. A collective of all ranks of the mesh.
+    that fits names the kind, else the last: put special ones first. A collective of all ranks of the mesh.
     """
     errors = errors or (TypeError, ValueError, RuntimeError)
     done: list[T] = []
     own: Exception | None = None
     try:
         done.append(work())
-    except errors as raised:
+    except Exception as raised:  # whatever it is, the other ranks must not wait for this one
         own = raised
     me = f"rank {dist.get_rank() if dist.is_initialized() else [each.rank() for each in groups]}"
-    found = first_found(groups, None if own is None else (_kind(own, errors), f"{me}: {own}"))
+    said = f"{me}: {own if isinstance(own, errors) else repr(own)}"
+    found = first_found(groups, None if own is None else (_kind(own, errors), said))
     if own is not None:
         raise own
     if found is not None:
@@ -274,4 +275,4 @@ def union(groups: Sequence[Group], mine: dict[int, str]) -> dict[int, str]:
 
 
 def _kind(raised: Exception, errors: Sequence[type[Exception]]) -> int:
-    return next(i for i, error in enumerate(errors) if isinstance(raised, error))
+    return next((i for i, error in enumerate(errors) if isinstance(raised, error)), len(errors) - 1)

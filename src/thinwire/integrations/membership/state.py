@@ -45,12 +45,14 @@ def waiting_length(recipe: Reducer, name: str, p: nn.Parameter) -> int:
 
 
 def agree(group: Group, mine: Callable[[], Standing]) -> None:
-    """Compare where ranks stand; raise StateError if they differ, ValueError if `mine` does on any; a collective."""
+    """Compare where ranks stand; raise StateError if they differ, ValueError if `mine` raises on any; a collective."""
     error, standing = None, {}
     try:
         standing = asdict(mine())
     except ValueError as raised:
         error = raised
+    except Exception as raised:  # whatever it is, the other ranks must not wait for this one
+        error = ValueError(f"this is not what state_dict() returned on this rank: {raised!r:.200}")
     everyone = all_gather_plain((str(error or ""), standing), group)
     if error is not None:
         raise error
@@ -135,7 +137,7 @@ def _checked(state: object) -> Mapping[str, Any]:
     version = state["version"]
     _need(type(version) is int and version == VERSION, "version", version, f"{VERSION}, which this thinwire reads")
     for key in ("step", "draw"):
-        _need(type(state[key]) is int and state[key] >= 0, key, state[key], "a count")
+        _need(type(state[key]) is int and 0 <= state[key] < 2**63, key, state[key], "a count")
     for key in ("rank", "world_size"):
         _need(type(state[key]) is int, key, state[key], "a number")
     _need(type(state["recipe"]) is str, "recipe", state["recipe"], "words")
@@ -187,6 +189,13 @@ def _check_fields(
                 f"{field} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; "
                 f"expected ({length},) and {dtype}, as for a parameter of {like.dtype}"
             )
+        check_finite(x, f"{field} of {name!r}")
+
+
+def check_finite(x: Tensor, what: str) -> None:
+    """Raise ValueError if what was saved would make every later step NaN."""
+    if bad := x.numel() - int(x.isfinite().sum()):
+        raise ValueError(f"{bad} of {x.numel()} values in {what} are not finite: load an earlier state")
 
 
 def _need(holds: bool, key: str, got: object, expected: str) -> None:

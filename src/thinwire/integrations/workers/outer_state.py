@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.integrations.membership.redistribution import COMMON
-from thinwire.integrations.membership.state import Standing, renamed
+from thinwire.integrations.membership.state import Standing, check_finite, renamed
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps
 
@@ -51,9 +51,11 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
     for memory in saved["memories"]:
         if unknown := sorted(map(str, memory.keys() - wanted)):
             raise ValueError(f"the state has {unknown[0]!r}, which the model lacks: it was saved from another model")
-    if "own" not in saved:
+    own = saved.get("own")
+    if not isinstance(own, Sequence) or [type(count) for count in own] != [int, int]:
         raise ValueError(
-            "the state lacks 'own', this worker's inner steps; expected all that the state_dict() returned"
+            f"'own' in the state, this worker's inner steps, is {own!r:.200}; expected two counts, and all else that "
+            "the state_dict() returned"
         )
     for fragment, settings in zip(fragments, saved["outer"], strict=True):
         standing = fragment.attachment.check_state_dict(_part(saved, fragment))
@@ -132,6 +134,8 @@ def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment
         fields = common.get(name, {})
         if _GLOBAL not in fields:
             raise ValueError(f"the state lacks {name!r}: it was saved from another model")
+        if not all(isinstance(x, Tensor) and not x.is_meta for x in fields.values()):
+            raise ValueError(f"the state has {fields!r:.200} for {name!r}; expected tensors with values")
         for field in fields.keys() & {_GLOBAL, _MEAN}:
             x = fields[field]
             if x.shape != p.shape or x.dtype not in (p.dtype, own[name].dtype):  # the latter: as once saved
@@ -139,6 +143,7 @@ def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment
                     f"{field.removeprefix(COMMON)} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; expected "
                     f"{tuple(p.shape)} and {p.dtype}: it was saved from another model"
                 )
+            check_finite(x, f"{field.removeprefix(COMMON)} of {name!r}")
 
 
 def _check_settings(settings: Sequence[Mapping[str, Any]], optimizer: torch.optim.Optimizer) -> None:
