@@ -399,14 +399,50 @@ def test_stages_of_a_pipeline_keep_apart(ranks: Ranks, several: bool, tmp_path: 
     assert ranks.run(4, _stages, str(tmp_path), several) == [("nothing", True)] * 4
 
 
-def _without_a_path(path: str) -> str:
-    """Have one rank forget where the others read."""
+def _given(path: str, *each: dict[str, Any]) -> str:
+    """Load with what one rank is given, and the other, where the file of one is gone."""
     training = _trained("topk")
     _saved(training, path)
-    state = tw.Checkpoint(training.attachment, None if dist.get_rank() == 1 else path)
+    if dist.get_rank() == 0:
+        _damage(Path(path) / "__1_0.distcp", "gone", 0.0)
+    dist.barrier()
+    state = tw.Checkpoint(training.attachment, **each[dist.get_rank()])
     return told(lambda: dcp.load({"thinwire": state}, checkpoint_id=path))
 
 
-def test_a_checkpoint_without_its_path_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
-    for said in ranks.run(2, _without_a_path, str(tmp_path)):
-        assert "rank 0 one, rank 1 none" in said
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, "rank 1 none"),
+        ({"partial": True}, "rank 1 a path, key=None, partial=True"),
+        ({"key": "thinwire"}, "rank 1 a path, key='thinwire', partial=False"),
+    ],
+)
+def test_a_checkpoint_given_otherwise_on_one_rank_is_an_error_on_every_rank(
+    ranks: Ranks, tmp_path: Path, other: dict[str, Any], words: str
+) -> None:
+    path = str(tmp_path)
+    for said in ranks.run(2, _given, path, {"saved": path}, other | {"saved": path} if other else {}):
+        assert f"(rank 0 a path, key=None, partial=False; {words}): to load" in said
+
+
+def _saved_before_loading(path: str) -> tuple[str, str]:
+    """Save with an object that has yet to load, and then with one that has loaded."""
+    training = _trained("topk")
+    dcp.save({"thinwire": tw.Checkpoint(training.attachment)}, checkpoint_id=f"{path}/first")
+    again = tw.Checkpoint(training.attachment, f"{path}/first")
+    refused = "saved"
+    try:
+        dcp.save({"thinwire": again}, checkpoint_id=f"{path}/second")
+    except dcp.CheckpointException as error:  # which is no Exception
+        refused = str(error)
+    dcp.load({"thinwire": again}, checkpoint_id=f"{path}/first")
+    dcp.save({"thinwire": again}, checkpoint_id=f"{path}/third")
+    third = tw.Checkpoint(training.attachment, f"{path}/third")
+    return refused, told(lambda: dcp.load({"thinwire": third}, checkpoint_id=f"{path}/third"))
+
+
+def test_what_has_yet_to_load_does_not_save_an_empty_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    for refused, loaded in ranks.run(2, _saved_before_loading, str(tmp_path)):
+        assert "has not loaded yet; to save, make it Checkpoint(handle)" in refused
+        assert loaded == "nothing"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
 import torch.distributed as dist
+from torch import Tensor
 
 from thinwire.checked import checked
 from thinwire.collectives import Group
@@ -36,6 +37,13 @@ Headers = tuple[dict[int, Header], dict[int, str]]
 T = TypeVar("T")
 
 
+class _ToLoad(Tensor):
+    """An entry that is only to be loaded: saved, it would look like a checkpoint without residuals."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ValueError("this Checkpoint was given a path and has not loaded yet; to save, make it Checkpoint(handle)")
+
+
 @final
 @checked
 class Checkpoint:
@@ -48,7 +56,7 @@ class Checkpoint:
     All that thinwire has saved is read and checked before anything is loaded. If the number of ranks has changed, the
     state is resharded as by `redistribute`. If the number of shards has changed, residuals are resharded as parameters
     are; notes, such as thresholds and PowerSGD's Q, start from scratch, and the logger "thinwire" says so. After
-    loading, you can save with the same object.
+    loading, you can save with the same object; before, saving raises CheckpointException.
 
     Args:
         handle: What to save, or to load into: what `attach`, `replicate`, `shard`, `scatter` or `outer` returned.
@@ -78,16 +86,17 @@ class Checkpoint:
         If it raises, it raises on every rank, and nothing has changed.
 
         Raises:
-            ValueError: If some ranks would load and others save.
+            ValueError: If some ranks would load and others save, or with another key or `partial`.
             StateError: If the saved state cannot be read, is damaged, is of different steps, does not fit the handle,
                 or lacks ranks.
         """
-        everyone = union(self._layout.groups, {dist.get_rank(): "none" if self._saved is None else "one"})
+        loads = f"a path, key={self._key!r}, partial={self._partial}"
+        everyone = union(self._layout.groups, {dist.get_rank(): "none" if self._saved is None else loads})
         if len(set(everyone.values())) > 1:
-            given = ", ".join(f"rank {rank} {what}" for rank, what in sorted(everyone.items()))
+            given = "; ".join(f"rank {rank} {what}" for rank, what in sorted(everyone.items()))
             raise ValueError(
-                f"some ranks gave Checkpoint a path to load from, and others did not ({given}): to load, make it "
-                "Checkpoint(handle, path) on every rank; to save, Checkpoint(handle)"
+                f"ranks gave Checkpoint different things to load from ({given}): to load, make it "
+                "Checkpoint(handle, path) with the same key and partial on every rank; to save, Checkpoint(handle)"
             )
         if self._saved is None:
             return dict(storage.named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
@@ -142,7 +151,7 @@ class _Loading:
 
     def one_entry(self) -> State:
         left = min(self._headers.keys() - self._lost.keys())
-        return dict(self._storage.blank([header_name(left)]))
+        return {name: x.as_subclass(_ToLoad) for name, x in self._storage.blank([header_name(left)]).items()}
 
     def _check_lost(self) -> None:
         if self._lost and (not self._partial or not self._headers.keys() - self._lost.keys()):
