@@ -107,6 +107,11 @@ def _compile(name: str) -> None:
         case.exchange.start(case.codec.encode(vector(1000, dtype=dtype)), group).wait().total.dense()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Have one process more than there are cores: many tests wait, for other processes or for time-outs to pass."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take `--share K/N`, for CI."""
     parser.addoption("--share", metavar="K/N", default="0/1", help="run every N-th selected test from the K-th")
@@ -131,7 +136,12 @@ def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     # The longest first, or one process would work on them alone at the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     grids = defaultdict(list)
+    seen = Counter[str]()
     for item in items:
+        if (first := item.get_closest_marker("first")) and not item.get_closest_marker("slow"):
+            seen[name := item.nodeid.partition("[")[0]] += 1
+            if seen[name] > first.args[0]:
+                item.add_marker("slow")
         if isinstance(item, pytest.Function) and item.get_closest_marker("grid"):
             grids[item.path, item.originalname].append(item)
         if isinstance(item, pytest.Function) and "ranks" in item.fixturenames and _recipe(item) in VARIANTS:

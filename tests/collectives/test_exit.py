@@ -148,6 +148,7 @@ communication_thread(group).submit(lambda own: dist.barrier(own), torch.device("
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
     done = _end("""
 communication_thread(group)

@@ -151,6 +151,7 @@ def test_several_sums_are_those_of_each(how: How, dtype: torch.dtype) -> None:
         assert torch.equal(mine, torch.cat(parts))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("how", ["sum", "fading", *MOMENTA])
 @pytest.mark.parametrize("shift", [0, 1, 3])
 def test_large_tensors_are_streamed_and_unaligned_ones_not(shift: int, how: How) -> None:

@@ -575,6 +575,7 @@ def test_chunks_that_the_kernels_leave_to_the_reference() -> None:
         (85, 26, 40),
     ],
 )
+@pytest.mark.first(9)
 def test_subsets(size: int, kept: int, count: int) -> None:
     numbering = kernels.Numbering(0, size, kept)
     generator = torch.Generator().manual_seed(size)
@@ -646,6 +647,7 @@ def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytes
 
 
 ABOVE = {
+    "accumulate_hashed_slots",
     "accumulate_largest_of_each",
     "accumulate_sampled_select",
     "accumulate_select",
@@ -659,9 +661,12 @@ ABOVE = {
     "subsets_decode",
 }
 """Which tests of their own hold against the reference on more contents."""
+LONG = {"chunk_settle", "exponents_decode", "numbers_read", "scaled_encode", "settle", "subsets_read"}
+"""Which take the interpreter long."""
+CHECKED = [pytest.param(name, marks=[pytest.mark.slow] * (name in ABOVE | LONG)) for name in sorted(CASES)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ABOVE)) for n in sorted(CASES)])
+@pytest.mark.parametrize("name", CHECKED)
 def test_what_a_machine_is_checked_for(name: str) -> None:
     kernel, case = getattr(kernels, name), CASES[name]
     for numel, content in ((1, "zeros"), (63, "whole"), (5000, "normal"), (200, "odd")):
@@ -911,6 +916,7 @@ def test_twice_the_same() -> None:
         assert torch.equal(call(), call())
 
 
+@pytest.mark.slow
 def test_the_package_is_imported_without_triton() -> None:
     script = "import sys; sys.modules['triton'] = None; import thinwire, thinwire.kernels"
     subprocess.run([sys.executable, "-c", script], check=True)

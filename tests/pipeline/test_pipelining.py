@@ -292,6 +292,7 @@ def copied(kind: str) -> tuple[list[Tensor], list[Tensor], bool, bool]:
 
 
 @unlike
+@pytest.mark.first(1)
 def test_replicas_of_a_pipeline_are_the_unsplit_model_on_all_batches(ranks: Ranks, kind: str) -> None:
     for found, expected, *alike in ranks.run(4, copied, kind):
         assert alike == [True, True]

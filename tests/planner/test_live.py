@@ -373,6 +373,7 @@ def _planned_for_adamw() -> tuple[str | None, list[str]]:
     return plan.optimizer, sorted(plan.profile.costs)
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_given_the_optimizer_considers_what_that_bears(ranks: Ranks) -> None:
     expected = ("adamw", ["bf16", "orthogonal:0.0234375", "qsgd"])
     assert ranks.run(2, _planned_for_adamw) == [expected] * 2
@@ -543,6 +544,7 @@ def _refused(what: str) -> None:
         ("twice", "already"),
     ],
 )
+@pytest.mark.first(4)
 def test_what_cannot_be_attached_is_refused(ranks: Ranks, what: str, error: str) -> None:
     with pytest.raises(RankError, match=error):
         ranks.run(1, _refused, what)
@@ -576,6 +578,7 @@ def _planned() -> tuple[str, bool, bool, bool, bool]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.first(1)
 def test_planning_leaves_everything_as_it_was(ranks: Ranks, world_size: int) -> None:
     found = ranks.run(world_size, _planned)
     assert len({verdict for verdict, *_ in found}) == 1

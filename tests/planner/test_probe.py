@@ -73,6 +73,7 @@ def test_a_probe_finds_latency_and_bandwidth_within_its_time(world_size: int) ->
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.3, SHARE])
+@pytest.mark.first(1)
 def test_what_a_probe_has_not_seen_is_never_free(seconds: float) -> None:
     costs = {"topk:0.01": cost(encode=linear(1e-9), nbytes=linear(0.08))}
     budget, unseen = Budget(names=("topk",)), 0

@@ -68,6 +68,7 @@ def _mean_of_everything() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.first(2)
 def test_means_and_what_waits_add_up(ranks: Ranks, world_size: int) -> None:
     results = ranks.run(world_size, _mean_of_everything)
     for name in results[0]:

@@ -85,5 +85,6 @@ def test_ranks_that_are_stuck_are_replaced(ranks: Ranks) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.slow
 def test_ranks_that_compute_for_long_are_waited_for(ranks: Ranks) -> None:
     ranks.run(2, _computing)

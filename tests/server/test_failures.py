@@ -51,6 +51,7 @@ __all__ = ["closed"]
 KEYS = {"checkpoint.key", "checkpoint.key.ticket"}
 
 
+@pytest.mark.slow
 def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
     server = started(timeout=1.0)
     with joined(server, timeout=1.0) as trainer:
@@ -61,6 +62,7 @@ def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
     assert server.status().version == 2
 
 
+@pytest.mark.slow
 def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> None:
     server = started(recipe=dense(), make_optimizer=Busy, timeout=2.0)
     (busy,) = server._hub.central.optimizers
@@ -730,6 +732,7 @@ def test_rows_without_elements_are_refused() -> None:
         started(nn.Sequential(nn.Embedding(9, 0, sparse=True), nn.Linear(2, 2)))
 
 
+@pytest.mark.slow
 def test_many_messages_of_a_peer_that_is_gone_end_no_server() -> None:
     steps: list[Busy] = []
 

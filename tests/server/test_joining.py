@@ -529,8 +529,9 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def guarded(caplog: pytest.LogCaptureFixture) -> Iterator[Server]:
+def guarded(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server that must stand where it stood, and go on with its trainers."""
+    monkeypatch.setattr(sockets, "_LINGER", 0.05)  # what is malformed is answered, and closed after that
     central, model = Vector(), Vector()
     server = started(central)
     trainer = joined(server, model=model)

@@ -49,6 +49,7 @@ def _in_threads(*jobs: Callable[[], None]) -> None:
     assert not any(each.is_alive() for each in threads)
 
 
+@pytest.mark.slow
 def test_many_threads_catch_up_and_each_loss_has_its_own_patience() -> None:
     server = started()
     trainer, stop = joined(server, reconnect=5.0, in_flight=2), threading.Event()

@@ -653,6 +653,7 @@ def _why() -> tuple[str, Why, str]:
     return early, decided, str(attachment.why())
 
 
+@pytest.mark.slow
 def test_why_says_what_auto_chose_for_each_tensor(ranks: Ranks) -> None:
     found = ranks.run(2, _why)
     names = [name for name, _ in mlp(torch.float32).named_parameters()]

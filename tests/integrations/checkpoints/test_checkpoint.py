@@ -243,6 +243,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("recipe", ["topk", "dgc"])
+@pytest.mark.first(1)
 def test_a_damaged_checkpoint_is_an_error_that_changes_nothing(ranks: Ranks, recipe: str, tmp_path: Path) -> None:
     assert ranks.run(2, _damaged, recipe, str(tmp_path / "saved"), DAMAGES) == [[]] * 2
 

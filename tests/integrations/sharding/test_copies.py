@@ -165,6 +165,7 @@ def _smaller(gathers: str) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("gathers", ["16 bits", "lossless"])
+@pytest.mark.first(1)
 def test_a_smaller_mesh_in_backward_and_inference_are_fsdps_to_the_bit(ranks: Ranks, gathers: str) -> None:
     assert ranks.run(4, _smaller, gathers) == [(True, True)] * 4
 

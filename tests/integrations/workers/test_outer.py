@@ -401,6 +401,7 @@ def _far_away(make: Callable[[], tw.OuterSteps], offload: bool) -> tuple[set[int
     ],
     ids=["diloco", "streaming", "muloco", "sparseloco", "muloco, bf16", "sparseloco, bf16"],
 )
+@pytest.mark.first(1)
 def test_with_offload_a_device_holds_the_model_and_its_optimizer_alone(
     ranks: Ranks, make: Callable[[], tw.OuterSteps], nbytes: float
 ) -> None:

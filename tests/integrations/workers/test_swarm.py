@@ -361,6 +361,7 @@ def _counts_unheard(method: str) -> tuple[list[bool], Log]:
 
 
 @pytest.mark.parametrize("method", ["sparseloco", "dense"])
+@pytest.mark.first(1)
 def test_a_share_that_counts_while_its_maker_is_cut_off_counts_once(ranks: Ranks, method: str) -> None:
     ahead, logs = zip(*ranks.run(3, _counts_unheard, method), strict=True)
     assert ahead[2] == [True, False]
@@ -381,6 +382,7 @@ def _joins_with_delay() -> int:
         return worker.handle.skipped
 
 
+@pytest.mark.slow
 def test_who_joins_where_exchanges_are_delayed_has_skipped_none(ranks: Ranks) -> None:
     assert ranks.run(2, _joins_with_delay) == [0, 0]
 
@@ -407,6 +409,7 @@ def _gives_amid_an_exchange(method: str, gives: bool) -> tuple[list[dict[str, An
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.first(1)
 def test_a_state_that_is_given_amid_an_exchange_is_that_before_it(ranks: Ranks, method: str) -> None:
     """And the exchange goes on as if it were not."""
     (((before, amid), common, kept),) = ranks.run(1, _gives_amid_an_exchange, method, True)
@@ -524,6 +527,7 @@ def _a_share_is_lost() -> Log:
         return worker.log
 
 
+@pytest.mark.slow
 def test_an_outer_step_is_void_if_only_the_dead_had_its_shares(ranks: Ranks) -> None:
     logs = ranks.run(4, _a_share_is_lost)
     _agree(logs)
@@ -577,6 +581,7 @@ def _resumed(who: str, where: str, alone: bool) -> list[Log]:
         ("all streaming", True, True),
     ],
 )
+@pytest.mark.first(2)
 def test_workers_resume_from_what_they_have_saved(
     ranks: Ranks, who: str, stored: bool, alone: bool, tmp_path: Path
 ) -> None:
@@ -613,6 +618,7 @@ def _load_apart(begun: int) -> Log:
 
 
 @pytest.mark.parametrize(("begun", "anew"), [(0, [True, True]), (1, [False, False]), (3, [False, True])])
+@pytest.mark.first(1)
 def test_the_newest_state_that_is_loaded_before_the_first_outer_step_wins(
     ranks: Ranks, begun: int, anew: list[bool]
 ) -> None:
@@ -1282,6 +1288,7 @@ def test_who_looks_for_others_raises_if_the_store_is_gone(caplog: pytest.LogCapt
             assert all("nobody has begun" in raised.result(60.0) for raised in looking)
 
 
+@pytest.mark.slow
 def test_a_worker_with_a_dead_store_ends_in_peace() -> None:
     """Without a word to anybody: no thread of C++ is ended with it, and torch logs nothing."""
     script = """
@@ -1545,6 +1552,7 @@ def _joins_with_other_settings() -> str:
         return str(refused.value)
 
 
+@pytest.mark.slow
 def test_who_joins_with_other_settings_fails_alone(ranks: Ranks) -> None:
     steps, said = ranks.run(2, _joins_with_other_settings)
     assert steps == "3"
@@ -1595,6 +1603,7 @@ def _open_now() -> set[Any]:
 
 
 @pytest.mark.parametrize(("owner", "name"), LATER, ids=lambda each: getattr(each, "__name__", each).rpartition(".")[2])
+@pytest.mark.first(2)
 def test_opening_that_fails_leaves_nothing(owner: Any, name: str) -> None:
     """Nor does a handle that is removed, but for its process group."""
     kept = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -302,6 +302,7 @@ class _Sessions:
 @pytest.mark.parametrize(
     ("ends_in", "written"), [("", ["sgd", "adamw"]), ("adamw", ["sgd", "adamw"]), ("sgd", ["sgd"])]
 )
+@pytest.mark.first(1)
 def test_both_acts_are_in_one_document(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends_in: str, written: list[str]
 ) -> None:

@@ -168,6 +168,7 @@ def _spoilt(gathers: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("gathers", KINDS)
+@pytest.mark.first(1)
 def test_a_rank_that_gathers_something_else_is_told(ranks: Ranks, gathers: str) -> None:
     for before, after in ranks.run(2, _spoilt, gathers):
         assert not before

@@ -44,6 +44,8 @@ CPU = torch.device("cpu")
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 ALL = Asked(device="cuda")
 SMALL = Limits(sizes=(1, 2, 63, 1000))
+LONG = {"accumulate_hashed_slots", "chunk_settle", "codes_encode", "numbers_read", "settle"}
+"""Kernels that are tried in many combinations."""
 
 
 def found(name: str = "row", *, ok: bool | None = True, said: str = "") -> Finding:
@@ -59,7 +61,7 @@ def test_every_kernel_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in KERNELS])
 def test_every_kernel_passes(name: str, device: str) -> None:
     finding = check_kernel(name, torch.device(device), SMALL)
     own = device == "cuda" or KERNELS[name].cpu is not KERNELS[name].reference

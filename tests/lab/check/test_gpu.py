@@ -80,8 +80,7 @@ print(json.dumps([[case.recipe, bool(case.shapes), counted(case)["launches"]] fo
     ("dtype", "sizes"),
     [
         ("float32", 2),
-        ("float16", 1),
-        *(pytest.param(dtype, 4, marks=pytest.mark.slow) for dtype in ("float32", "bfloat16")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("float16", 1), ("float32", 4), ("bfloat16", 4))),
     ],
 )
 def test_a_bucket_launches_no_more_than_it_did(dtype: str, sizes: int) -> None:

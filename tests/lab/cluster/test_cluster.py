@@ -304,6 +304,7 @@ def test_a_link_without_limit_is_counted_too() -> None:
     assert all(len(traffic) == 2 for traffic in counted)
 
 
+@pytest.mark.slow
 def test_without_namespaces_workers_share_the_loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pyroute2.py").write_text("raise ImportError('hidden')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -315,6 +316,7 @@ def test_without_namespaces_workers_share_the_loopback(monkeypatch: pytest.Monke
             assert event == {"sums": [3.0], "sent": None}
 
 
+@pytest.mark.slow
 def test_what_a_handler_raises_is_told() -> None:
     with Cluster(2, RATE, "test_cluster:work", namespaces=False) as cluster:
         assert cluster.label == "unthrottled (no network namespaces: not wanted)"

@@ -196,6 +196,7 @@ def test_scripts_are_explained_as_their_users_write_them(tmp_path: Path, build: 
         assert {"lossless", "differences"} == document["profile"]["gathers"].keys()
 
 
+@pytest.mark.slow
 def test_a_sharded_script_has_no_plan_for_each_tensor(tmp_path: Path) -> None:
     (file := tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     done = CliRunner().invoke(app, ["plan", f"{file}:fsdp", "--workers", "2", "--link", "none"])
