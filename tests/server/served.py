@@ -264,6 +264,8 @@ class Raw:
     def body(self, number: int, gradient: Tensor) -> list[Any]:
         """Return the body of an update."""
         sections = self._uplink.encode(number, {"large": gradient, "small": gradient[:3]}, drain=False)
+        for memory in self.recipe.memories():
+            memory.commit()
         return pack(sections)
 
     def update(self, number: int, body: Sequence[Any], *, version: int = 0, flags: int = 0) -> Frame:

@@ -461,6 +461,43 @@ def test_an_update_is_checked_for_all_servers_before_any_part_is_encoded() -> No
     assert [each.status().version for each in servers] == [0, 0]
 
 
+def test_who_is_interrupted_while_the_log_is_full_goes_on(tmp_path: Path) -> None:
+    server = started(checkpoint=tmp_path / "checkpoint", every=1e6)
+    trainer, given = joined(server, log_bytes=1), gradients(4)
+    save, waits = server._hub.saving.save, trainer._channels[0]._until
+    server._hub.saving.save = lambda: None  # type: ignore[method-assign]
+    _train(trainer, given[:1])
+
+    def interrupted(enough: Callable[[], bool], seconds: float | None = None) -> None:
+        if not enough():
+            raise KeyboardInterrupt
+        waits(enough, seconds)
+
+    trainer._channels[0]._until = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        _train(trainer, given[1:2])
+    trainer._channels[0]._until, server._hub.saving.save = waits, save  # type: ignore[method-assign]
+    _train(trainer, given[2:])
+    applied = -server._hub.central.parameters["large"].detach()
+    torch.testing.assert_close(applied + waiting(trainer._recipe), torch.stack(given).sum(0))
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
+def test_who_is_interrupted_while_it_encodes_for_the_last_server_loses_nothing(
+    raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipes.topk(density=0.05, minimum_size=2)
+    servers = [started(recipe=recipes.topk(density=0.05, minimum_size=2), servers=2, index=i) for i in range(2)]
+    trainer, given = joined(servers[0], recipe, address=[each.address for each in servers], servers=2), gradients(3)
+    _train(trainer, given[:1])
+    last = trainer._channels[1].uplink
+    with monkeypatch.context() as patch, pytest.raises(raised):
+        patch.setattr(last, "encode", lambda *_, **__: (_ for _ in ()).throw(raised))
+        _train(trainer, given[1:2])
+    _train(trainer, given[2:])
+    torch.testing.assert_close(waiting(recipe) - trainer.model.get_parameter("large").detach(), given[0] + given[2])
+
+
 def test_what_waits_is_lost_when_a_trainer_is_closed() -> None:
     server, recipe = started(), thresholded()
     with joined(server, recipe) as trainer:

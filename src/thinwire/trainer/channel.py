@@ -195,16 +195,16 @@ class Uplink:
         self.staged = sum(flat.nbytes for flat in self._flats.values())
 
     def encode(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[Tensor]:
-        """Return the sections of update `number`; what they do not deliver goes into the residual.
+        """Return the sections of update `number`; what they do not deliver is staged, for the caller to commit.
 
         If they `drain`, all of the residual goes out. Gradients are read, not kept; zeros for those missing.
         """
         with trace.span("encode"):
             for name, view in self._views.items():
                 view.zero_() if (gradient := gradients.get(name)) is None else view.copy_(gradient)
-            memories, parts, sections = self._layout.recipe.memories(), self._layout.up(number), list[Tensor]()
+            parts, sections = self._layout.up(number), list[Tensor]()
             if drain:
-                parts = self._layout.dense
+                parts, memories = self._layout.dense, self._layout.recipe.memories()
                 for dtype, segment in self._layout.segments:
                     release(memories, Bucket(flat=self._flats[dtype], segments=[segment]), 1.0)
             for part in parts:
@@ -212,8 +212,6 @@ class Uplink:
                 payload = part.encode(bucket, number, self._who)
                 self.scratch = max(self.scratch, part.way.most(bucket, payload, number - 1))
                 sections.append(payload.packed.cpu())
-            for memory in memories:
-                memory.commit()
             return [*sections, *(_rows(entry, gradients.get(entry.name)) for entry in self._layout.rows)]
 
     def check(self, gradients: Mapping[str, Tensor]) -> None:
@@ -283,18 +281,20 @@ class Channel:
         return self._logged + self.uplink.staged
 
     def send(self, number: int, base: Base, body: Sequence[Bytes], *, loss: float, flags: int) -> None:
-        """Log an update, to be sent. Waits while the log is full. Raises ServerError. One thread at a time."""
-        size, room = sum(map(len, body)), self._settings.room
+        """Log an update, to be sent. Does not wait, as whoever waits may be interrupted. One thread at a time."""
         with self._changed:
-            self._full |= self._logged + size > room // 2
-            self._bell.ring()
-            self._until(lambda: not self._log or self._logged + size <= room)
-            self.check()
             update = Request(next(self._orders), Kind.UPDATE, number, body, base, loss, flags)
             self._log[number] = update
-            self._logged += size
+            self._logged += sum(map(len, body))
+            self._full |= self._logged > self._settings.room // 2
             self._queue.append(update)
         self._bell.ring()
+
+    def wait_for_room(self) -> None:
+        """Wait while the log is too full, unless by one update alone. Raises ServerError."""
+        with self._changed:
+            self._until(lambda: len(self._log) < 2 or self._logged <= self._settings.room)
+            self.check()
 
     def wait(self, update: int = 0, question: int = 0) -> None:
         """Wait until this has joined, and both are answered. Raises ServerError if one of them never will be."""

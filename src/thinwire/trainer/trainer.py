@@ -265,15 +265,31 @@ class Trainer:
         """Encode and send one update. All threads take turns, so the memory sees one gradient after another."""
         told = math.nan if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         for channel in self._channels:  # all of them, before the first takes the residual
+            channel.check()
             channel.uplink.check(gradients)
         with self._lock:
             number = self._number + 1  # taken when all of it is encoded: servers accept no gap
             drain |= self._drain_every is not None and self._chance.random() * self._drain_every < 1
-            encoded = [channel.uplink.encode(number, gradients, drain=drain) for channel in self._channels]
+            encoded = self._encoded(number, gradients, drain=drain)
             self._number, self._drained, self._in_a_row = number, self._drained + drain, 0
             for channel, base, sections in zip(self._channels, bases, encoded, strict=True):
                 channel.send(number, base, pack(sections), loss=told, flags=Flag.DRAINED * drain)
+            for channel in self._channels:  # when all of it is logged: who is interrupted meanwhile can go on
+                channel.wait_for_room()
             return number
+
+    def _encoded(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[list[Tensor]]:
+        """Encode for all servers. If that fails, or somebody interrupts it, what waits is as it was."""
+        memories = self._recipe.memories()
+        try:
+            encoded = [channel.uplink.encode(number, gradients, drain=drain) for channel in self._channels]
+        except BaseException:
+            for memory in memories:
+                memory.rollback()
+            raise
+        for memory in memories:
+            memory.commit()
+        return encoded
 
     def _bases(self) -> list[Base]:
         return [channel.copy.base for channel in self._channels]
