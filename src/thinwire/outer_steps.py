@@ -4,7 +4,7 @@
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, final
@@ -43,6 +43,20 @@ def made_optimizer(make: MakeOptimizer, parameters: Sequence[Tensor]) -> torch.o
             "is given: build it from its argument, as in make_optimizer=lambda parameters: SGD(parameters, lr=0.7)"
         )
     return made
+
+
+def check_settings(
+    settings: Sequence[Mapping[str, Any]], optimizer: torch.optim.Optimizer, error: type[Exception] = ValueError
+) -> None:
+    """Raise unless these are the groups' settings of such an optimizer; schedules and other torches add some."""
+    here = optimizer.defaults.keys()
+    alike = all(here <= group.keys() or group.keys() <= here | {"params"} for group in settings)
+    if not alike or len(settings) != len(optimizer.param_groups):
+        raise error(
+            f"the state belongs to another optimizer than this {type(optimizer).__name__}: its settings are "
+            f"{[sorted(group) for group in settings]}, here {len(optimizer.param_groups)} times {sorted(here)}: use "
+            "the optimizer it was saved with"
+        )
 
 
 NESTEROV: MakeOptimizer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)

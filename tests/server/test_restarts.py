@@ -190,6 +190,17 @@ def test_a_server_that_is_started_again_with_another_learning_rate_takes_it(
     assert found == moved
 
 
+@pytest.mark.parametrize("saved", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, "two groups"])
+def test_the_checkpoint_of_another_optimizer_is_refused(saved: Any, tmp_path: Path) -> None:
+    def of_two(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad([{"params": [p]} for p in parameters])
+
+    path = tmp_path / "checkpoint"
+    started(make_optimizer=of_two if saved == "two groups" else saved, checkpoint=path).close()
+    with pytest.raises(StateError, match=r"another optimizer than this Adagrad.*use the optimizer it was saved with"):
+        started(make_optimizer=torch.optim.Adagrad, checkpoint=path)
+
+
 @pytest.mark.parametrize("down", [None, codecs.TopK(density=1.0)])
 def test_parameters_stay_as_they_are_between_steps_while_a_trainer_joins_again(down: codecs.Codec | None) -> None:
     server = started(recipe=dense(), down=down)
@@ -491,9 +502,10 @@ def test_who_is_interrupted_while_it_encodes_for_the_last_server_loses_nothing(
     trainer, given = joined(servers[0], recipe, address=[each.address for each in servers], servers=2), gradients(3)
     _train(trainer, given[:1])
     last = trainer._channels[1].uplink
-    with monkeypatch.context() as patch, pytest.raises(raised):
+    with monkeypatch.context() as patch:
         patch.setattr(last, "encode", lambda *_, **__: (_ for _ in ()).throw(raised))
-        _train(trainer, given[1:2])
+        with pytest.raises(raised):
+            _train(trainer, given[1:2])
     _train(trainer, given[2:])
     torch.testing.assert_close(waiting(recipe) - trainer.model.get_parameter("large").detach(), given[0] + given[2])
 

@@ -554,6 +554,34 @@ def test_an_optimizer_of_other_parameters_than_it_is_given_is_refused(of: Callab
     started(model, dense(), make_optimizer=lambda p: torch.optim.SGD([*p, model.out.bias], lr=0.1), **more)
 
 
+@pytest.mark.parametrize("make", [lambda _: None, torch.optim.lr_scheduler.ReduceLROnPlateau])
+def test_a_scheduler_that_could_not_step_is_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match=r"make_scheduler made a .*; expected one .* without metrics"):
+        started(make_scheduler=make)
+
+
+def test_a_mean_stays_in_the_range_of_16_bits() -> None:
+    options: dict[str, Any] = {"make_optimizer": partial(torch.optim.SGD, lr=2**-10), "staleness": 0, "trainers": 2}
+    server = started(Vector(dtype=torch.float16), dense(), **options)
+    trainers = [joined(server, dense(), Vector(dtype=torch.float16)) for _ in range(2)]
+    for trainer, value in zip(trainers, (60000.0, 50000.0), strict=True):
+        trainer.model.give(torch.full((NUMEL,), value, dtype=torch.float16))  # type: ignore[operator]
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(Trainer.step, trainers))
+    assert server._hub.central.parameters["large"].unique().tolist() == [pytest.approx(-55000 / 1024, rel=1e-3)]
+
+
+def test_complex_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"large is complex; keep it as torch.view_as_real"):
+        started(Vector(dtype=torch.complex64), dense())
+
+
+def test_a_loss_that_is_given_for_the_module_is_told() -> None:
+    trainer = joined(started())
+    with pytest.raises(TypeError, match=r"module is tensor\(1.\); expected a replica, and the loss by name"):
+        trainer.step(torch.tensor(1.0))  # type: ignore[arg-type]
+
+
 def test_momentum_is_applied_once() -> None:
     with pytest.raises(MomentumError, match="would again"):
         started(recipe=recipes.dgc(momentum=0.9), make_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))

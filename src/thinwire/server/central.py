@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from thinwire.errors import ServerError, StateError
-from thinwire.outer_steps import MakeOptimizer, made_optimizer
+from thinwire.outer_steps import MakeOptimizer, check_settings, made_optimizer
 from thinwire.payloads import Blocks, Payload
 from thinwire.wire.frames import Flag, Frame
 from thinwire.wire.layout import Entry, Layout, Part, Places, difference, finite
@@ -65,7 +66,7 @@ class Central:
         self._gradients, self._views = layout.flats()
         self.optimizers = self._made(make_optimizer, make_rows_optimizer)
         self._rates = [[float(group.get("lr", 0)) for group in each.param_groups] for each in self.optimizers]
-        self._schedulers = [make_scheduler(each) for each in self.optimizers] if make_scheduler else []
+        self._schedulers = [_scheduler(make_scheduler, each) for each in self.optimizers] if make_scheduler else []
         self._damped = damped
         self.version = self.dropped = self.sound = 0
         self.failure = ""  # why nothing can be applied any more; parameters are then between two steps
@@ -116,19 +117,20 @@ class Central:
         """Make the mean of all finite updates the gradients, and return these updates."""
         good = list[Update]()
         weights = {who: 1 / (1 + each) if self._damped else 1.0 for who, each in stale.items()}
+        share = 1 / len(updates)  # of each, before they are added: a sum may leave the range of 16 bits
         for update in sorted(updates, key=lambda each: each.trainer):  # the same sum whoever comes first
             into = self._gradients if not good else {d: torch.empty_like(x) for d, x in self._gradients.items()}
             if not _written(update, into):
                 continue
             for dtype, x in into.items():
-                if weights[update.trainer] != 1:
-                    x.mul_(weights[update.trainer])
+                if (factor := weights[update.trainer] * share) != 1:
+                    x.mul_(factor)
                 if good:
                     self._gradients[dtype].add_(x)
             good.append(update)
-        if len(good) > 1:
+        if 0 < len(good) < len(updates):
             for x in self._gradients.values():
-                x.mul_(1 / len(good))
+                x.mul_(len(updates) / len(good))
         for i, entry in enumerate(self.layout.rows if good else ()):
             some = [each.rows[i] for each in good]
             scaled = [each.rows[i].values * (weights[each.trainer] / len(good)) for each in good]
@@ -232,6 +234,18 @@ class Central:
                 "{0} is {2} in the checkpoint and {1} on this server: serve the model that was saved, with the same "
                 "arguments, or use another checkpoint".format(*found)
             )
+        for each, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            check_settings(state["param_groups"], each, StateError)
+
+
+def _scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    made: object = make(optimizer)
+    if not isinstance(made, torch.optim.lr_scheduler.LRScheduler) or "metrics" in signature(made.step).parameters:
+        raise TypeError(
+            f"make_scheduler made a {type(made).__name__}; expected one of torch.optim.lr_scheduler's that steps "
+            "without metrics, as in make_scheduler=lambda optimizer: StepLR(optimizer, step_size=1000)"
+        )
+    return made
 
 
 def _nested(schedulers: Iterable[Any]) -> Iterator[Any]:

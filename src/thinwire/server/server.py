@@ -181,10 +181,10 @@ def serve(
 
     Raises:
         ImportError: Without pyzmq.
-        ValueError: For a model that is not on the CPU, is not finite, has no rows to fetch or is already in use in this
-            process, a key that others may read, or an optimizer that moves rows without a gradient.
+        ValueError: For a model that is not on the CPU, not finite, complex, has no rows to fetch or is already in use
+            in this process, a key that others may read, or an optimizer that moves rows without a gradient.
         MomentumError: If momentum would be applied twice.
-        TypeError: For a recipe without memory and codec.
+        TypeError: For a recipe without memory and codec, or a scheduler that needs metrics.
         StateError: For a checkpoint that does not fit or is damaged.
         OSError: If the address is taken or the checkpoint cannot be written.
 

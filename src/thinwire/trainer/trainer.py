@@ -105,9 +105,12 @@ class Trainer:
             StateError: If parameters have moved since `connect`, or a gradient belongs to a parameter that no server
                 has.
             ValueError: For gradients of rows that were never fetched, with `fetch_rows`. Nothing is sent then.
+            TypeError: For a module that is none.
         """
         refuse_captured("gradients are sent", "leave out step()")
         module = self.model if module is None else module
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module is {module!r:.100}; expected a replica, and the loss by name: step(loss=loss)")
         begun = self._begun.get(module, self._bases())
         self._catch_up()
         gradients = self._gradients(module)
@@ -355,8 +358,8 @@ def connect(
 
     Raises:
         FingerprintError: If recipe, parameters or frozen parameters differ from the servers'.
-        ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, or for
-            something that is not a ticket, or one that others may read.
+        ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, for
+            complex parameters, or for something that is not a ticket, or one that others may read.
         ServerError: If a server cannot be reached, does not know the ticket, or none is given or found.
         ImportError: Without pyzmq.
         TypeError: If `drain` is given and the memory cannot be drained.

@@ -62,7 +62,7 @@ def named(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """Return the model's parameters that are trained. Raises ValueError if there are none, or one is empty."""
+    """Return the model's parameters that are trained. Raises ValueError if none are, or one is empty or complex."""
     sparse = sparse_weights(model)
     found = [
         Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=p in sparse)
@@ -71,6 +71,8 @@ def entries(model: nn.Module) -> list[Entry]:
     ]
     if not found:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
+    if unreal := next((each for each in found if each.dtype.is_complex), None):
+        raise ValueError(f"{unreal.name} is complex; keep it as torch.view_as_real")
     if empty := next((each for each in found if not each.numel), None):
         raise ValueError(f"{empty.name} is {empty.shape} and has no elements to send: freeze it")
     return found

@@ -1205,7 +1205,7 @@ def _state_of_another(wrong: str) -> str:
         ("missing", "lacks '2.bias'"),
         ("fragments", "has 2 fragments, but this handle has 1"),
         ("attachment", "not a state of outer steps"),
-        ("optimizer", "belongs to another outer optimizer.*SGD.*it was saved with"),
+        ("optimizer", "belongs to another optimizer.*SGD.*it was saved with"),
         ("own", "'own' in the state.* is None; expected two counts"),
         ("own is none", "'own' in the state.* is None; expected two counts"),
         ("NaN", "24 of 960 values in global of '0.weight' are not finite"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.integrations.membership.redistribution import COMMON
 from thinwire.integrations.membership.state import Standing, check_finite, renamed
 from thinwire.integrations.workers.fragments import Fragment
-from thinwire.outer_steps import OuterSteps
+from thinwire.outer_steps import OuterSteps, check_settings
 
 _GLOBAL, _MEAN, _STATE = f"{COMMON}global", f"{COMMON}mean", f"{COMMON}optimizer "
 
@@ -60,7 +60,7 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
     for fragment, settings in zip(fragments, saved["outer"], strict=True):
         standing = fragment.attachment.check_state_dict(_part(saved, fragment))
         _check_common(saved["memories"][-1], fragment)
-        _check_settings(settings, fragment.optimizer)
+        check_settings(settings, fragment.optimizer)
     return standing
 
 
@@ -144,14 +144,3 @@ def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment
                     f"{tuple(p.shape)} and {p.dtype}: it was saved from another model"
                 )
             check_finite(x, f"{field.removeprefix(COMMON)} of {name!r}")
-
-
-def _check_settings(settings: Sequence[Mapping[str, Any]], optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError unless these are settings of such an outer optimizer; schedules and other torches add some."""
-    here = optimizer.defaults.keys()
-    alike = all(here <= group.keys() or group.keys() <= here for group in settings)
-    if not alike or len(settings) != len(optimizer.param_groups):
-        raise ValueError(
-            f"the state belongs to another outer optimizer: its settings are {[sorted(group) for group in settings]}, "
-            f"those of {type(optimizer).__name__} {sorted(here)}: make the handle with the optimizer it was saved with"
-        )
