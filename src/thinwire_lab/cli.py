@@ -16,6 +16,7 @@ from thinwire.planner import Budget
 
 BAD_INPUT = 2
 """The exit code when the user's input cannot be used."""
+_LONGEST = 1e9  # seconds
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -103,12 +104,14 @@ def bench(
     """Train a real model over a slow link with each recipe in turn, and say what each saves and what it costs."""
     asked = dict(locals())
     from thinwire_lab.bench import command, options
+    from thinwire_lab.inputs import check_apart
 
     files = {name: asked.pop(name) for name in ("json", "html", "plot")}
     if asked.pop("listing"):
         command.print_listing()
         return
     with refusing("bench"):
+        check_apart([data], files.values())
         lists = {"densities": asked.pop("density"), "boundaries": asked.pop("boundary")}
         raise typer.Exit(command.run(options.read(**lists, **asked), **files))
 
@@ -171,11 +174,13 @@ def plan(
 ) -> None:
     """Say whether compression pays on this network, for which tensors and by what, and why; measures for seconds."""
     asked = dict(locals())
+    from thinwire_lab.inputs import check_apart
     from thinwire_lab.plan import apart, command, sources
     from thinwire_lab.plan.explain import Explained
     from thinwire_lab.plan.report import Chapter
 
     with refusing("plan"):
+        check_apart([data, profile], [json, html, save_profile])
         optimizer = asked["optimizer"] = sources.optimizer_called(optimizer)
         request = sources.Request(**{each.name: asked[each.name] for each in fields(sources.Request)})
         wishes = sources.wishes(
@@ -223,9 +228,11 @@ def simulate(
 ) -> None:
     """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
     asked = dict(locals())
+    from thinwire_lab.inputs import check_apart
     from thinwire_lab.simulate import command, options
 
     with refusing("simulate"):
+        check_apart([profile, topology], [json, plot, html])
         files = command.Files(**{name: asked.pop(name) for name in ("json", "plot", "html")})
         files.show(command.outcome(options.read(**asked)))
 
@@ -266,8 +273,12 @@ def watch(
     every: float | None = Option(None, "--watch", help="Repeat every this many seconds; by default once."),
 ) -> None:
     """Print server.status() of parameter servers, a line of JSON each."""
+    from thinwire_lab.inputs import BadInput
     from thinwire_lab.watch import run
 
+    with refusing("watch"):
+        if every is not None and not 0 < every < _LONGEST:
+            raise BadInput(f"--watch is {every:g}; expected seconds, above 0 and below {_LONGEST:g}")
     try:
         run(addresses, every)
     except (ConnectionError, ImportError, ValueError) as error:

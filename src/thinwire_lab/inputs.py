@@ -14,6 +14,7 @@ from zipfile import BadZipFile
 from thinwire.exchanges import Link
 
 _PREFIXES = "kmg"
+_MOST = 10**9  # steps
 # a lone capital B would mean bytes
 _RATE = r"(\d+(?:\.\d+)?) *([kmgKMG])(?:(?i:bit(?:/s|ps)?)|b(?:ps|/s))"
 _LINK = re.compile(rf"{_RATE}(?: */ *(\d+(?:\.\d+)?) *(us|µs|ms|s))?", re.ASCII)
@@ -70,8 +71,8 @@ def counts(text: str, option: str) -> tuple[int, ...]:
         found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
         raise BadInput(f"{option} {text!r}: expected whole numbers, such as 10,30") from error
-    if min(found) < 1:
-        raise BadInput(f"{option} {text!r}: expected numbers of 1 or more, such as 10,30")
+    if not 1 <= min(found) <= max(found) <= _MOST:
+        raise BadInput(f"{option} {text!r:.200}: expected numbers of 1 or more, up to {_MOST:,}, such as 10,30")
     return found
 
 
@@ -85,24 +86,35 @@ def check_writable(paths: Iterable[Path | None]) -> None:
     """Raise BadInput if a file cannot be written, or two are the same. Call it before measuring."""
     given = [path for path in paths if path is not None]
     for path in given:
-        if path.is_dir() or not _takes_files(path.absolute().parent):
+        if not _can_be_written(path):
             raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")
     if len({path.resolve() for path in given}) < len(given):
         raise BadInput(f"cannot write two things to one file; expected other names than {', '.join(map(str, given))}")
 
 
-def _takes_files(folder: Path) -> bool:
+def _can_be_written(path: Path) -> bool:
     try:
-        with TemporaryFile(dir=folder):  # what permissions say is not all: /proc says yes, and takes none
+        if path.exists() and not path.is_file():  # a folder, or a device: root would replace /dev/null
+            return False
+        with TemporaryFile(dir=path.resolve().parent):  # permissions are not all: /proc says yes, and takes none
             return True
-    except OSError:
+    except (OSError, RuntimeError):  # the latter for links in a circle
         return False
 
 
+def check_apart(read: Iterable[str | Path | None], written: Iterable[Path | None]) -> None:
+    """Raise BadInput if a file that a command reads would be replaced by what it writes."""
+    kept = {os.path.realpath(path) for path in read if path is not None}
+    for path in written:
+        if path is not None and os.path.realpath(path) in kept:
+            raise BadInput(f"cannot write {path}, which is read; expected another name")
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, or leave it as it was."""
+    """Replace ``path`` by ``text``, or leave it as it was. Where it is a link, it stays one."""
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f".thinwire.{os.getpid()}.tmp")  # a longer name might not fit
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)

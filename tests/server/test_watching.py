@@ -87,6 +87,13 @@ def test_the_command_prints_what_the_server_says_as_json() -> None:
     assert "reconnect" not in gone.output
 
 
+@pytest.mark.parametrize("every", ["0", "-1", "nan", "inf"])
+def test_a_time_that_cannot_be_slept_is_refused_before_anything_is_printed(every: str) -> None:
+    found = CliRunner().invoke(app, ["watch", "127.0.0.1:1", "--watch", every])
+    assert found.exit_code == 2
+    assert found.stderr == f"thinwire watch: --watch is {every}; expected seconds, above 0 and below 1e+09\n"
+
+
 def test_each_of_several_servers_has_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = [started() for _ in range(2)]
     monkeypatch.setenv("THINWIRE_TICKET", ",".join(each.ticket for each in servers))

@@ -368,12 +368,12 @@ def read(
     unable = recipes is None and optimizer != "sgd"
     left_out = tuple(name for name in asked if unable and BENCHED[name].needs_sgd)
     found = Options(
-        workers=2 * (shard or 1) if workers is None else workers,
+        workers=2 * max(shard or 1, 1) if workers is None else workers,
         rate=parse_rate("100mbit" if link is None else link),
         recipes=tuple(name for name in asked if name not in left_out),
         densities=numbers(densities, "--density"),
         pipeline=pipeline,
-        boundaries=numbers(boundaries or ("1" if pipeline == 1 else "1,0.05"), "--boundary"),
+        boundaries=numbers(("1" if pipeline == 1 else "1,0.05") if boundaries is None else boundaries, "--boundary"),
         optimizer=optimizer,
         left_out=left_out,
         shard=shard,

@@ -52,7 +52,7 @@ _LOG_WIDTH = 160
 def asked(*, quick: bool, device: str | None, only: str | None) -> Asked:
     """Read options. Raises BadInput."""
     there = torch.cuda.is_available()
-    device = device or ("cuda" if there else "cpu")
+    device = ("cuda" if there else "cpu") if device is None else device
     if device not in ("cpu", "cuda"):
         raise BadInput(f"--device {device!r}: expected cpu or cuda")
     if device == "cuda" and not there:

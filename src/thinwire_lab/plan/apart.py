@@ -70,8 +70,11 @@ def read(outer: str | None, more_steps: str | None) -> Apart | None:
         if more_steps is not None:
             raise BadInput("--more-steps is about outer steps; give --outer as well, as in --outer 10,30")
         return None
-    assumed = dict(map(_assumption, more_steps.split(","))) if more_steps else {}
-    return Apart(every=counts(outer, "--outer"), assumed=assumed)
+    assumed = dict(map(_assumption, more_steps.split(","))) if more_steps is not None else {}
+    every = counts(outer, "--outer")
+    if unused := [f"{name}:{inner}" for name, inner in assumed if inner not in every]:
+        raise BadInput(f"--more-steps {unused[0]} is of no H in --outer {outer}: add it there, or leave it out here")
+    return Apart(every=every, assumed=assumed)
 
 
 def _assumption(text: str) -> tuple[tuple[str, int], float]:

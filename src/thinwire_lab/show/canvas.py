@@ -52,5 +52,5 @@ def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, col
 
 def check_drawable(path: Path | None) -> None:
     """Raise BadInput unless figures can be drawn in this format."""
-    if path is not None and path.suffix[1:].lower() not in FigureCanvasAgg.filetypes:
+    if path is not None and path.suffix[1:].lower() not in FigureCanvasAgg.filetypes.keys() - {"pgf"}:  # needs TeX
         raise BadInput(f"--plot {path} ends in {path.suffix!r}; expected .png, .svg or .pdf")

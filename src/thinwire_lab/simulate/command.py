@@ -68,15 +68,15 @@ class Files:
         check_drawable(self.plot)
 
     def show(self, outcome: Outcome) -> None:
-        """Print it and write the files."""
-        console = Console()
-        outcome.print(console)
+        """Write the files and print it: what reads the output may stop early, as `head` does."""
         if self.json is not None:
             write_atomically(self.json, dumps(outcome.document, indent=1) + "\n")
         if self.plot is not None:
             outcome.figure().savefig(self.plot)
         if self.html is not None:
             write_atomically(self.html, page("thinwire simulate", outcome.print, outcome.figure()))
+        console = Console()
+        outcome.print(console)
         print_written(console, (self.json, self.plot, self.html))
 
 

@@ -169,8 +169,8 @@ def read(
     faults: str | None = None,
 ) -> Options:
     """Read options from text. Raises BadInput."""
-    if (tokens is not None and not 0 < tokens < math.inf) or (batch is not None and batch < 1):
-        raise BadInput(f"--tokens is {tokens} and --batch {batch}; expected numbers above 0")
+    if (tokens is not None and not 0 < tokens < math.inf) or (batch is not None and not 0 < batch < 2**63):
+        raise BadInput(f"--tokens is {tokens} and --batch {batch}; expected numbers above 0, the latter below 2^63")
     if tokens is None and batch is not None:
         raise BadInput("--batch says how many of the --tokens a worker takes in a step: give --tokens as well")
     known, model = _profile(profile)

@@ -1,5 +1,6 @@
 """Scaling: what a step would take with more ranks than you have."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -147,11 +148,12 @@ class Faults:
     def parse(cls, text: str) -> Self:
         """Read ``24h/5min``. Raises ValueError for anything else or a time of 0."""
         match = re.fullmatch(rf"{_TIME} */ *{_TIME}", text.strip(), re.ASCII)
-        if not match or not (between := float(match[1]) * _UNITS[match[2]]):
+        between, gone = (float(match[at]) * _UNITS[match[at + 1]] for at in (1, 3)) if match else (0.0, 0.0)
+        if not 0 < between <= between + gone < math.inf:
             raise ValueError(
                 f"faults {text!r}: expected how long a worker runs on average and until it is back, such as 24h/5min"
             )
-        return cls(between=between, gone=float(match[3]) * _UNITS[match[4]])
+        return cls(between=between, gone=gone)
 
     def together(self, workers: int) -> float:
         """Return the share of the time in which workers compute that stand still whenever one is gone."""

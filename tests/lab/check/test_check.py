@@ -468,6 +468,7 @@ def _check(*args: str) -> tuple[int, str, str]:
         (["--only", ","], "expected parts of names"),
         (["--json", "one", "--html", "./one"], "cannot write two things to one file"),
         (["--device", "tpu"], "--device 'tpu': expected cpu or cuda"),
+        (["--device", ""], "--device '': expected cpu or cuda"),
         (["--json", "/nowhere/at.json"], "cannot write"),
     ],
 )

@@ -290,6 +290,12 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "PROFILE", "--outer", "0"], "numbers of 1 or more"),
         (["--profile", "PROFILE", "--outer", "30", "--more-steps", "diloco=1.2"], "as in sparseloco:30=1.2"),
         (["--profile", "PROFILE", "--outer", "30", "--more-steps", "adam:30=1.2"], "expected one of diloco"),
+        (["--profile", "PROFILE", "--outer", "30", "--more-steps", ""], "as in sparseloco:30=1.2"),
+        (
+            ["--profile", "PROFILE", "--outer", "30", "--more-steps", "diloco:10=1.2"],
+            "diloco:10 is of no H in --outer 30",
+        ),
+        (["--profile", "PROFILE", "--json", "PROFILE"], "which is read; expected another name"),
         (["--profile", "PROFILE", "--outer", "30", "--more-steps", "diloco:30=0.5"], "a factor of 1 or more"),
     ],
 )

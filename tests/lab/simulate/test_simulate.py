@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from thinwire.exchanges import Link
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
+from thinwire_lab.simulate import command
 from thinwire_lab.simulate.options import worlds
 from thinwire_lab.simulate.scaling import PLANNED
 
@@ -135,13 +136,19 @@ def _played(workers: int, between: float = 86400.0, gone: float = 300.0, faults:
         (["--recipes", "nope"], "'nope'"),
         (["--recipes", ","], "names nothing"),
         (["--outer", "0"], "numbers of 1 or more"),
+        (["--outer", "9" * 400], "up to 1,000,000,000"),
         (["--tokens", "-1"], "--tokens is -1.0"),
         (["--batch", "0"], "--batch 0"),
+        (["--tokens", "1", "--batch", "9" * 400], "the latter below 2^63"),
         (["--batch", "64"], "give --tokens as well"),
         (["--faults", "often"], "such as 24h/5min"),
         (["--faults", "0h/5min"], "--faults '0h/5min'"),
+        (["--faults", "1h/" + "9" * 400 + "h"], "such as 24h/5min"),
         (["--json", "/nonexistent/out.json"], "cannot write /nonexistent/out.json"),
         (["--plot", "out.txt"], "expected .png"),
+        (["--plot", "out.pgf"], "expected .png"),
+        (["--profile", __file__, "--json", __file__], "which is read; expected another name"),
+        (["--topology", __file__, "--html", __file__], "which is read; expected another name"),
         (["--html", "/"], "cannot write /"),
     ],
 )
@@ -152,3 +159,13 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: s
     assert complaint.startswith("thinwire simulate: ")
     assert len(complaint.strip().splitlines()) == 1
     assert not said
+
+
+def test_files_are_written_though_nobody_reads_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> None:
+        raise SystemExit(1)  # as rich does where a pipe such as `| head` has closed
+
+    monkeypatch.setattr(command.Outcome, "print", closed)
+    code, _, _ = _simulate("--workers", "8", "--json", str(tmp_path / "out.json"))
+    assert code == 1
+    assert json.loads((tmp_path / "out.json").read_text())["rows"]
