@@ -193,7 +193,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         then = self.made.get("world_size", self.world_size)
-        if type(then) is not int or then < 1:
+        if type(then) is not int or not 1 <= then < 2**63:
             raise ValueError(f"world_size when it was made is {then!r:.200}; expected 1 or more")
         if missing := [transport for transport in TRANSPORTS if transport not in self.links]:
             raise ValueError(f"links lack {missing[0]}; expected {', '.join(TRANSPORTS)}")
@@ -229,7 +229,7 @@ class Profile:
         """
         try:
             return cls(**_read(json.loads(text)))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:  # the last for absurdly long numbers
             raise ValueError(f"this is not a thinwire profile: {error!r}") from error
 
     @checked

@@ -40,8 +40,9 @@ def run(
                 plan = decide(known.profile, known.budget)
             except ValueError as error:  # a profile that cannot be planned for
                 raise BadInput(str(error)) from error
+            answers = {each.key: each.document(plan) for each in chapters}  # raises before anything is printed
         if files[1] is not None:
-            document = documents.loads(plan.to_json()) | {each.key: each.document(plan) for each in chapters}
+            document = documents.loads(plan.to_json()) | answers
             write_atomically(files[1], documents.dumps(document, indent=1) + "\n")
         if files[2] is not None:
             write_atomically(files[2], report.html(known.measured, plan, chapters))

@@ -63,9 +63,15 @@ class Script:
 
     @classmethod
     def of(cls, profile: Profile) -> Self | None:
-        """Return what the profile has of a script, or None if it was not measured for `--explain`."""
-        found = profile.made.get("script")
-        return None if found is None else cls(**{**found, **{key: Link(**found[key]) for key in ("near", "between")}})
+        """Return what the profile has of a script, or None if it was not measured for `--explain`; or BadInput."""
+        if (found := profile.made.get("script")) is None:
+            return None
+        try:
+            return cls(**{**found, **{key: Link(**found[key]) for key in ("near", "between")}})
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"the profile's script is {found!r:.100} ({error}); expected what this version measures: measure anew"
+            ) from error
 
 
 def explained(subject: Subject, budget: Budget) -> Profile:

@@ -274,6 +274,8 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "OTHER"], "'thinwire.bench/1'; expected 'thinwire.profile/2'"),
         (["--profile", "CUT"], "expected what --save-profile wrote"),
         (["--profile", "STILL"], "have no bandwidth"),
+        (["--profile", "LONG"], "expected what --save-profile wrote"),
+        (["--profile", "LATER", "--explain"], "the profile's script is {'later': 1}"),
         (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),
         (["--profile", "PROFILE", "--loss", "1.1"], "give --optimizer as well"),
         (["--candidates", "bf16,fading"], "fading takes momentum out of an optimizer; give --optimizer as well"),
@@ -303,6 +305,8 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(tmp_path: Path, args: list[
     document = json.loads(_profile(TWO, SLOW).to_json())
     still = json.loads(_profile(TWO, Link(latency=0.0, bandwidth=0.0)).to_json())
     files = {"PROFILE": document, "LIST": [], "OTHER": {"schema": "thinwire.bench/1"}, "STILL": still}
+    files["LONG"] = document | {"timeline": document["timeline"] | {"buckets": [{"ready": 10**400, "gradients": []}]}}
+    files["LATER"] = document | {"made": document["made"] | {"script": {"later": 1}}}
     files["CUT"] = {key: value for key, value in document.items() if key != "links"}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
