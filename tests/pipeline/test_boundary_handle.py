@@ -70,11 +70,18 @@ def test_state_goes_round() -> None:
         torch.testing.assert_close(thresholds, stage.get_buffer("boundary_recent"), rtol=0, atol=0, equal_nan=True)
     fewer = first.state_dict()
     del fewer["1"]
-    for wrong in (fewer, {"step": 3}, {}):
+    for wrong in (fewer, {"step": 3}, {}, None):
         with pytest.raises(ValueError, match=r"got the state of boundaries .* expected"):
-            second.load_state_dict(wrong)
+            second.load_state_dict(wrong)  # type: ignore[arg-type]
 
 
 def test_a_boundary_is_no_function_that_makes_one() -> None:
     with pytest.raises(TypeError, match="boundary is a TopKBoundary; expected a function that makes one"):
         sparsify(_stages(), boundary=TopKBoundary(DENSITY))
+
+
+def test_stages_share_no_boundary() -> None:
+    stages, one = _stages(), LaplaceBoundary(DENSITY)
+    with pytest.raises(ValueError, match="made the same boundary twice; expected a function that makes a new one"):
+        sparsify(stages, boundary=lambda: one)
+    sparsify(stages, DENSITY)

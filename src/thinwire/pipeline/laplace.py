@@ -73,7 +73,7 @@ class LaplaceBoundary(Boundary):
 
     def _fitted(self, flat: Tensor) -> Tensor:
         # Use a norm: torch.var_mean takes several times as long.
-        numbers = flat.float()
+        numbers = flat.to(torch.promote_types(flat.dtype, torch.float32))  # in float64 too, or it may pass the largest
         mean, (low, high) = numbers.mean(), torch.aminmax(numbers)
         deviation = torch.linalg.vector_norm(numbers - mean) / flat.numel() ** 0.5
         threshold = laplace_quantile(mean, deviation / 2**0.5, self.density)

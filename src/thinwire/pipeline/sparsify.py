@@ -136,8 +136,8 @@ def sparsify(
         The handle, with the boundaries behind this rank's stages.
 
     Raises:
-        ValueError: If stages are of neither kind, already have a boundary, or were made with example arguments; or
-            unless exactly one of `density` and `boundary` is given.
+        ValueError: If stages are of neither kind, already have a boundary, or were made with example arguments; if
+            `boundary()` returns one twice; or unless exactly one of `density` and `boundary` is given.
         TypeError: Where `boundary()` returns no Boundary.
 
     Example:
@@ -157,6 +157,8 @@ def sparsify(
     made = {index: make() for index in places}
     if wrong := [type(each).__name__ for each in made.values() if not isinstance(each, Boundary)]:
         raise TypeError(f"boundary= made a {wrong[0]}; expected a function that makes a Boundary")
+    if len({*made.values()}) < len(made):  # thresholds of several stages would mix
+        raise ValueError("boundary= made the same boundary twice; expected a function that makes a new one each time")
     hooks = [hook for index, place in places.items() for hook in _hooked(place, made[index])]
     senders = {index: place.module for index, place in places.items() if not place.last}
     meter = Meter()
@@ -263,6 +265,7 @@ def _count(boundary: Boundary, words: Tensor, dense: int) -> None:
         listener.add("dense_bytes", dense)
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
-    held = {index: buffers for index, buffers in state.items() if isinstance(buffers, Mapping)}
+def _shapes(state: object) -> dict[str, dict[str, tuple[int, ...]]]:
+    given = state.items() if isinstance(state, Mapping) else ()
+    held = {index: buffers for index, buffers in given if isinstance(buffers, Mapping)}
     return {index: {name: tuple(x.shape) for name, x in buffers.items()} for index, buffers in held.items()}
