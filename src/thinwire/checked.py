@@ -156,15 +156,17 @@ def _checking(function: Callable[..., object], on_error: OnError) -> Callable[..
         kind_of = kinds()
         given = kwargs if len(args) == bound else {**dict(zip(names, args, strict=False)), **kwargs}
         for name, value in given.items():
+            error: Exception | None = None
             if name in kind_of:
                 judge, words, sure = kind_of[name]
                 if type(value) not in sure and (verdict := judge(value)):
                     error = _refusal(verdict, name, value, words)
-                    on_error(error, given)
-                    raise error
             elif name not in names and not takes_any:
                 owner = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
-                raise TypeError(f"{owner} has no argument {name!r}; it takes {', '.join(names[bound:])}")
+                error = TypeError(f"{owner} has no argument {name!r}; it takes {', '.join(names[bound:])}")
+            if error is not None:
+                on_error(error, given)
+                raise error
         return function(*args, **kwargs)
 
     return checking

@@ -1059,7 +1059,7 @@ def _told_by_all(wrong: str) -> str:
     """Have rank 1 ask for something else than the others."""
     odd, model = dist.get_rank() == 1, _model()
     optimizer: Any = SGD(model.parameters(), lr=0.1)
-    steps = tw.OuterSteps(every=H)
+    steps, options = tw.OuterSteps(every=H), dict[str, Any]()
     match wrong:
         case "every":
             steps = tw.OuterSteps(every=H + odd)
@@ -1105,10 +1105,14 @@ def _told_by_all(wrong: str) -> str:
             steps = tw.OuterSteps(every=H, make_optimizer=lambda _: dict[str, Any]()["missing"])
         case "another's" if odd:
             steps = tw.OuterSteps(every=H, make_optimizer=lambda _: SGD(_model().parameters(), lr=0.5))
+        case "buffer" if odd:
+            model.register_buffer("mask", torch.zeros(3))
+        case "unused" | "unknown argument" if odd:
+            options = {"grace": 1.0} if wrong == "unused" else {"sample": 3}
         case "at work":
             tw.outer(model, optimizer, steps).remove()
             tw.outer(model, optimizer, steps)
-    return told(tw.outer, model, optimizer, steps)
+    return told(partial(tw.outer, model, optimizer, steps, **options))
 
 
 WRONG = {
@@ -1134,6 +1138,9 @@ WRONG = {
     "another's": "ValueError.*the optimizer SGD holds 4 parameters; expected the 4 that it is given",
     "at work": "RuntimeError.*already follow the steps of this SGD; call remove",
     "complex": "TypeError.*phase is complex; keep it as torch.view_as_real",
+    "buffer": r"FingerprintError: parameter or buffer mask differs.*absent.*\(3,\)",
+    "unused": "ValueError.*grace=1.0 given without store=",
+    "unknown argument": "TypeError.*outer has no argument 'sample'",
 }
 
 

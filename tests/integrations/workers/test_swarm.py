@@ -1580,6 +1580,17 @@ def test_what_does_not_go_with_a_store_is_refused(ranks: Ranks) -> None:
         assert word in said
 
 
+def _refused_alone() -> str:
+    model = nn.Linear(4, 4)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"store": "tcp://127.0.0.1:1", "workers": 0}
+    return told(partial(tw.outer, model, optimizer, _sparse(), **options)) if dist.get_rank() else "nothing"
+
+
+def test_a_worker_with_a_store_asks_nobody_before_it_refuses(ranks: Ranks) -> None:
+    assert ranks.run(2, _refused_alone) == ["nothing", "ValueError: workers is 0; expected an integer of at least 1"]
+
+
 LATER: list[tuple[Any, str]] = [
     (outer, "_check_gathers"),
     (outer, "start_alike"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.collectives import Group, all_gather_plain
+from thinwire.collectives import Group
 from thinwire.errors import FingerprintError, MomentumError
 from thinwire.integrations.attachments.attachment import Attachment, LossScaler
 from thinwire.integrations.membership.membership import Divisor, agreed
@@ -16,6 +16,7 @@ from thinwire.integrations.membership.state import words
 from thinwire.integrations.momentum.correction import Correction, corrections
 from thinwire.integrations.momentum.fading import Fading, fading
 from thinwire.integrations.momentum.handover import Handover
+from thinwire.integrations.training.drift import check_alike
 from thinwire.integrations.training.gradients import segment_of
 from thinwire.planner import Why
 from thinwire.reducer import Reducer, Released
@@ -124,16 +125,6 @@ def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], grou
         computed = f", which {gpu_of(p.device)} computes" if by_library else ""
         mine[f"parameter {name}"] = f"{tuple(p.shape)} {p.dtype}{computed}"
     check_alike(mine, group)
-
-
-def check_alike(mine: Mapping[str, str], group: Group) -> None:
-    """Raise FingerprintError, on every rank, if any has something else; a collective."""
-    everyone = all_gather_plain(mine, group)
-    for rank, theirs in enumerate(everyone):
-        for key in everyone[0] | theirs:
-            first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
-            if first != other:
-                raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
 
 
 def gpu_of(device: torch.device) -> str:

@@ -254,8 +254,11 @@ def raise_on_all(groups_of: Callable[[Mapping[str, object]], Sequence[Group]]) -
 
 
 def given_group(given: Mapping[str, object]) -> list[Group]:
-    """Return the group that is among a function's arguments, by default all ranks; none if there is none."""
-    found = given.get("group") or dist.group.WORLD
+    """Return the group that is among a function's arguments, by default all ranks; none if there is none.
+
+    Workers with a store form none, and nobody would answer.
+    """
+    found = None if given.get("store") is not None else given.get("group") or dist.group.WORLD
     return [found] if isinstance(found, Group) else []
 
 

@@ -12,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Fraction, checked
 from thinwire.collectives import Group
-from thinwire.integrations.attachments.assembly import Optimizers, check_alike, listed
+from thinwire.integrations.attachments.assembly import Optimizers, listed
 from thinwire.integrations.membership.membership import agreed, raise_on_all
 from thinwire.integrations.momentum.first_moments import family, movable
 from thinwire.integrations.replicas.asked import bucket_caps, managed, ranks_among, sparse_weights
+from thinwire.integrations.training.drift import check_alike
 from thinwire.planner.candidates import Budget
 from thinwire.planner.decide import decide
 from thinwire.planner.plan import Plan

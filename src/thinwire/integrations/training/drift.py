@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thinwire import kernels
 from thinwire.collectives import Group, all_gather, all_gather_plain
+from thinwire.errors import FingerprintError
 from thinwire.integrations.training.gradients import local
 from thinwire.kernels.memory import kept
 from thinwire.waits import on_host
@@ -73,10 +74,25 @@ def _weights(count: int, seed: int, device: torch.device) -> Tensor:
     return kernels.mix(places, 2 * seed) << 32 | kernels.mix(places, 2 * seed + 1) | 1
 
 
+def check_alike(mine: Mapping[str, str], group: Group) -> None:
+    """Raise FingerprintError, on every rank, if any has something else; a collective."""
+    everyone = all_gather_plain(mine, group)
+    for rank, theirs in enumerate(everyone):
+        for key in everyone[0] | theirs:
+            first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
+            if first != other:
+                raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
+
+
 @torch.no_grad()
 def start_alike(model: nn.Module, group: Group) -> None:
-    """Give all ranks the parameters and buffers of the group's first; of DTensors, its shards. A collective."""
-    held = [local(x).detach() for x in (*model.parameters(), *model.buffers())]
+    """Give all ranks the parameters and buffers of the group's first; of DTensors, its shards. A collective.
+
+    Raises FingerprintError, on every rank, if their shapes differ, frozen ones' too.
+    """
+    named = {name: local(x).detach() for some in (model.named_parameters(), model.named_buffers()) for name, x in some}
+    check_alike({f"parameter or buffer {name}": f"{tuple(x.shape)} {x.dtype}" for name, x in named.items()}, group)
+    held = [*named.values()]
     sent = [x.contiguous() for x in held]  # c10d sends memory as it lies, which may be in another order elsewhere
     works = [dist.broadcast(x, group=group, group_src=0, async_op=True) for x in sent]
     for work in works:

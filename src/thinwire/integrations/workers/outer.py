@@ -111,7 +111,8 @@ def outer(
         >>> handle = tw.outer(model, adamw, tw.outer_steps.diloco(every=500))
     """
     if store is None:
-        _check_unused(workers=workers, quorum=quorum, grace=grace, patience=patience, certificate=certificate)
+        unused = {"quorum": quorum, "grace": grace, "patience": patience, "certificate": certificate}
+        agreed(given_group({"group": group}), lambda: _check_unused(workers=workers, **unused))
     else:
         found_address(store)
     secret = None if certificate is None else Certificate(certificate)
