@@ -102,8 +102,6 @@ class Options:
             raise BadInput(f"--steps is {self.steps}; expected 1 or more")
         if self.target is not None and not math.isfinite(self.target):
             raise BadInput(f"--target is {self.target}; expected a loss")
-        if abs(self.seed) >= 2**63:
-            raise BadInput(f"--seed is {self.seed}; expected less than 2^63")
         if self.seeds < 1:
             raise BadInput(f"--seeds is {self.seeds}; expected 1 or more")
         if not 1 <= self.extend < math.inf:

@@ -69,14 +69,14 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
 def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0) -> Problem:
     """Build a problem in its initial state; takes seconds. Leaves torch's and numpy's global generators alone.
 
-    Raises BadInput for an unknown name, a negative seed, a scale that is not positive and finite, a scale for a problem
+    Raises BadInput for an unknown name, a seed out of range, a scale that is not positive and finite or for a problem
     that has one size, and data that is missing, unusable or not wanted.
     """
     entry = PROBLEMS.get(name)
     if entry is None:
         raise BadInput(f"no model is called {name!r}; choose one of {', '.join(PROBLEMS)}")
-    if seed < 0:
-        raise BadInput(f"the seed must not be negative but is {seed}")
+    if not 0 <= seed < 2**63:
+        raise BadInput(f"the seed is {seed}; expected 0 or more, and less than 2^63")
     _check_scale(name, entry, scale)
     if data is not None and not entry.takes_data:
         raise BadInput(f"{name} generates its data; leave --data out")

@@ -128,6 +128,12 @@ def _same(one: Batch, other: Batch) -> bool:
     return all(torch.equal(mine, yours) for mine, yours in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range_is_refused(seed: int) -> None:
+    with pytest.raises(BadInput, match=rf"the seed is {seed}; expected 0 or more, and less than 2\^63"):
+        build("transformer", seed=seed)
+
+
 def test_the_seed_settles_weights_and_batches(small: Callable[[int], Problem]) -> None:
     first, second = small(3), small(3)
     for name, value in first.model.state_dict().items():
