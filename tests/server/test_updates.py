@@ -477,6 +477,15 @@ def test_a_model_is_served_or_trained_once_at_a_time() -> None:
             started(model)
 
 
+def test_parameters_that_share_memory_and_are_not_one_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    started(model, dense()).close()
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    with pytest.raises(ValueError, match=r"0.weight and 1.weight lie in one memory.*make them one Parameter"):
+        started(model, dense())
+
+
 def test_what_no_server_has_is_not_trained_without_a_word() -> None:
     model, central = Vector(), Vector()
     for each in (model, central):

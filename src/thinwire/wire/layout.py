@@ -62,7 +62,7 @@ def named(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """Return the model's parameters that are trained. Raises ValueError if none are, or one is empty or complex."""
+    """Return the model's parameters that are trained. Raises ValueError if there are none it can send."""
     sparse = sparse_weights(model)
     found = [
         Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=p in sparse)
@@ -71,6 +71,13 @@ def entries(model: nn.Module) -> list[Entry]:
     ]
     if not found:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
+    at = {name: p.data_ptr() for name, p in named(model).items()}  # 0 without elements
+    last = {place: name for name, place in at.items()}
+    if tied := next((name for name, place in at.items() if place and last[place] != name), None):
+        raise ValueError(
+            f"{tied} and {last[at[tied]]} lie in one memory, and would be trained apart: make them one Parameter, as "
+            "in head.weight = embedding.weight"
+        )
     if unreal := next((each for each in found if each.dtype.is_complex), None):
         raise ValueError(f"{unreal.name} is complex; keep it as torch.view_as_real")
     if empty := next((each for each in found if not each.numel), None):
