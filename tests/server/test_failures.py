@@ -64,11 +64,11 @@ def test_a_trainer_that_computes_for_longer_than_the_timeout_stays() -> None:
 
 @pytest.mark.slow
 def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> None:
-    server = started(recipe=dense(), make_optimizer=Busy, timeout=2.0)
+    server = started(recipe=dense(), make_optimizer=Busy, timeout=5.0)
     (busy,) = server._hub.central.optimizers
     assert isinstance(busy, Busy)
     proxy = Proxy(server.address)
-    trainers = [joined(server, dense(), address=proxy.address, ticket=server.ticket, timeout=2.0) for _ in range(16)]
+    trainers = [joined(server, dense(), address=proxy.address, ticket=server.ticket, timeout=5.0) for _ in range(16)]
     steps = [threading.Thread(target=each.step, daemon=True) for each in trainers]
     for each, step in zip(trainers, steps, strict=True):
         each.model.give(gradients(1)[0])  # type: ignore[operator]
@@ -77,8 +77,8 @@ def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> 
     beats = proxy.passed
     try:
         assert soon(
-            lambda: proxy.passed > beats + 16 * 20 * 4, 60
-        )  # twenty heartbeats of each trainer: 10 s, five timeouts
+            lambda: proxy.passed > beats + 16 * 20 * 4, 120
+        )  # twenty heartbeats of each trainer: five timeouts
         late = threading.Thread(
             target=joined,
             args=(server, dense()),
