@@ -76,9 +76,7 @@ def test_nobody_is_lost_while_the_server_computes_a_step_for_many_timeouts() -> 
     assert busy.begun.wait(20)
     beats = proxy.passed
     try:
-        assert soon(
-            lambda: proxy.passed > beats + 16 * 20 * 4, 120
-        )  # twenty heartbeats of each trainer: five timeouts
+        assert soon(lambda: proxy.passed > beats + 16 * 20 * 4, 120)  # twenty heartbeats of each trainer: five timeouts
         late = threading.Thread(
             target=joined,
             args=(server, dense()),

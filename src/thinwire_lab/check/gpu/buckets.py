@@ -136,6 +136,7 @@ def counted(case: Case) -> dict[str, Any]:
     launches = {phase: here["operators"] + here["triton"] for phase, here in count.phases.items()}
     return {
         "launches": {phase: launches.get(phase, 0) for phase in PHASES},
+        "copies": sum(here["copies"] for here in count.phases.values()),
         "bytes": sum(here["bytes"] for here in count.phases.values()),
         "sent_bytes": recorder.totals["sent_bytes"],
     }

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from thinwire import trace, waits
-from thinwire.kernels import Kernel, dispatch
+from thinwire.kernels import Kernel, dispatch, memory
 
 QUESTIONS = {"device", "promote_types", "scalar_tensor"}  # asked of fake tensors alone, or about numbers on the host
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "_unsafe_view"}
@@ -57,7 +57,7 @@ class _Count(TorchDispatchMode):
         self._behind |= {_place(table[i]): column.of for i, column in enumerate(columns) if hasattr(column, "of")}
 
     def add(self, name: str, amount: float | Tensor = 1) -> None:
-        if name in ("kernels", "triton"):
+        if name in ("kernels", "triton", "copies"):
             self._now[name] += int(amount)
 
     def took(self, name: str, start: float, end: float) -> None:
@@ -71,8 +71,8 @@ class _Count(TorchDispatchMode):
 
 @contextmanager
 def counting() -> Iterator[_Count]:
-    """Count operators, calls of our kernels, and Triton's launches, by phase."""
-    plain, count = Kernel.__call__, _Count()
+    """Count operators, calls of our kernels, Triton's launches, and copies of the host's numbers, by phase."""
+    plain, count, send = Kernel.__call__, _Count(), memory._sent
 
     def call(self: Kernel[..., Any], *args: Any, **kwargs: Any) -> Any:
         count.add("kernels")
@@ -88,7 +88,11 @@ def counting() -> Iterator[_Count]:
         count.tabled(found, columns())
         return found
 
-    patches: list[tuple[Any, str, Any]] = [(Kernel, "__call__", call)]
+    def sent(x: Tensor, device: torch.device) -> Tensor:
+        count.add("copies")
+        return send(x, device)
+
+    patches: list[tuple[Any, str, Any]] = [(Kernel, "__call__", call), (memory, "_sent", sent)]
     dispatch.triton_is_there()
     plain_table = import_module("thinwire.kernels.triton").table_of
     for module in [m for n, m in sys.modules.items() if n.startswith("thinwire.kernels.") and n.endswith(".triton")]:
