@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import first_line
-from thinwire_lab.check.gpu import buckets
+from thinwire_lab.check.gpu import buckets, cost
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_freed, check_late
@@ -29,43 +29,6 @@ from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, print_written
 
 Row = dict[str, Any]
-HOST, OWN, LAUNCH = 35e-6, 14e-6, 5e-6  # seconds a launch: of Python for ours and a model's, and of the device
-FEW, CAPTURED = 4, 0.5e-3  # more launches than so many are captured; then a bucket keeps the host busy for so long
-BANDWIDTH, RATE = 3e12, 230e12  # bytes a second, and a model's operations, as our GPT does them on an H100
-LAYER_LAUNCHES, PARAMETERS_A_LAYER = 100, 8e6  # of forward and backward together
-BUCKET = 25 << 20  # bytes
-TOKENS = 16384  # of each rank
-MODELS: Mapping[str, float] = {"BERT-base": 110e6, "GPT of 124 M": 124e6, "GPT of 1.3 B": 1.3e9}
-LINKS: Mapping[str, float] = {
-    "10 Gbit/s": 10e9,
-    "25 Gbit/s": 25e9,
-    "100 Gbit/s": 100e9,
-    "400 Gbit/s": 400e9,
-    "NVLink": 3.6e12,
-}
-
-
-def predicted(rows: Sequence[Row]) -> list[Row]:
-    """Return a step's milliseconds for each recipe, model and link, from rows of buckets of float32 in six tensors."""
-    found = []
-    for row in rows:
-        for model, parameters in MODELS.items():
-            steps = {link: round(1e3 * _step(row, parameters, rate), 1) for link, rate in LINKS.items()}
-            found.append({"recipe": row["recipe"], "model": model} | steps)
-    return found
-
-
-def _step(row: Row, parameters: float, rate: float) -> float:
-    buckets = math.ceil(4 * parameters / BUCKET)
-    computing = 6 * parameters * TOKENS / RATE
-    launches, scale = sum(row["launches"].values()), BUCKET / 4 / row["elements"]
-    ours = CAPTURED if launches > FEW else HOST * launches
-    host = OWN * parameters / PARAMETERS_A_LAYER * LAYER_LAUNCHES + buckets * ours
-    device = computing + buckets * max(LAUNCH * launches, row["bytes"] * scale / BANDWIDTH)
-    travelling = buckets * row["sent_bytes"] * scale * 8 / rate
-    return max(host, device) + max(0.0, travelling - computing * 2 / 3)
-
-
 SCHEMA = "thinwire.gpu/1"
 DTYPES = ("float32", "bfloat16")
 _MIB = 1 << 20
@@ -126,9 +89,8 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     for part in (_late, _buckets, *(() if interpreted else (_freed, _steps, _kernels))):
         part(proof)
     proof.document["launches"] = _launches(proof.document["parts"]["buckets"])
-    if interpreted:
-        six = [row for row in proof.document["parts"]["buckets"].values() if row.get("tensors") == 6]
-        proof.document["model"] = predicted([row for row in six if row["dtype"] == "float32" and "bytes" in row])
+    six = [row for row in proof.document["parts"]["buckets"].values() if row.get("tensors") == 6]
+    proof.document["model"] = cost.predicted([row for row in six if row["dtype"] == "float32" and "launches" in row])
     proof.write()
     _show(proof)
     return int(proof.failed)
@@ -239,11 +201,11 @@ def _show(proof: Proof) -> None:
         headings += ["host, us", "captured", "device busy, ms", "captured step, ms", "copy, ms"]
     title = f"A bucket of {WORLD} ranks on {proof.document['device']}"
     print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 2)))
-    if proof.interpreted:
-        cells = [[row["recipe"], row["model"], *(str(row[link]) for link in LINKS)] for row in proof.document["model"]]
-        title, headings = f"A step of {WORLD} ranks, ms, predicted", ["recipe", "model", *LINKS]
-        print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 1)))
-    else:
+    headings = ["recipe", "model", *cost.LINKS, cost.EVEN]
+    cells = [[str(row[heading]) for heading in headings] for row in proof.document["model"]]
+    title = f"A step of {WORLD} ranks, ms, predicted"
+    print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 1)))
+    if not proof.interpreted:
         print_titled(proof.console, _stepped(proof.document["parts"]["steps"]))
     for part, found in proof.document["parts"].items():
         for key, row in found.items():

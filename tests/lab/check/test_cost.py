@@ -1,0 +1,54 @@
+"""The model of what a step costs elsewhere says what the page says, and what it predicts agrees with itself."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire_lab.check.gpu import cost
+from thinwire_lab.check.gpu.buckets import Case, counted
+
+PAGE = Path(__file__).parents[3] / "docs/measurements/gpu.md"
+ROW: dict[str, Any] = {"elements": cost.BUCKET // 4, "launches": {"encode": 3, "decode": 2}, "bytes": 4 * cost.BUCKET}
+ROWS = [
+    ROW | {"recipe": "bf16", "sent_bytes": cost.BUCKET / 2},
+    ROW | {"recipe": "sparse", "sent_bytes": cost.BUCKET / 50, "bytes": 12 * cost.BUCKET},
+    ROW | {"recipe": "free", "sent_bytes": 0, "launches": {}, "bytes": 0},
+]
+
+
+@pytest.mark.parametrize("parameters", cost.MODELS.values())
+def test_below_the_break_even_a_step_is_shorter_than_with_bf16_and_above_it_is_not(parameters: float) -> None:
+    bf16, sparse, _ = ROWS
+    found = {row["recipe"]: row[cost.EVEN] for row in cost.predicted(ROWS)}
+    assert found["bf16"] == 0
+    assert found["free"] == 3600  # faster everywhere
+    assert 25 < found["sparse"] < 3600
+    for share, shorter in ((0.9, True), (1.1, False)):
+        rate = share * found["sparse"] * 1e9
+        assert (cost.step(sparse, parameters, rate) < cost.step(bf16, parameters, rate)) == shorter
+
+
+def test_what_was_measured_takes_the_place_of_what_was_reckoned() -> None:
+    busy = ROW | {"recipe": "busy", "sent_bytes": 0, "busy_ms": {"encode": 40.0, "decode": 60.0}}
+    waits = busy | {"captured": {"host_us": {"all": 9000.0}}}
+    buckets = -(-4 * 1.3e9 // cost.BUCKET)
+    reckoned = cost.step(busy, 1.3e9, 1e9)
+    assert reckoned < 1 < buckets * 0.1 < cost.step(waits, 1.3e9, 1e9)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_the_page_has_what_is_predicted_today() -> None:
+    pytest.importorskip("triton")
+    page = PAGE.read_text()
+    table = page[page.index("| recipe | BERT-base |") :].split("\n\n")[0].splitlines()[2:]
+    said = {cells[0].strip(" `"): cells[1:] for cells in (line.strip("|").split("|") for line in table)}
+    tensors, each = 6, cost.BUCKET // 4 // 6 // 64 * 64
+    for recipe, cells in said.items():
+        case = Case(recipe=recipe, tensors=tensors, dtype="float32", numel=tensors * each)
+        row = {"recipe": recipe, "elements": case.numel} | counted(case)
+        for found, cell in zip(cost.predicted([row]), cells, strict=True):
+            figures = [f"{found[link]:,.0f}" for link in cost.LINKS]
+            assert [*map(str.strip, re.split("/", cell))] == figures[: cell.count("/") + 1], (recipe, found)
+            assert set(figures[cell.count("/") :]) == {figures[-1]}  # the last one holds for all that follow
