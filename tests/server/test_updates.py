@@ -481,7 +481,7 @@ def test_parameters_that_share_memory_and_are_not_one_are_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
     started(model, dense()).close()
-    model[1].weight = nn.Parameter(model[0].weight.data)
+    model[1].weight = nn.Parameter(model[0].get_parameter("weight").data)
     with pytest.raises(ValueError, match=r"0.weight and 1.weight lie in one memory.*make them one Parameter"):
         started(model, dense())
 
