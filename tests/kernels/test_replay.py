@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,12 +15,13 @@ import torch.distributed as dist
 from imitation import Imitation, _Listed, imitating
 from torch import Tensor
 
+from thinwire.exchanges import all_gather
 from thinwire.kernels import replay
 from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.replay import Changing, Replays, changing, fixed, lasting
-from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work
+from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work, made
 from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
-from thinwire_lab.check.gpu.late import check_freed, check_late
+from thinwire_lab.check.gpu.late import LateGroup, check_freed, check_late
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")
@@ -103,6 +104,47 @@ def test_a_step_that_is_called_off_is_replayed_alike(recipe: str) -> None:
                 work.count += 1
             assert torch.equal(plain.flat, replayed.flat)
         assert any(memory.state() for memory in replayed.recipe.memories())
+
+
+@pytest.mark.usefixtures("group")
+def test_what_other_ranks_sent_is_decoded_anew() -> None:
+    """Fewer ranks' payloads may lie where those of more lay, and be scaled as those were."""
+    case, memory = Case(recipe="qsgd", tensors=1, dtype="float32", numel=1088), torch.empty(1 << 16, dtype=torch.uint8)
+    with gpu_path(), imitating(), patched((all_gather, "room", lambda nbytes, _: memory[:nbytes])):
+        plain, replayed = Work(case, CPU), Work(case, CPU)
+        replayed.gradients = plain.gradients
+        before = Imitation.replays
+        for world in [4] * 13 + [2] * 13:
+            plain.group, replayed.group = LateGroup(CPU, world), LateGroup(CPU, world)
+            for work in (plain, replayed):
+                work.prepare()
+                with patched((replay, "LANES", {})) if work is plain else nullcontext():
+                    future = work.start()
+                    work.group.arrive()
+                    future.wait()
+                work.end()
+            assert torch.equal(plain.flat, replayed.flat)
+        assert Imitation.replays > before
+
+
+@pytest.mark.usefixtures("group")
+def test_the_captures_of_a_recipe_that_is_gone_are_gone() -> None:
+    """The recipe that a plan has now works on the buckets of the one before."""
+    captured = weakref.WeakSet[_Listed]()
+    with gpu_path(), imitating(), patched((Imitation, "captured", lambda self, work: _added(captured, work))):
+        work = Work(Case(recipe="qsgd", tensors=1, dtype="float32", numel=1088), CPU)
+        for _ in range(3):
+            work.recipe = made("qsgd", work.segments.names)
+            for _ in range(7):
+                work.prepare()
+                work.step()
+            gc.collect()
+            assert 0 < len(captured) <= 4  # to encode and decode, with two sets of buffers
+
+
+def _added(captured: "weakref.WeakSet[_Listed]", work: Callable[[], object]) -> _Listed:
+    captured.add(found := _Listed(work, weakref.WeakSet()))
+    return found
 
 
 def test_numbers_that_change_are_sent_anew() -> None:

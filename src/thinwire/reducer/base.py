@@ -2,6 +2,7 @@
 
 import math
 import re
+import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -74,17 +75,21 @@ class Segments(tuple[Segment, ...]):
         return Segments(replace(first, length=end - first.offset, shape=()) for first, end in runs)
 
     @cached_property
-    def known(self) -> dict[Hashable, Any]:
-        """Other facts about them, cached under the caller's own key."""
+    def _known(self) -> "dict[tuple[int, Hashable], tuple[weakref.ref[Any], Any]]":
         return {}
 
     def once(self, owner: object, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` returned for this owner and key when it was first asked."""
-        found = self.known.get((id(owner), key))
-        if found is None:
-            found = self.known[id(owner), key] = owner, make()  # the owner: or its id may come again
-        value: T = found[1]
-        return value
+        """Return what `make` returned for this owner and key when it was first asked.
+
+        What was made for an owner that is gone is forgotten when something is made for another.
+        """
+        maker, made = self._known.get((id(owner), key), (None, None))
+        if maker is None or maker() is not owner:  # an id may come again
+            for place in [place for place, (other, _) in self._known.items() if other() is None]:
+                del self._known[place]
+            made = make()
+            self._known[id(owner), key] = weakref.ref(owner), made
+        return cast(T, made)
 
 
 @final

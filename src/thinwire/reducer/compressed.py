@@ -1,6 +1,6 @@
 """The reducer that compresses a bucket's gradients with one memory, one codec and one exchange."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -154,11 +154,12 @@ class Compressed(Reducer):
 
     def _scratch(self, bucket: Bucket, payload: Payload, at: Round) -> int:
         """Return what this bucket takes. It stays the same for as many values."""
-        known, case = bucket.segments.known, (payload.values.numel(), at.group.size(), bucket.flat.dtype)
-        if known.get(("scratch", id(self)), (None, None, 0))[1] != case:
-            most = self.most(bucket, payload, at.step, at.group.size())
-            known["scratch", id(self)] = self, case, most  # self: or its id may come again
-        return int(known["scratch", id(self)][2])
+        case = payload.values.numel(), at.group.size(), bucket.flat.dtype
+        found: dict[Hashable, int] = bucket.segments.once(self, "scratch", dict)
+        if case not in found:
+            found.clear()
+            found[case] = self.most(bucket, payload, at.step, at.group.size())
+        return found[case]
 
     def most(self, bucket: Bucket, payload: Payload, step: int, ranks: int = 1) -> int:
         """Return an upper bound on the bytes that a bucket takes while it is reduced.
@@ -208,10 +209,11 @@ class Compressed(Reducer):
                 total.write(bucket.flat)
             return found.moved(replay.lasting)
 
-        if captured is None or exchanged.buffers is None:
+        buffers = exchanged.buffers
+        if captured is None or buffers is None:
             verdict.take_in(decoded(()))
             return
-        key = captured, scale, exchanged.buffers.data_ptr(), bucket.flat.data_ptr()
+        key = captured, scale, buffers.shape, buffers.data_ptr(), bucket.flat.data_ptr()
         verdict.take_in(self._replays(bucket, "decode").run(key, decoded)[0])
 
     def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> Tensor | bool:

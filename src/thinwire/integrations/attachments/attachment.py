@@ -432,6 +432,7 @@ class Attachment(Attached):
     def end(self) -> None:
         """Free all memory, and stop following gradients."""
         self.ended = True
+        self._seen.clear()
         stop_observing(self)
         if self._whole is not None:
             self._whole.end()

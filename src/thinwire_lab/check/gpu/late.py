@@ -28,10 +28,10 @@ _Group: Any = dist.ProcessGroup  # whose stubs want every old overload of what i
 
 
 class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
-    """Rank 0 of four, of which the others send what it sends. Collectives end late."""
+    """Rank 0 of several, of which the others send what it sends. Collectives end late."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(0, WORLD)
+    def __init__(self, device: torch.device, world: int = WORLD) -> None:
+        super().__init__(0, world)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._threads: list[tuple[threading.Event, threading.Thread]] = []
 
@@ -51,7 +51,7 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
     def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = None) -> dist.Work:
         """Gather equal tensors, which are read late, too."""
         out.view(torch.uint8).fill_(255)
-        return self._ended(out, lambda: out.view(WORLD, -1).copy_(mine.view(1, -1)))
+        return self._ended(out, lambda: out.view(self.size(), -1).copy_(mine.view(1, -1)))
 
     _allgather_base = all_gather_single  # its name before torch 2.13
 
