@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import CODECS, OFFSET_8, vector
-from ranks import Ranks
+from ranks import Ranks, told
 from torch import Tensor, nn
 from torch._jit_internal import _extract_tensors
 from torch.futures import Future
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire
 from thinwire.codecs import FFT, Codec, TopK
-from thinwire.collectives import Pool, Queued, gathers, of_torch, thread, used_here
+from thinwire.collectives import Pool, Queued, Staging, gathers, of_torch, thread, used_here
 from thinwire.errors import PayloadError
 from thinwire.exchanges import AllGather, Exchange, Exchanged, GlobalTopKTree, OwnerSharded, UnionAllReduce, all_gather
 from thinwire.integrations.attachments import attachment
@@ -31,7 +31,7 @@ from thinwire.memories import AppliedMomentum, ErrorFeedback, MomentumCorrection
 from thinwire.payloads import Payload, wire
 from thinwire.recipes import METHODS
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, owners, power_sgd
-from thinwire.reducer.base import joined
+from thinwire.reducer.base import completed, joined
 from thinwire.reducer.owners import ToOwners
 from thinwire.reducer.power_sgd import PowerSGD
 from thinwire.waits import Verdict
@@ -163,6 +163,25 @@ def _unrecorded(codec: Codec) -> int:
 )
 def test_what_a_callback_of_owners_reads_is_recorded(ranks: Ranks, codec: Codec) -> None:
     assert ranks.run(2, _unrecorded, codec) == [0, 0]
+
+
+def _stale() -> str:
+    """Return what owners say where a collective writes nothing, so that an earlier step's payloads are still there."""
+    line, staging, group = ToOwners(memory=ErrorFeedback(), codec=TopK(density=0.05)), Staging(), dist.group.WORLD
+    assert group is not None
+    segments = (Segment(name="m", offset=0, length=2000, shape=(40, 50)),)
+    for step in range(4):
+        staging.turn()
+        at = Round(step=step, group=group, scale=0.5, staging=staging)
+        if step < 3:
+            line.reduce(Bucket(flat=torch.randn(2000), segments=segments), at).wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owners, "all_to_all", lambda *_: completed(Mean(True, torch.empty(0))))
+        return told(line.reduce(Bucket(flat=torch.randn(2000), segments=segments), at).wait)
+
+
+def test_what_owners_received_a_step_before_is_noticed(ranks: Ranks) -> None:
+    assert all("a header with version 0" in said for said in ranks.run(2, _stale))
 
 
 def _unrecorded_exchange(exchange: Exchange, codec: Codec) -> int:

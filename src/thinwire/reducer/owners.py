@@ -12,7 +12,7 @@ from typing_extensions import override
 from thinwire import trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
-from thinwire.collectives import Group, all_to_all, used_here
+from thinwire.collectives import Group, all_to_all, room, taking, used_here
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.exchanges.all_gather import received
 from thinwire.memories import Memory
@@ -54,18 +54,20 @@ class ToOwners(Reducer):
             return completed(Mean(True, bucket.flat))
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         rank, ranks, listeners, verdict = at.group.rank(), at.group.size(), at.listeners, at.verdict
-        watch = at.watch and verdict is None  # with a verdict, the caller looks himself
-        with trace.span("encode", *listeners):
+        watch, staging = at.watch and verdict is None, at.staging  # with a verdict, the caller looks himself
+        with taking(staging) as taken, trace.span("encode", *listeners):
             payloads = self._encode(bucket, at)
-            buffers = [payload.to_buffer() for payload in payloads.values()]
-        at.staging.need(self._scratch(bucket, payloads, at))
+            buffers = [payload.packed for payload in payloads.values()]
+            sizes = [payloads[owner].nbytes if owner in payloads else 0 for owner in range(ranks)]
+            leaving = torch.cat(buffers, out=room(sum(sizes), bucket.flat.device))
+            arriving = room(ranks * sizes[rank], bucket.flat.device).view(ranks, sizes[rank])
+        arriving[:, :1].zero_()  # it holds an earlier step's payloads, which must not count if nothing arrives
+        staging.need(self._scratch(bucket, payloads, at))
         for payload in payloads.values():
             note_values(payload, listeners)
         mine = payloads.get(rank)
-        sizes = [payloads[owner].nbytes if owner in payloads else 0 for owner in range(ranks)]
-        arriving = buffers[0].new_empty(ranks, sizes[rank])
         start = trace.now()
-        swapped = all_to_all(arriving.view(-1), torch.cat(buffers), sizes, at.group)
+        swapped = all_to_all(arriving.view(-1), leaving, sizes, at.group)
 
         def finish(done: "Future[object]") -> Mean:
             done.value()  # raises what the collective raised
@@ -74,11 +76,12 @@ class ToOwners(Reducer):
             trace.count("sent_bytes", sum(sizes) - sizes[rank], *listeners)
             with trace.span("decode", *listeners):
                 self._retain(bucket, list(payloads.values()))
-                if mine is None:
-                    return Mean(True, bucket.flat)
-                total = received(mine, arriving, verdict)
-                total.write(bucket.flat)
-                return Mean(not watch or total.is_finite(bucket.flat), bucket.flat)
+                total = None if mine is None else received(mine, arriving, verdict)
+                if total is not None:
+                    total.write(bucket.flat)
+                finite = total is None or not watch or total.is_finite(bucket.flat)
+            staging.keep(taken)
+            return Mean(finite, bucket.flat)
 
         return swapped.then(finish)
 

@@ -337,7 +337,7 @@ def _figures() -> tuple[int, int, float, float, float]:
     total = scattered.handle.stats().total
     assert scattered.handle.memory.total == scattered.handle.memory_bytes
     assert scattered.handle.memory.scratch > 0
-    return scattered.handle.attachment.memory_bytes, size, total.dense_bytes, total.ratio, total.density
+    return scattered.handle.memory.waiting, size, total.dense_bytes, total.ratio, total.density
 
 
 def test_memory_is_for_the_whole_model_and_figures_are_of_a_reduce_scatter(ranks: Ranks) -> None:
