@@ -167,6 +167,7 @@ def test_it_runs_whole_through_the_interpreter_and_goes_on_where_it_ended(tmp_pa
     done = _check("--interpreted", "--quick", "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
+    assert set(document["parts"]) == {"late", "freed", "steps", "kernels", "buckets"}  # as on a GPU
     assert {row["recipe"] for row in document["launches"]} == set(RECIPES)
     assert all(row["encode"] > 0 for row in document["launches"])
     failed = next(iter(document["parts"]["buckets"]))

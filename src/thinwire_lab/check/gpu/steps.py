@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire.planner.candidates import PLANNED
+from thinwire.planner.probe import measure
 from thinwire.recipes import METHODS
 from thinwire_lab.problems.transformer import ByteGPT, Shape
 
@@ -25,6 +26,8 @@ PLAIN, HOOK = "plain DDP", "PyTorch's bf16 hook"
 RECIPES = ("bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "qsgd", "signsgd")
 TOKENS = (4096, 16384, 65536)
 SHAPE = Shape(context=512, width=896, heads=14, layers=13)
+TINY, FEW = Shape(context=16, width=32, heads=2, layers=1), 64
+"""A shape, and tokens, that try the program without a GPU."""
 _ADAPTIVE = {"fading", "orthogonal"}  # recipes for AdamW; the others are timed under SGD
 _WARM_UP, _STEPS = 14, 12  # by then a bucket's kernels are captured
 
@@ -33,7 +36,7 @@ def timed(tokens: int, device: torch.device, names: tuple[str, ...], shape: Shap
     """Time a step with each of these names, after plain DDP under the same optimizer."""
     for adaptive in (False, True):
         chosen = [name for name in names if (name in _ADAPTIVE) == adaptive]
-        for name in (PLAIN, *([HOOK] if not adaptive else []), *chosen):
+        for name in (PLAIN, *([HOOK] if not adaptive and device.type == "cuda" else []), *chosen):
             found: dict[str, Any] = {"name": name, "optimizer": "AdamW" if adaptive else "SGD", "tokens": tokens}
             try:
                 found["ms"] = _ms(name, tokens, device, shape, adaptive=adaptive)
@@ -71,6 +74,8 @@ def _each(step: Callable[[], None], device: torch.device) -> list[float]:
     """Return the milliseconds of each of some steps, as they follow one another."""
     for _ in range(_WARM_UP):
         step()
+    if device.type != "cuda":
+        return [1e3 * measure.timed(step, device) for _ in range(_STEPS)]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(_STEPS + 1)]
     marks[0].record()
     for mark in marks[1:]:
@@ -82,10 +87,11 @@ def _each(step: Callable[[], None], device: torch.device) -> list[float]:
 
 @contextlib.contextmanager
 def one_rank(device: torch.device) -> Iterator[None]:
-    """Have a group of NCCL with one rank, in place of what group there was."""
+    """Have a group of NCCL with one rank, or of Gloo on a CPU, in place of what group there was."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
+    backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, device_id=own)
     try:
         yield
     finally:
