@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch import Tensor
 from torch.futures import Future
 from typer.testing import CliRunner
@@ -21,6 +24,7 @@ from thinwire_lab.check.findings import Wrong
 from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import fake_group
 from thinwire_lab.check.gpu.late import LateGroup, check_late
+from thinwire_lab.check.gpu.proof import Proof
 from thinwire_lab.cli import app
 
 needs_triton = pytest.mark.skipif(
@@ -144,6 +148,21 @@ def test_what_was_received_a_step_before_is_noticed(name: str, monkeypatch: pyte
         work.prepare()
         with nullcontext() if arrives else pytest.raises(RuntimeError, match="rank 0 sent a header with version 0"):
             work.step()
+
+
+def test_what_a_run_took_that_was_cut_off_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", count().__next__)
+
+    def cut_off() -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "gpu.json"
+    one = Proof(CPU, True, path, Console(quiet=True), {"seconds": {"late": 100.0}, "parts": {}})
+    with pytest.raises(KeyboardInterrupt):
+        one.part("late", iter([("a", dict), ("b", cut_off)]))
+    document = json.loads(path.read_text())
+    assert document["parts"] == {"late": {"a": {}}}
+    assert document["seconds"]["late"] > 100
 
 
 def test_options_that_it_does_not_take_are_refused() -> None:

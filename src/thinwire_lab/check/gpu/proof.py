@@ -54,7 +54,8 @@ class Proof:
     def part(self, name: str, rows: Iterator[tuple[str, Callable[[], Row]]]) -> None:
         """Do what is not there yet of a part's rows, or has failed. A row that raises says so."""
         found: dict[str, Row] = self.document["parts"].setdefault(name, {})
-        start = time.perf_counter()
+        seconds = self.document["seconds"]
+        start = time.perf_counter() - seconds.get(name, 0.0)
         for key, work in rows:
             if key in found and "error" not in found[key]:
                 continue
@@ -62,11 +63,9 @@ class Proof:
                 found[key] = work()
             except Exception as error:
                 found[key] = {"error": f"{type(error).__name__}: {first_line(error)}"}
+            seconds[name] = round(time.perf_counter() - start, 1)
             self.write()
-        seconds = self.document["seconds"]
-        seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 1)
         self.failed |= any("error" in row for row in found.values())
-        self.write()
 
     def write(self) -> None:
         """Write what there is so far."""
