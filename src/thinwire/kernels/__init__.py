@@ -109,6 +109,6 @@ exponents_encode = Kernel(_exponents.exponents_encode, by="x codes", any_dtype=T
 exponents_decode = Kernel(_exponents.exponents_decode, by="out rest sizes stream table", any_dtype=True)
 
 row_sums = Kernel(_matrices.row_sums, by="rows")
-outer_sums = Kernel(_matrices.outer_sums, _matrices.outer_sums_on_gpu, by="out a b")
+outer_sums = Kernel(_matrices.outer_sums, by="out a b")
 orthonormal = Kernel(_matrices.orthonormal, _matrices.orthonormal_on_gpu, by="x")
 inverse_fourier = Kernel(_fourier.inverse_fourier, _fourier.inverse_on_gpu, by="pairs")

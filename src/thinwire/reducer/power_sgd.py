@@ -138,8 +138,9 @@ class PowerSGD(Reducer):
             return not told.watch or all(regions_are_finite(x, ((0, x.numel()),)) for x in (i.gradient for i in work))
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
-        rest = self._write(item, basis, factor)
-        self.memory.retain([item.name], Dense(values=(basis @ share.T).view(-1)))
+        rest, own = self._write(item, basis, factor), torch.empty_like(item.matrix)
+        kernels.outer_sums(own, basis, share)
+        self.memory.retain([item.name], Dense(values=own.view(-1)))
         if rest is not None:  # this rank's share of it waits
             self.memory.retain([item.name], Dense(values=rest.view(-1) * -item.scale))
         if bool(factor.any()):

@@ -1,7 +1,7 @@
 """Sums of rows, products with thin factors and orthonormal columns, with the same bits on every processor.
 
 A library's product adds in the order that suits the processor's vectors, with fused operations if it has them. On a
-GPU the last two are a library's: its order of additions is the same on all GPUs of one kind.
+GPU the last one is a library's: its order of additions is the same on all GPUs of one kind.
 """
 
 import torch
@@ -42,14 +42,9 @@ def orthonormal(x: Tensor) -> Tensor:
     return q.to(x.dtype)
 
 
-def outer_sums_on_gpu(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Write the product by a GPU's own library."""
-    torch.mm(a, b.T, out=out)
-
-
 def orthonormal_on_gpu(x: Tensor) -> Tensor:
     """Return Q by a GPU's own library, computed in the dtype of x."""
-    return torch.linalg.qr(x).Q
+    return torch.linalg.qr(x).Q.contiguous()
 
 
 def _reflection(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
-"""Sums of rows."""
+"""Sums of rows, and products with thin factors: a GPU's library may round factors to ten bits first (TF32)."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.triton import launch, tiles_of, wide
+from thinwire.kernels.triton import TILE, launch, tiles_of, wide
 
 _BLOCK = 1024
 
@@ -15,6 +15,25 @@ def row_sums(rows: Tensor) -> Tensor:
     out = torch.empty_like(rows[0])
     launch(_add, tiles_of(out.numel(), _BLOCK), out, rows, out.numel(), rows.shape[0], BLOCK=_BLOCK)
     return out
+
+
+def outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """See `reference.outer_sums`: the same bits."""
+    sizes = (out.numel(), max(1, out.shape[1]), a.shape[1])
+    launch(_multiply, tiles_of(out.numel()), out, a, b, *sizes, TILE=TILE, num_warps=8)
+
+
+@triton.jit(do_not_specialize=["n", "columns", "rank"])
+def _multiply(out, a, b, n, columns, rank, TILE: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * TILE
+    within = (start % columns).to(tl.int32) + tl.arange(0, TILE)
+    left = a + (start // columns + within // columns) * rank
+    right = b + (within % columns).to(tl.int64) * rank
+    there = tl.arange(0, TILE) < n - start
+    total = tl.load(left, mask=there) * tl.load(right, mask=there)
+    for j in range(1, rank):
+        total += tl.load(left + j, mask=there) * tl.load(right + j, mask=there)
+    tl.store(out + start + tl.arange(0, TILE), total, mask=there)
 
 
 @triton.jit(do_not_specialize=["ranks"])
