@@ -48,7 +48,7 @@ def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
     return Outcome(verdict=worse(more, MARGIN), measured=f"{said}; the first loses {more} more")
 
 
-@GTOPK.judge("G7", LM.on(5))
+@GTOPK.judge("G7", LM.on(10))
 def language_like_dense(lm: Ways) -> Outcome:
     found = interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm["gtopk"], lm["dense"], strict=True)])
     return Outcome(verdict=no_worse(found), measured=f"perplexity {found} over dense's")
