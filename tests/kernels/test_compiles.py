@@ -327,6 +327,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {"x": "*bf16", "indices": INT, "values": FLOAT, "n": "i32", "high": "i32", "low": "i32"},
         {"FEW": 1024},
     ),
+    (
+        "matrices",
+        "_multiply",
+        {**dict.fromkeys(("out", "a", "b"), FLOAT), **dict.fromkeys(("n", "columns", "rank"), "i32")},
+        {},
+    ),
 ]
 
 
