@@ -640,6 +640,18 @@ def test_what_waits_after_removal_can_be_loaded(ranks: Ranks) -> None:
     assert ranks.run(2, _state_after_removal) == [("nothing", True)] * 2
 
 
+def _buckets_known() -> list[bool]:
+    training = Training("several buckets", "topk")
+    training.run(range(2))
+    before = bool(training.attachment._seen)
+    training.attachment.remove()
+    return [before, bool(training.attachment._seen)]
+
+
+def test_what_a_gpu_has_captured_of_buckets_goes_with_the_recipe(ranks: Ranks) -> None:
+    assert ranks.run(2, _buckets_known) == [[True, False]] * 2
+
+
 # --- why ---
 
 

@@ -140,6 +140,7 @@ class Attached(Handle):
             RuntimeError: If the recipe corrects momentum and no optimizer can take it back.
         """
         self.attachment.membership.release(averages="DDP's hook, or reduce(), does that")
+        self.attachment._seen.clear()
 
 
 @final
