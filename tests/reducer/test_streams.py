@@ -34,7 +34,7 @@ from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment, owners, powe
 from thinwire.reducer.base import completed, joined
 from thinwire.reducer.owners import ToOwners
 from thinwire.reducer.power_sgd import PowerSGD
-from thinwire.waits import Verdict
+from thinwire.waits import Verdict, noted_in
 
 ELSEWHERE = torch.device("meta")  # a device that is not the host, and which every machine has
 aten = torch.ops.aten
@@ -182,6 +182,26 @@ def _stale() -> str:
 
 def test_what_owners_received_a_step_before_is_noticed(ranks: Ranks) -> None:
     assert all("a header with version 0" in said for said in ranks.run(2, _stale))
+
+
+def _follows_in_one_stream() -> list[bool]:
+    """Return whether what follows a collective of owners is handed to `queued`, which asks whether the host waits."""
+    found, verdict = list[bool](), Verdict()
+    bucket = Bucket(flat=torch.randn(2000), segments=(Segment(name="m", offset=0, length=2000, shape=(40, 50)),))
+
+    def queue(future: "Future[Any]", x: Tensor) -> "Future[Any]":
+        found.append(noted_in() is verdict and x is bucket.flat)
+        return future
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owners, "queued", queue)
+        at = Round(step=0, group=_group(), scale=0.5, verdict=verdict)
+        ToOwners(memory=ErrorFeedback(), codec=TopK(density=0.05)).reduce(bucket, at).wait()
+    return found
+
+
+def test_what_follows_a_collective_of_owners_is_queued_to_one_stream(ranks: Ranks) -> None:
+    assert ranks.run(2, _follows_in_one_stream) == [[True]] * 2
 
 
 def _unrecorded_exchange(exchange: Exchange, codec: Codec) -> int:

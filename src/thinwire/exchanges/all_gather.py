@@ -32,8 +32,7 @@ class AllGather(Exchange):
         """
         mine, pool = payload.packed, pooled()
         if pool is None:
-            there = room(group.size() * mine.numel(), mine.device).view(group.size(), mine.numel())
-            there[:, :1].zero_()  # it holds an earlier step's payloads, which must not count if nothing arrives
+            there = places(group.size(), mine.numel(), mine.device)
             gathered = queued(all_gather(there.view(-1), mine, group), mine)
         else:
             gathered = pool.gather(mine)
@@ -52,6 +51,13 @@ class AllGather(Exchange):
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return K − 1 messages of n."""
         return [Hops(stride=1, count=world_size - 1, nbytes=nbytes)]
+
+
+def places(ranks: int, nbytes: int, device: torch.device) -> Tensor:
+    """Return room for a buffer of each rank, (ranks, nbytes)."""
+    there = room(ranks * nbytes, device).view(ranks, nbytes)
+    there[:, :1].zero_()  # it may hold an earlier step's payloads, which must not count if nothing arrives
+    return there
 
 
 def received(mine: Payload, buffers: Tensor, verdict: Verdict | None, out: Tensor | None = None) -> Payload:

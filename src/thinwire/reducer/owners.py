@@ -12,15 +12,16 @@ from typing_extensions import override
 from thinwire import trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
-from thinwire.collectives import Group, all_to_all, room, taking, used_here
+from thinwire.collectives import Group, all_to_all, queued, room, taking, used_here
 from thinwire.exchanges import AllGather, AllReduce
-from thinwire.exchanges.all_gather import received
+from thinwire.exchanges.all_gather import places, received
 from thinwire.memories import Memory
 from thinwire.payloads import Dense, Payload, Scratch
 from thinwire.payloads.base import widening
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, completed, note_values
 from thinwire.reducer.compressed import Compressed
 from thinwire.signals import Plain, Signals
+from thinwire.waits import noting
 
 _RETAINING = Scratch(element=8)  # what was delivered, and its regions side by side
 
@@ -60,14 +61,14 @@ class ToOwners(Reducer):
             buffers = [payload.packed for payload in payloads.values()]
             sizes = [payloads[owner].nbytes if owner in payloads else 0 for owner in range(ranks)]
             leaving = torch.cat(buffers, out=room(sum(sizes), bucket.flat.device))
-            arriving = room(ranks * sizes[rank], bucket.flat.device).view(ranks, sizes[rank])
-        arriving[:, :1].zero_()  # it holds an earlier step's payloads, which must not count if nothing arrives
+            arriving = places(ranks, sizes[rank], bucket.flat.device)
         staging.need(self._scratch(bucket, payloads, at))
         for payload in payloads.values():
             note_values(payload, listeners)
         mine = payloads.get(rank)
         start = trace.now()
-        swapped = all_to_all(arriving.view(-1), leaving, sizes, at.group)
+        with noting(verdict):
+            swapped = queued(all_to_all(arriving.view(-1), leaving, sizes, at.group), bucket.flat)
 
         def finish(done: "Future[object]") -> Mean:
             done.value()  # raises what the collective raised
