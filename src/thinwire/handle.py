@@ -13,7 +13,8 @@ class MemoryUse(NamedTuple):
     Args:
         waiting: Residuals, including the second copy that allows a step to be rolled back. For outer steps also the
             global parameters and the outer optimizers' state.
-        staging: Buffers for what is sent and received, and second copies of gradients.
+        staging: Buffers for what is sent and received, those of a GPU's captured kernels too, and second copies of
+            gradients.
         scratch: The most that reducing one bucket takes on top, as the recipe declares it for the latest step (see
             `thinwire.payloads.Scratch`); 0 before the first. Buckets that are exchanged at the same time take it each.
     """

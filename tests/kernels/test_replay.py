@@ -142,6 +142,21 @@ def test_the_captures_of_a_recipe_that_is_gone_are_gone() -> None:
             assert 0 < len(captured) <= 4  # to encode and decode, with two sets of buffers
 
 
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(("recipe", "most"), [("qsgd", 0.6), ("terngrad", 0.3), ("signsgd", 8.5)])
+def test_captures_keep_what_is_read_and_it_is_counted(recipe: str, most: float) -> None:
+    """What travels, a bit to four; also the values where they are subtracted, in turn with those of a step before."""
+    case = Case(recipe=recipe, tensors=1, dtype="float32", numel=4352)
+    with gpu_path(), imitating():
+        plain, replayed = Work(case, CPU), Work(case, CPU)
+        for work in (plain, replayed):
+            for _ in range(8):
+                work.prepare()
+                with patched((replay, "LANES", {})) if work is plain else nullcontext():
+                    work.step()
+        assert 0 < replayed.staging.nbytes - plain.staging.nbytes <= most * case.numel
+
+
 def _added(captured: "weakref.WeakSet[_Listed]", work: Callable[[], object]) -> _Listed:
     captured.add(found := _Listed(work, weakref.WeakSet()))
     return found

@@ -4,6 +4,7 @@ A buffer that a step has used is free in the next one. By then every mean has be
 so nobody waits here.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.memory import empty
+from thinwire.kernels.replay import Replays
 
 
 @final
@@ -24,6 +26,7 @@ class Staging:
         self._free: list[Tensor] = []
         self._used: list[Tensor] = []
         self._needed = 0
+        self._replays = weakref.WeakSet[Replays]()
         self._lock = Lock()  # buckets end in the threads of their collectives
 
     def turn(self) -> None:
@@ -55,11 +58,17 @@ class Staging:
         with self._lock:
             return self._needed
 
+    def counting(self, replays: Replays) -> Replays:
+        """Count what captured work keeps, too, for as long as it is there. Return it."""
+        with self._lock:
+            self._replays.add(replays)
+        return replays
+
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers that are not in use at the moment."""
+        """Bytes of all buffers that are not in use at the moment, and of those that captured work keeps."""
         with self._lock:
-            return sum(buffer.nbytes for buffer in (*self._free, *self._used))
+            return sum(x.nbytes for held in (self._free, self._used, self._replays) for x in held)
 
 
 _open: ContextVar[tuple[Staging, list[Tensor]] | None] = ContextVar("thinwire.staging", default=None)

@@ -301,6 +301,11 @@ class Replays:
         with self._lane.taken(alone=self._alone and piece.graph is not None):
             return piece.run(work, seeds), piece if piece.graph is not None else None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the places where what must last is kept."""
+        return sum(x.nbytes for piece in list(self._pieces.values()) for x in piece.places)
+
 
 @final
 class Piece:
@@ -311,6 +316,11 @@ class Piece:
         self.lane, self._now, self._seeds = lane, now, Changing(lambda: now[0], count)
         self._recording: Recording | None = None
         self._met, self.graph = False, cast(Any, None)
+
+    @property
+    def places(self) -> Sequence[Tensor]:
+        """Where what must last is kept."""
+        return () if self._recording is None else self._recording.places
 
     def run(self, work: Callable[[Sequence[int]], Any], seeds: Sequence[int]) -> Any:
         """Do it, as it is or from the graph."""

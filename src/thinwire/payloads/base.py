@@ -187,12 +187,17 @@ class Payload(ABC):
         """Return the tensors that it holds, those of its codes and coefficients included."""
         return [x for _, _, x in _held(self)]
 
-    def last(self) -> Self:
-        """Return it, with tensors that last until they are read, what is packed too, where that is captured."""
+    def last(self, *, values: bool) -> Self:
+        """Return it, packed, with tensors that last until they are read, where that is captured.
+
+        Codes are never read again, nor are values without `values`: only their number stays.
+        """
         _ = self.packed
-        places = [(holder, name) for holder, name, _ in _held(self)]
-        for (holder, name), x in zip(places, replay.lasting(self.tensors()), strict=True):
-            holder[name] = x
+        unread = {"codes"} if values else {"codes", "values"}
+        held = list(_held(self))
+        found = replay.lasting([x.new_empty(()) if name in unread else x for _, name, x in held])
+        for (holder, name, x), there in zip(held, found, strict=True):
+            holder[name] = there.expand(x.shape)
         return self
 
     def dense(self) -> Tensor:

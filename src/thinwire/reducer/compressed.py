@@ -14,7 +14,7 @@ from typing_extensions import override
 from thinwire import kernels, trace
 from thinwire.checked import checked
 from thinwire.codecs import Codec
-from thinwire.collectives import Group, taking, used_here
+from thinwire.collectives import Group, Staging, taking, used_here
 from thinwire.exchanges import AllGather, Exchange, Exchanged, all_gather
 from thinwire.kernels import replay
 from thinwire.kernels.parts import Parts
@@ -107,7 +107,7 @@ class Compressed(Reducer):
             if on_gpu:
                 used_here(bucket.flat, *(exchanged.tensors() if captured is None else ()))
             if verdict is not None and unread:
-                self._decode_unread(exchanged, bucket, scale, verdict, captured)
+                self._decode_unread(exchanged, bucket, scale, verdict, captured, staging)
             finite = unread or self._decode(exchanged, bucket, watch=watch, scale=scale)
             trace.took("decode", begin, listeners)
             staging.keep(taken)
@@ -137,20 +137,22 @@ class Compressed(Reducer):
             carried = payload.carried() if counted else 0
             if isinstance(carried, Tensor):
                 (carried,) = replay.lasting([carried])
-            return (payload.last(), carried), computed
+            return (payload.last(values=self.memory.stateful), carried), computed
 
         repeats = at.verdict is not None and self.exchange.transport == "all_gather"
         place = signals.place if repeats and replay.possible(bucket.flat.device) else None
         if place is None:
             payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)
             return (payload, payload.carried() if counted else 0), None
-        (found, computed), captured = self._replays(bucket, "encode").run((codec, counted, place), packed, seeds)
+        replays = self._replays(bucket, "encode", at.staging)
+        (found, computed), captured = replays.run((codec, counted, place), packed, seeds)
         signals.settle(computed)
         return found, captured
 
-    def _replays(self, bucket: Bucket, name: str) -> Replays:
+    def _replays(self, bucket: Bucket, name: str, staging: Staging) -> Replays:
         """Return the pieces of this bucket's work that may be repeated."""
-        return bucket.segments.once(self, name, lambda: Replays(bucket.flat.device, name, alone=name == "encode"))
+        alone, device = name == "encode", bucket.flat.device
+        return bucket.segments.once(self, name, lambda: staging.counting(Replays(device, name, alone=alone)))
 
     def _scratch(self, bucket: Bucket, payload: Payload, at: Round) -> int:
         """Return what this bucket takes. It stays the same for as many values."""
@@ -188,7 +190,13 @@ class Compressed(Reducer):
         return self.memory.stateful and bool(self._clamp(total, bucket, scale))
 
     def _decode_unread(
-        self, exchanged: Exchanged, bucket: Bucket, scale: float, verdict: Verdict, captured: Piece | None
+        self,
+        exchanged: Exchanged,
+        bucket: Bucket,
+        scale: float,
+        verdict: Verdict,
+        captured: Piece | None,
+        staging: Staging,
     ) -> None:
         """Write the mean, while the host does not wait: it looks at the verdict and at the mean when the step ends."""
 
@@ -214,7 +222,7 @@ class Compressed(Reducer):
             verdict.take_in(decoded(()))
             return
         key = captured, scale, buffers.shape, buffers.data_ptr(), bucket.flat.data_ptr()
-        verdict.take_in(self._replays(bucket, "decode").run(key, decoded)[0])
+        verdict.take_in(self._replays(bucket, "decode", staging).run(key, decoded)[0])
 
     def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> Tensor | bool:
         """Write a finite sum that exceeds the gradient's range, clamped to it; keep this rank's share of the rest.
