@@ -239,6 +239,12 @@ def test_scatter_of_more_elements_than_32_bits_count(monkeypatch: pytest.MonkeyP
         assert torch.equal(found, expected)
 
 
+def test_scatter_counts_in_32_bits_as_far_as_they_go() -> None:
+    most = 2**31 - 1
+    found = [scattering._on(ends, DEVICE).dtype for ends in ((), (0, most), (0, most + 1))]
+    assert found == [torch.int32, torch.int32, torch.int64]
+
+
 @dtypes
 @pytest.mark.parametrize("numel", [0, 1, 63, 3000])
 def test_mask(numel: int, dtype: torch.dtype) -> None:

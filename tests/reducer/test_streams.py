@@ -1,10 +1,13 @@
 """Is memory that crosses streams recorded, and do numbers leave for a GPU without a wait? Seen without a GPU."""
 
 import math
+import pickle
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any, cast
 from unittest import mock
@@ -127,6 +130,34 @@ def test_numbers_leave_from_pinned_memory_and_the_host_goes_on(pinned: list[Tens
     (buffer,) = pinned
     assert copies.seen == [(buffer.data_ptr(), True)]
     assert buffer.tolist() == list(range(5))
+
+
+def test_what_is_kept_is_forgotten_when_it_is_one_of_very_many() -> None:
+    made = list[int]()
+
+    @memory.kept
+    def constant(number: int) -> Tensor:
+        made.append(number)
+        return torch.tensor(number)
+
+    for number in [0, 0, *range(1, 1025), 1, 0]:
+        constant(number)
+    assert made == [*range(1025), 0]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_tables_leave_from_pinned_memory_and_the_host_goes_on(pinned: list[Tensor]) -> None:
+    tables, constant = import_module("thinwire.kernels.triton"), cast("Any", memory.constant)
+    for make in (
+        lambda: tables.tiles_of_each.__wrapped__((5, 9), ELSEWHERE),  # it may have been kept
+        lambda: tables.table(ELSEWHERE, [5, 9]),
+        lambda: constant.__wrapped__((5, 9), torch.int64, ELSEWHERE),
+    ):
+        pinned.clear()
+        with _Copies() as copies:
+            make()
+        assert copies.seen == [(buffer.data_ptr(), True) for buffer in pinned]
+        assert len(pinned) == 1
 
 
 def test_a_header_is_sent_once(pinned: list[Tensor]) -> None:
@@ -482,7 +513,9 @@ def test_what_powersgd_uses_on_another_stream_is_recorded(ranks: Ranks) -> None:
 @pytest.mark.parametrize("name", CODECS)
 def test_a_future_finds_all_tensors_of_what_was_exchanged(name: str) -> None:
     payload = CODECS[name].codec.encode(vector(400, 3), seed=1)
-    found = _extract_tensors(Exchanged(summed=payload, delivered=payload.with_values(payload.values * 2), sent_bytes=1))
+    exchanged = Exchanged(summed=payload, delivered=payload.with_values(payload.values * 2), sent_bytes=1)
+    found = _extract_tensors(exchanged)
+    assert all(isinstance(x, Tensor) for x in pickle.loads(pickle.dumps(exchanged)))  # nothing else is looked through
     pickled = _extract_tensors([payload, payload.with_values(payload.values * 2)])
     assert {x.data_ptr() for x in found} >= {x.data_ptr() for x in payload.tensors()}
     assert len(found) >= len(pickled) > 0
