@@ -529,3 +529,17 @@ def test_what_cannot_be_sparsified_is_told() -> None:
     with pytest.raises(PayloadError, match="sparsify all stages alike"):
         stages[1](plain(torch.ones(2, 4)))
     assert len(sparse(torch.ones(2, 4))) == 2
+
+
+@boundaries
+def test_a_compiled_model_crosses_as_it_would_otherwise(make: Make) -> None:
+    plain = nn.Sequential(nn.Linear(16, 16), make(), nn.Linear(16, 4))
+    other = copy.deepcopy(plain)
+    torch._dynamo.reset()
+    compiled = torch.compile(other, backend="eager")
+    for step in range(3):
+        for model in (plain, compiled):
+            model(activation((8, 16), step)).square().mean().backward()
+    for found, wanted in zip(other.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=0, atol=0)
+    torch.testing.assert_close(other.state_dict(), plain.state_dict(), rtol=0, atol=0, equal_nan=True)

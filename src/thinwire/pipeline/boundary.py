@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as untraced
 from torch.autograd.function import once_differentiable
 
 from thinwire import trace
@@ -91,6 +92,7 @@ class Boundary(nn.Module, ABC):
             The `count` elements, and the threshold of each row, or one of all.
         """
 
+    @untraced  # or a model that is compiled would compile what chooses elements, anew at every crossing
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` as it arrives on the other side, of the same shape and dtype."""
         return self.receive(*self.send(x))
