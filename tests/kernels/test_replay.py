@@ -19,6 +19,7 @@ from thinwire.exchanges import all_gather
 from thinwire.kernels import replay
 from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.replay import Changing, Replays, changing, fixed, lasting
+from thinwire.reducer import WarmUp
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work, made
 from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
 from thinwire_lab.check.gpu.late import LateGroup, check_freed, check_late
@@ -155,6 +156,21 @@ def test_captures_keep_what_is_read_and_it_is_counted(recipe: str, most: float) 
                 with patched((replay, "LANES", {})) if work is plain else nullcontext():
                     work.step()
         assert 0 < replayed.staging.nbytes - plain.staging.nbytes <= most * case.numel
+
+
+@pytest.mark.usefixtures("group")
+def test_the_captures_of_a_warm_up_are_gone_after_it() -> None:
+    captured = weakref.WeakSet[_Listed]()
+    with gpu_path(), imitating(), patched((Imitation, "captured", lambda self, work: _added(captured, work))):
+        work = Work(Case(recipe="qsgd", tensors=1, dtype="float32", numel=1088), CPU)
+        work.recipe = WarmUp(steps=7, first=work.recipe, then=made("dense", work.segments.names))
+        held = []
+        for _ in range(8):
+            work.prepare()
+            work.step()
+            gc.collect()
+            held.append(len(captured))
+        assert held[6] > held[7] == 0
 
 
 def _added(captured: "weakref.WeakSet[_Listed]", work: Callable[[], object]) -> _Listed:

@@ -77,9 +77,13 @@ class Routing(Reducer):
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Give each child its share of the segments."""
-        segments = bucket.segments
-        parts = segments.once(self, self.turn(at.step), lambda: self._divided(segments, at.step))
-        return joined([child.reduce(Bucket(flat=bucket.flat, segments=mine), at) for child, mine in parts], bucket.flat)
+        turn = self.turn(at.step)
+        found: dict[Hashable, list[tuple[Reducer, Segments]]] = bucket.segments.once(self, "divided", dict)
+        if turn not in found:
+            found.clear()  # what was captured of an earlier turn goes with it
+            found[turn] = self._divided(bucket.segments, at.step)
+        parts = [child.reduce(Bucket(flat=bucket.flat, segments=mine), at) for child, mine in found[turn]]
+        return joined(parts, bucket.flat)
 
     @override
     def reduce_rows(self, gradient: Tensor, name: str, at: Round) -> "Future[Tensor]":
