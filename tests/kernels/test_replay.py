@@ -115,7 +115,7 @@ def test_what_other_ranks_sent_is_decoded_anew() -> None:
         plain, replayed = Work(case, CPU), Work(case, CPU)
         replayed.gradients = plain.gradients
         before = Imitation.replays
-        for world in [4] * 13 + [2] * 13:
+        for world in [4] * 7 + [2] * 7:
             plain.group, replayed.group = LateGroup(CPU, world), LateGroup(CPU, world)
             for work in (plain, replayed):
                 work.prepare()
@@ -144,6 +144,7 @@ def test_the_captures_of_a_recipe_that_is_gone_are_gone() -> None:
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("recipe", "most"), [("qsgd", 0.6), ("terngrad", 0.3), ("signsgd", 8.5)])
 def test_captures_keep_what_is_read_and_it_is_counted(recipe: str, most: float) -> None:
     """What travels, a bit to four; also the values where they are subtracted, in turn with those of a step before."""

@@ -583,7 +583,7 @@ def test_chunks_that_the_kernels_leave_to_the_reference() -> None:
         (85, 26, 40),
     ],
 )
-@pytest.mark.first(9)
+@pytest.mark.first(5)
 def test_subsets(size: int, kept: int, count: int) -> None:
     numbering = kernels.Numbering(0, size, kept)
     generator = torch.Generator().manual_seed(size)
@@ -611,7 +611,12 @@ def test_bytes_that_number_no_subset() -> None:
 
 @pytest.mark.parametrize(
     ("values", "density"),
-    [(None, 60 / 256), (torch.bfloat16, 6 / 256), (Sign(), 6 / 256), (OffsetFloat.balanced(bits=8), 6 / 256)],
+    [
+        pytest.param(None, 60 / 256, marks=pytest.mark.slow),
+        (torch.bfloat16, 6 / 256),
+        (Sign(), 6 / 256),
+        (OffsetFloat.balanced(bits=8), 6 / 256),
+    ],
     ids=str,
 )
 def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest.MonkeyPatch) -> None:
