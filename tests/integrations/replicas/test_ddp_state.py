@@ -1,6 +1,7 @@
 """DDP with a recipe attached: what outlives a step, and what a bad step or a bad checkpoint must leave alone."""
 
 import io
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import SCENARIOS, SEVERAL, WIDTH, Scenario, Training, digest, flat, same, values
-from ranks import Ranks
+from ranks import Ranks, told
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -302,6 +303,23 @@ def _states_of_others(recipe: str) -> list[str]:
 def test_only_states_of_like_memories_are_accepted(ranks: Ranks, recipe: str) -> None:
     kept = {name: [sorted(memory.fields) for memory in case.make().memories()] for name, case in RECIPES.items()}
     assert ranks.run(1, _states_of_others, recipe) == [[name for name in RECIPES if kept[name] == kept[recipe]]]
+
+
+def _without_thresholds() -> str:
+    """Return what is said of a state whose notes have no element: the next step would look for one."""
+    training = Training("several buckets", "dct_dp").run(range(3))
+    saved = training.attachment.state_dict()
+    held = [fields for memory in saved["memories"] for fields in memory.values() if "note" in fields]
+    for fields in held:
+        fields["note"] = fields["note"][:0]
+    return told(training.attachment.load_state_dict, saved) if held else "no notes"
+
+
+def test_a_note_without_numbers_is_refused(ranks: Ranks) -> None:
+    (said,) = ranks.run(1, _without_thresholds)
+    assert re.match(
+        r"ValueError: note of '.*' in attachment state is torch.Size\(\[0\]\); expected .*one at least", said
+    )
 
 
 def _saved_of_a_compiled_model(recipe: str) -> bool:

@@ -2,9 +2,9 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Any, final
 
 import torch
@@ -174,7 +174,7 @@ def _check_fields(
     name: object, fields: object, memory: Memory, recipe: Reducer, parameters: Mapping[str, nn.Parameter]
 ) -> None:
     if not isinstance(name, str) or name not in parameters:
-        raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
+        raise stranger(name, parameters)
     if not isinstance(fields, Mapping) or not fields or not fields.keys() <= memory.fields:
         raise ValueError(f"{name!r} has {fields!r:.100}; {type(memory).__name__} keeps {sorted(memory.fields)}")
     like, length = local(parameters[name]), waiting_length(recipe, name, parameters[name])
@@ -183,13 +183,23 @@ def _check_fields(
         if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
             raise ValueError(f"{field} of {name!r} is {x!r:.100}; expected a tensor with values")
         if field in memory.free:
-            _need(x.dim() == 1 and x.is_floating_point(), f"{field} of {name!r}", x.shape, "a flat tensor of numbers")
+            numbers = x.dim() == 1 and x.numel() > 0 and x.is_floating_point()
+            _need(numbers, f"{field} of {name!r}", x.shape, "a flat tensor of numbers, of one at least")
         elif x.shape != (length,) or x.dtype != dtype:
             raise ValueError(
                 f"{field} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; "
                 f"expected ({length},) and {dtype}, as for a parameter of {like.dtype}"
             )
         check_finite(x, f"{field} of {name!r}")
+
+
+def stranger(name: object, known: Collection[str]) -> ValueError:
+    """Return the error for a parameter of a state that is none of the model's."""
+    own = f"{', '.join(map(repr, islice(known, 3)))}{', and so on' * (len(known) > 3)}"
+    return ValueError(
+        f"the state has parameter {name!r}, which the model lacks: it has {own}. Load the state of this model; if the "
+        "parameter has another name now, rename it in each of state['memories']"
+    )
 
 
 def check_finite(x: Tensor, what: str) -> None:

@@ -16,6 +16,7 @@ from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.membership.membership import union
 from thinwire.integrations.membership.redistribution import check_alike
+from thinwire.integrations.membership.state import stranger
 from thinwire.integrations.training.gradients import is_dtensor
 from thinwire.memories import Noted
 from thinwire.memories.base import State
@@ -88,7 +89,7 @@ class Cuts:
 
     def _whole(self, name: str) -> Shape:
         if name not in self.shapes:
-            raise ValueError(f"attachment state has parameter {name!r}, which the model lacks")
+            raise stranger(name, self.shapes)
         return self.shapes[name]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.integrations.membership.redistribution import COMMON
-from thinwire.integrations.membership.state import Standing, check_finite, renamed
+from thinwire.integrations.membership.state import Standing, check_finite, renamed, stranger
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps, check_settings
 
@@ -50,7 +50,7 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
     saved = renamed(saved, wanted)
     for memory in saved["memories"]:
         if unknown := sorted(map(str, memory.keys() - wanted)):
-            raise ValueError(f"the state has {unknown[0]!r}, which the model lacks: it was saved from another model")
+            raise stranger(unknown[0], sorted(wanted))
     own = saved.get("own")
     if not isinstance(own, Sequence) or [type(count) for count in own] != [int, int]:
         raise ValueError(
