@@ -279,6 +279,22 @@ def test_what_is_not_finite_is_neither_sent_nor_applied(bad: float) -> None:
         assert server.status().dropped == 1
 
 
+def test_finite_gradients_that_overflow_with_the_residual_are_an_error_and_lose_nothing() -> None:
+    central, model, recipe = Vector(), Vector(), thresholded()
+    with started(central) as server, joined(server, recipe, model) as trainer:
+        huge = gradients(1)[0].clamp(min=1.0, max=2.0) * 6e307
+        _trained(trainer, model, [huge])
+        before, sent = waiting(recipe), central.large.detach().clone()
+        assert before.abs().max() > 0.5e308
+        model.give(torch.full_like(huge, torch.finfo(huge.dtype).max))
+        with pytest.raises(FloatingPointError, match=r"beyond the range of their dtype: nothing was sent.*clip"):
+            trainer.step()
+        assert torch.equal(waiting(recipe), before)
+        assert torch.equal(central.large, sent)
+        _trained(trainer, model, [torch.zeros_like(huge)])
+        assert server.status().dropped == 0
+
+
 def test_a_mean_leaves_out_what_is_not_finite() -> None:
     central, good = Vector(), gradients(1)[0]
     with started(central, staleness=0, trainers=2) as server:

@@ -22,7 +22,7 @@ from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Bucket, Reducer
 from thinwire.reducer.wrappers import release
 from thinwire.wire.frames import LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
-from thinwire.wire.layout import Entry, Layout, Part, Places, asking, pack, table, write_rows
+from thinwire.wire.layout import Entry, Layout, Part, Places, asking, finite, pack, table, write_rows
 from thinwire.wire.rendezvous import ticket
 from thinwire.wire.sockets import TICK, Bell, Link
 
@@ -190,7 +190,7 @@ class Uplink:
     """A recipe's memory and codec between gradients and updates' bodies; not thread-safe; `who` seeds its own draws."""
 
     def __init__(self, layout: Layout, who: str, device: torch.device | None = None) -> None:
-        self._layout, self._who, self.scratch = layout, who, 0
+        self._layout, self._who, self.scratch, self.finite = layout, who, 0, True
         self._flats, self._views = layout.flats(device)
         self.staged = sum(flat.nbytes for flat in self._flats.values())
 
@@ -198,11 +198,12 @@ class Uplink:
         """Return the sections of update `number`; what they do not deliver is staged, for the caller to commit.
 
         If they `drain`, all of the residual goes out. Gradients are read, not kept; zeros for those missing.
+        `finite` says whether all sections are: if not, a server would drop them.
         """
         with trace.span("encode"):
             for name, view in self._views.items():
                 view.zero_() if (gradient := gradients.get(name)) is None else view.copy_(gradient)
-            parts, sections = self._layout.up(number), list[Tensor]()
+            parts, sections, self.finite = self._layout.up(number), list[Tensor](), True
             if drain:
                 parts, memories = self._layout.dense, self._layout.recipe.memories()
                 for dtype, segment in self._layout.segments:
@@ -210,6 +211,7 @@ class Uplink:
             for part in parts:
                 bucket = part.bucket(self._flats[part.dtype])
                 payload = part.encode(bucket, number, self._who)
+                self.finite &= finite(x for x in payload.tensors() if x.is_floating_point())
                 self.scratch = max(self.scratch, part.way.most(bucket, payload, number - 1))
                 sections.append(payload.packed.cpu())
             return [*sections, *(_rows(entry, gradients.get(entry.name)) for entry in self._layout.rows)]

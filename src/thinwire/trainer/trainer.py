@@ -101,7 +101,8 @@ class Trainer:
 
         Raises:
             ServerError: If a server is gone or has failed.
-            FloatingPointError: After 20 steps in a row whose gradients were not finite.
+            FloatingPointError: After 20 steps in a row whose gradients were not finite, or where finite ones and the
+                residual add up to more than their dtype holds. Nothing is sent then.
             StateError: If parameters have moved since `connect`, or a gradient belongs to a parameter that no server
                 has.
             ValueError: For gradients of rows that were never fetched, with `fetch_rows`. Nothing is sent then.
@@ -286,6 +287,11 @@ class Trainer:
         memories = self._recipe.memories()
         try:
             encoded = [channel.uplink.encode(number, gradients, drain=drain) for channel in self._channels]
+            if not all(channel.uplink.finite for channel in self._channels):
+                raise FloatingPointError(
+                    "gradients and what waits of earlier ones add up beyond the range of their dtype: nothing was "
+                    "sent, and the residual is as it was; clip the gradients"
+                )
         except BaseException:
             for memory in memories:
                 memory.rollback()
