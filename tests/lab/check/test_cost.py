@@ -25,6 +25,7 @@ def test_below_the_break_even_a_step_is_shorter_than_with_bf16_and_above_it_is_n
     assert found["bf16"] == 0
     assert found["free"] == 3600  # faster everywhere
     assert 25 < found["sparse"] < 3600
+    assert all(row[cost.EVEN] is None for row in cost.predicted(ROWS[1:]))  # nothing to compare with
     for share, shorter in ((0.9, True), (1.1, False)):
         rate = share * found["sparse"] * 1e9
         assert (cost.step(sparse, parameters, rate) < cost.step(bf16, parameters, rate)) == shorter

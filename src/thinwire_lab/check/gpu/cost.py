@@ -26,16 +26,17 @@ _HALVINGS = 40
 def predicted(rows: Sequence[Row]) -> list[Row]:
     """Return a step's milliseconds for each recipe, model and link, from rows of buckets of float32 in six tensors.
 
-    And up to which link, in Gbit/s, it is faster than with bf16: 0 if on none.
+    And up to which link, in Gbit/s, it is faster than with bf16: 0 if on none, None if no row is of bf16.
     """
     baseline = next((row for row in rows if row["recipe"] == BASELINE), None)
-    return [found for row in rows for found in _of(row, baseline or row)]
+    return [found for row in rows for found in _of(row, baseline)]
 
 
-def _of(row: Row, baseline: Row) -> Iterator[Row]:
+def _of(row: Row, baseline: Row | None) -> Iterator[Row]:
     for model, parameters in MODELS.items():
         steps = {link: round(1e3 * step(row, parameters, rate), 1) for link, rate in LINKS.items()}
-        yield {"recipe": row["recipe"], "model": model} | steps | {EVEN: _break_even(row, baseline, parameters)}
+        even = None if baseline is None else _break_even(row, baseline, parameters)
+        yield {"recipe": row["recipe"], "model": model} | steps | {EVEN: even}
 
 
 def step(row: Row, parameters: float, rate: float) -> float:

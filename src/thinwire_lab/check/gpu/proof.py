@@ -215,7 +215,7 @@ def _show(proof: Proof) -> None:
     cells = [[str(row[heading]) for heading in headings] for row in proof.document["model"]]
     title = f"A step of {WORLD} ranks, ms, predicted"
     print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 1)))
-    if not proof.interpreted:  # where nothing that is timed tells of a GPU
+    if not proof.interpreted:  # what a CPU takes tells nothing of a GPU
         print_titled(proof.console, _stepped(proof.document["parts"]["steps"]))
     for part, found in proof.document["parts"].items():
         for key, row in found.items():
