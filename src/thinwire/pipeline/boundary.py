@@ -2,8 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, final
 
 import torch
@@ -71,7 +70,7 @@ class Boundary(nn.Module, ABC):
     def __init__(self, density: Share, values: Narrow, start_dim: Whole) -> None:
         super().__init__()
         self.density, self.values, self.start_dim = density, values, start_dim
-        self._sums, self._crossings = _Sums(), 0
+        self._sums, self._crossings = dict[str, Any](), 0
         self.listeners: tuple[Listener, ...] = ()
 
     @abstractmethod
@@ -112,9 +111,10 @@ class Boundary(nn.Module, ABC):
         refuse_captured("an activation is sent", "leave out this stage, or remove() the handle")
         if not x.is_floating_point():
             raise TypeError(f"an activation is floating-point; got {x.dtype}")
-        layout, width = self._layout(x.shape, x.dtype), self._width(x.shape)
+        layout = self._layout(x.shape, x.dtype)
         self._crossings += 1
-        return pack(x, layout, lambda flat: self._chosen(flat, width), self.listeners)
+        words, frame = _Pack.apply(x, layout, self)
+        return words, frame
 
     @final
     def receive(self, words: Tensor, frame: Tensor) -> Tensor:
@@ -125,7 +125,9 @@ class Boundary(nn.Module, ABC):
         Raises:
             PayloadError: If their number is not what this boundary sends for such a frame.
         """
-        return unpack(words, frame, self._layout(frame.shape[:-1], frame.dtype), self.listeners)
+        layout = self._layout(frame.shape[:-1], frame.dtype)
+        flat: Tensor = _Unpack.apply(words, frame, layout, self.listeners)
+        return flat.view(frame.shape[:-1])
 
     @final
     def nbytes(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> int:
@@ -135,23 +137,34 @@ class Boundary(nn.Module, ABC):
     @final
     def report(self) -> Report:
         """Return means over everything sent since the last report."""
-        sums, self._sums = self._sums, _Sums()
-        return sums.report(self.density)
+        sums, self._sums = self._sums, {}
+        if not sums:
+            return Report(self.density, *[math.nan] * 4)
+        sent, kept, nonzero = (float(sums[name]) / sums["elements"] for name in ("sent", "kept", "nonzero"))
+        return Report(self.density, sent, kept, nonzero, float(sums["threshold"]) / sums["crossings"])
 
     def _chosen(self, flat: Tensor, width: int) -> tuple[Sparse | Dense, Tensor | None]:
+        """Return an activation's payload, and which elements get a gradient: a `Choice.kept`."""
         if not flat.numel():
             return Dense(values=flat), None
         choice = self.choose(flat.view(-1, width))
         taken = flat if choice.kept is None else gather(flat, choice.kept)
         values, coded = narrowed(taken, self.values, flat.dtype, self._crossings)
-        self._sums.add(flat.numel(), values, choice)
-        for listener in self.listeners:
-            listener.add("elements", flat.numel())
-            listener.add("values", values.numel() if choice.kept is None else (choice.kept >= 0).sum())
+        self._count(flat.numel(), values, choice)
         if choice.kept is None:
             return Dense(values=values, coded=coded), None
         indices = filled(choice.kept, flat.numel())
         return Sparse(indices=indices, values=values, numel=flat.numel(), coded=coded), choice.kept
+
+    def _count(self, elements: int, values: Tensor, choice: Choice) -> None:
+        """Add to the report's sums. They stay on the device, so counting does not make the host wait."""
+        kept = values.numel() if choice.kept is None else (choice.kept >= 0).sum()
+        found = {"crossings": 1, "elements": elements, "sent": values.numel(), "kept": kept}
+        found |= {"nonzero": values.count_nonzero(), "threshold": choice.thresholds.mean()}
+        self._sums = {name: self._sums.get(name, 0) + amount for name, amount in found.items()}
+        for listener in self.listeners:
+            listener.add("elements", elements)
+            listener.add("values", kept)
 
     def _layout(self, shape: torch.Size, dtype: torch.dtype) -> Words:
         width, numel = self._width(shape), math.prod(shape)
@@ -195,62 +208,21 @@ class TopKBoundary(Boundary):
         return Choice(picks, flat.index_select(0, picks).view(rows, -1).abs().amin(1))
 
 
-@dataclass
-class _Sums:
-    """Sums over crossings. They stay on the device, so counting does not make the host wait."""
-
-    crossings: int = 0
-    elements: int = 0
-    sent: int = 0
-    kept: Tensor | int = 0
-    nonzero: Tensor | int = 0
-    thresholds: Tensor | float = 0.0
-
-    def add(self, elements: int, values: Tensor, choice: Choice) -> None:
-        self.crossings += 1
-        self.elements += elements
-        self.sent += values.numel()
-        self.kept = self.kept + (values.numel() if choice.kept is None else (choice.kept >= 0).sum())
-        self.nonzero = self.nonzero + values.count_nonzero()
-        self.thresholds = self.thresholds + choice.thresholds.mean()
-
-    def report(self, wanted: float) -> Report:
-        n, calls = self.elements or math.nan, self.crossings or math.nan
-        kept, nonzero = float(self.kept) / n, float(self.nonzero) / n
-        return Report(wanted, self.sent / n, kept, nonzero, float(self.thresholds) / calls)
-
-
-Choose = Callable[[Tensor], tuple[Sparse | Dense, Tensor | None]]
-"""A flat activation → its payload, and which elements get a gradient: a `Choice.kept`."""
-
-
-def pack(x: Tensor, layout: Words, choose: Choose, listeners: Sequence[Listener] = ()) -> tuple[Tensor, Tensor]:
-    """Return the chosen elements of `x` as words, and an empty frame (*x.shape, 0) that carries shape and dtype."""
-    words, frame = _Pack.apply(x, layout, choose, listeners)
-    return words, frame
-
-
-def unpack(words: Tensor, frame: Tensor, layout: Words, listeners: Sequence[Listener] = ()) -> Tensor:
-    """Undo `pack`: return the chosen elements in their places, and zero elsewhere."""
-    flat: Tensor = _Unpack.apply(words, frame, layout, listeners)
-    return flat.view(frame.shape[:-1])
-
-
 class _Pack(torch.autograd.Function):
+    """The chosen elements of an activation as words, and an empty frame, which carries shape and dtype."""
+
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, layout: Words, choose: Choose, listeners: Sequence[Listener]
-    ) -> tuple[Tensor, Tensor]:
-        with trace.span("encode", *listeners):
-            payload, kept = choose(x.contiguous().view(-1))
+    def forward(ctx: Any, x: Tensor, layout: Words, boundary: Boundary) -> tuple[Tensor, Tensor]:
+        with trace.span("encode", *boundary.listeners):
+            payload, kept = boundary._chosen(x.contiguous().view(-1), boundary._width(x.shape))
             words = layout.write(payload)
-        ctx.layout, ctx.shape, ctx.listeners = layout, x.shape, listeners
+        ctx.layout, ctx.shape, ctx.listeners = layout, x.shape, boundary.listeners
         ctx.save_for_backward(kept)
         return words, x.new_empty((*x.shape, 0))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, words: Tensor, frame: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, words: Tensor, frame: Tensor) -> tuple[Tensor, None, None]:
         (kept,) = ctx.saved_tensors
         with trace.span("decode", *ctx.listeners):
             values, numel = ctx.layout.read_gradient(words), ctx.layout.numel
@@ -259,10 +231,12 @@ class _Pack(torch.autograd.Function):
             else:  # values for padding fall off the end
                 places = kept.masked_fill(kept < 0, numel).long()
                 gradient = values.new_zeros(numel + 1).index_copy_(0, places, values)[:numel]
-        return gradient.view(ctx.shape), None, None, None
+        return gradient.view(ctx.shape), None, None
 
 
 class _Unpack(torch.autograd.Function):
+    """Undoes `_Pack`: the chosen elements in their places, flat, and zero elsewhere."""
+
     @staticmethod
     def forward(ctx: Any, words: Tensor, frame: Tensor, layout: Words, listeners: Sequence[Listener]) -> Tensor:
         with trace.span("decode", *listeners):
