@@ -213,17 +213,13 @@ class Meter:
 
     def end(self) -> None:
         """Note that the step is over, so that the next is another one even if it has the same number."""
-        self.begin(-1)
+        self.begin(self._number + 1)
 
     def skip(self) -> None:
         """Note that the step is over and was not taken: what it sent counts, and the step does not."""
         with self._lock:
             self._step.steps = 0
         self.end()
-
-    def begin_next(self) -> None:
-        """Note that what follows belongs to the next step."""
-        self.begin(self._number + 1)
 
     def gradient(self, flat: Tensor, world_size: int, scale: float) -> None:
         """Note this rank's gradient (flat) before it is reduced, and `scale`, by which it enters the memory."""

@@ -68,7 +68,7 @@ class Sparsified(Handle):
         and so is `residual_ratio`, as there is no residual. On a GPU the call makes the host wait.
         """
         stats = self._meter.stats()
-        self._meter.begin_next()
+        self._meter.end()
         return stats
 
     def state_dict(self) -> dict[str, Any]:
