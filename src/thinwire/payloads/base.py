@@ -13,6 +13,7 @@ from typing_extensions import override
 from thinwire import kernels
 from thinwire.kernels import Sum, replay
 from thinwire.kernels.parts import Parts, cut_at
+from thinwire.waits import all_finite
 
 Regions = tuple[tuple[int, int], ...]
 
@@ -171,7 +172,7 @@ class Payload(ABC):
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out`, just written, is finite everywhere this payload wrote."""
-        return regions_are_finite(out, self.regions)
+        return all_finite(Parts(out, cut_at(self.regions).joined))
 
     @classmethod
     @abstractmethod
@@ -251,13 +252,6 @@ def real(dtype: torch.dtype) -> torch.dtype:
 def widening(dtype: torch.dtype, lengths: Sequence[int]) -> int:
     """Return the bytes of the longest vector in float32, if this dtype is narrower: an overflow is written in that."""
     return 4 * max(lengths, default=0) if dtype.itemsize < 4 else 0
-
-
-def regions_are_finite(out: Tensor, regions: Regions) -> bool:
-    """Whether `out` is finite in all of the regions."""
-    parts = Parts(out, cut_at(regions).joined)
-    ends = [end for part in parts if part.numel() for end in part.aminmax()]  # NaN is the least and the greatest
-    return not ends or bool(torch.stack(ends).isfinite().all())  # two numbers a region: no second vector is made
 
 
 def _held(holder: object) -> Iterator[tuple[dict[str, Any], str, Tensor]]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, final
+from typing import Annotated, Any, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,6 @@ class Stage(Protocol):
 Make: TypeAlias = Callable[[], Boundary]
 PREFIX = "boundary_"
 """Prefix of the buffers in which a stage keeps its boundary's state. nn.Sequential would run a submodule."""
-
-
-class _Place(NamedTuple):
-    """A module, and whether it is the first or the last stage."""
-
-    module: nn.Module
-    first: bool
-    last: bool
 
 
 @final
@@ -146,36 +138,35 @@ def sparsify(
         >>> handle.boundaries
         {0: TopKBoundary()}
     """
-    make, places = _maker(density, values, start_dim, boundary), _places(stages)
-    modules = [place.module for place in places.values()]
-    if len(set(modules)) < len(modules):
+    make, (modules, last) = _maker(density, values, start_dim, boundary), _modules(stages)
+    if len({*modules.values()}) < len(modules):
         raise ValueError("a module occurs twice among the stages; expected each once")
-    for module in modules:
+    for module in modules.values():
         hooks_of = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(getattr(hook, "func", None) in (_send, _receive) for hook in hooks_of):
             raise ValueError(f"{type(module).__name__} is sparsified already; remove() that first")
-    made = {index: make() for index in places}
+    made = {index: make() for index in modules}
     if wrong := [type(each).__name__ for each in made.values() if not isinstance(each, Boundary)]:
         raise TypeError(f"boundary= made a {wrong[0]}; expected a function that makes a Boundary")
     if len({*made.values()}) < len(made):  # thresholds of several stages would mix
         raise ValueError("boundary= made the same boundary twice; expected a function that makes a new one each time")
-    hooks = [hook for index, place in places.items() for hook in _hooked(place, made[index])]
-    senders = {index: place.module for index, place in places.items() if not place.last}
+    hooks = [hook for i, module in modules.items() for hook in _hooked(module, made[i], first=i == 0, last=i == last)]
+    senders = {i: module for i, module in modules.items() if i != last}
     meter = Meter()
     for each in made.values():
         each.listeners = (meter,)
     return Sparsified({index: made[index] for index in senders}, senders, tuple(hooks), meter)
 
 
-def _hooked(place: _Place, boundary: Boundary) -> Iterator[RemovableHandle]:
+def _hooked(module: nn.Module, boundary: Boundary, *, first: bool, last: bool) -> Iterator[RemovableHandle]:
     """Put a boundary before and behind a module. The one before it only receives, which takes no state."""
-    if not place.first:
+    if not first:
         # First of all hooks: FSDP2's would cast words, and those of users want activations.
-        yield place.module.register_forward_pre_hook(partial(_receive, boundary), prepend=True)
-    if not place.last:
+        yield module.register_forward_pre_hook(partial(_receive, boundary), prepend=True)
+    if not last:
         for name, buffer in boundary.named_buffers():
-            place.module.register_buffer(PREFIX + name, buffer)
-        yield place.module.register_forward_hook(partial(_send, boundary))
+            module.register_buffer(PREFIX + name, buffer)
+        yield module.register_forward_hook(partial(_send, boundary))
 
 
 def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make | None) -> Make:
@@ -193,7 +184,8 @@ def _maker(density: float | None, values: Narrow, start_dim: int, boundary: Make
     return partial(TopKBoundary, density, values=values, start_dim=start_dim)
 
 
-def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
+def _modules(stages: Sequence[nn.Module] | Sequence[Stage]) -> tuple[dict[int, nn.Module], int]:
+    """Return the modules by the index of their stage, and the index of the last stage. Raises ValueError."""
     if not isinstance(stages, Sequence) or isinstance(stages, str) or not stages:
         raise ValueError(f"got {type(stages).__name__}; expected a list of the stages' modules, or of PipelineStages")
     modules = [stage for stage in stages if isinstance(stage, nn.Module)]
@@ -208,14 +200,9 @@ def _places(stages: Sequence[nn.Module] | Sequence[Stage]) -> dict[int, _Place]:
                 f"stage {stage.stage_index} has the shapes of dense activations, from example arguments or tracing; "
                 "make it from the module alone: PipelineStage(module, index, num_stages, device)"
             )
-    last = len(modules) - 1
-    return {i: _Place(_bare(module), i == 0, i == last) for i, module in enumerate(modules)} | {
-        s.stage_index: _Place(_bare(s.submod), s.stage_index == 0, s.stage_index == s.num_stages - 1) for s in others
-    }
-
-
-def _bare(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
+    found = {stage.stage_index: stage.submod for stage in others} or dict(enumerate(modules))
+    bare = {i: each.module if isinstance(each, DistributedDataParallel) else each for i, each in found.items()}
+    return bare, (others[0].num_stages if others else len(modules)) - 1
 
 
 @untraced

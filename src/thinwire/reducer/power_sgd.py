@@ -17,11 +17,10 @@ from thinwire.collectives import Group, communication_thread, used_here
 from thinwire.exchanges import AllReduce, Exchange, Exchanged
 from thinwire.memories import Memory, Noted
 from thinwire.payloads import Dense, Payload, Scratch, fitted
-from thinwire.payloads.base import regions_are_finite
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Segment, Segments, completed, joined, note_values
 from thinwire.signals import Plain
 from thinwire.trace import Listener
-from thinwire.waits import on_host
+from thinwire.waits import all_finite, on_host
 
 
 @final
@@ -135,7 +134,7 @@ class PowerSGD(Reducer):
         with trace.span("decode", *told.listeners):
             for item, basis, share, factor in zip(work, bases, mine, factors, strict=True):
                 self._finish(item, basis, share, factor)
-            return not told.watch or all(regions_are_finite(x, ((0, x.numel()),)) for x in (i.gradient for i in work))
+            return not told.watch or all_finite(i.gradient for i in work)
 
     def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
         rest, own = self._write(item, basis, factor), torch.empty_like(item.matrix)

@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_map
 from thinwire.errors import ServerError, StateError
 from thinwire.outer_steps import MakeOptimizer, check_settings, made_optimizer
 from thinwire.payloads import Blocks, Payload
+from thinwire.waits import all_finite
 from thinwire.wire.frames import Flag, Frame
-from thinwire.wire.layout import Entry, Layout, Part, Places, difference, finite
+from thinwire.wire.layout import Entry, Layout, Part, Places, difference
 
 logger = logging.getLogger("thinwire")
 _BACK = 1.0  # seconds in which a trainer whose connection broke joins again
@@ -152,7 +153,7 @@ class Central:
                 scheduler.step()
             self.version += 1
             moved = [*self.flats.values(), *map(self._moved, self.layout.rows)]
-            if not finite(moved):
+            if not all_finite(moved):
                 raise StateError(
                     "its parameters are not finite after this step, so training has diverged. Start it again from its "
                     "latest checkpoint, or from the .previous one, with a lower learning rate"
@@ -261,7 +262,7 @@ def _written(update: Update, into: Mapping[torch.dtype, Tensor]) -> bool:
         payload.write(into[part.dtype])
         if not payload.is_finite(into[part.dtype]):
             return False
-    return finite(rows.values for rows in update.rows)
+    return all_finite(rows.values for rows in update.rows)
 
 
 def _words(state: Mapping[str, Any]) -> dict[str, str]:

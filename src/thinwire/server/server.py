@@ -23,7 +23,8 @@ from thinwire.reducer import Reducer
 from thinwire.server.central import Central, MakeScheduler, Rule
 from thinwire.server.hub import Hub, ServerStatus
 from thinwire.server.saving import Saving
-from thinwire.wire.layout import finite, layouts
+from thinwire.waits import all_finite
+from thinwire.wire.layout import layouts
 from thinwire.wire.rendezvous import announce, key_of, leave, place
 from thinwire.wire.sockets import TICK, Listener, check_installed, split
 
@@ -205,7 +206,7 @@ def serve(
         _check_momentum(recipe, central.optimizers)
         lock = threading.Condition(threading.RLock())
         saving = Saving(central, lock, checkpoint)
-        if bad := next((name for name, p in central.parameters.items() if not finite([p.detach()])), None):
+        if bad := next((name for name, p in central.parameters.items() if not all_finite([p.detach()])), None):
             raise ValueError(f"{bad} is not finite: initialise it, or load it, before serve")
         rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
         own = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)

@@ -21,8 +21,9 @@ from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Bucket, Reducer
 from thinwire.reducer.wrappers import release
+from thinwire.waits import all_finite
 from thinwire.wire.frames import LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
-from thinwire.wire.layout import Entry, Layout, Part, Places, asking, finite, pack, table, write_rows
+from thinwire.wire.layout import Entry, Layout, Part, Places, asking, pack, table, write_rows
 from thinwire.wire.rendezvous import ticket
 from thinwire.wire.sockets import TICK, Bell, Link
 
@@ -211,7 +212,7 @@ class Uplink:
             for part in parts:
                 bucket = part.bucket(self._flats[part.dtype])
                 payload = part.encode(bucket, number, self._who)
-                self.finite &= finite(x for x in payload.tensors() if x.is_floating_point())
+                self.finite &= all_finite(x for x in payload.tensors() if x.is_floating_point())
                 self.scratch = max(self.scratch, part.way.most(bucket, payload, number - 1))
                 sections.append(payload.packed.cpu())
             return [*sections, *(_rows(entry, gradients.get(entry.name)) for entry in self._layout.rows)]

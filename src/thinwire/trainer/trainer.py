@@ -23,9 +23,9 @@ from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.reducer import Reducer
 from thinwire.trainer.channel import Base, Channel, Settings, Shared, drainable, wanted
-from thinwire.waits import refuse_captured
+from thinwire.waits import all_finite, refuse_captured
 from thinwire.wire.frames import Flag
-from thinwire.wire.layout import claimed, finite, layouts, named, pack
+from thinwire.wire.layout import claimed, layouts, named, pack
 from thinwire.wire.rendezvous import Given, addresses, said
 from thinwire.wire.sockets import check_installed
 
@@ -115,7 +115,7 @@ class Trainer:
         begun = self._begun.get(module, self._bases())
         self._catch_up()
         gradients = self._gradients(module)
-        if not finite(x._values() if x.is_sparse else x for x in gradients.values()):
+        if not all_finite(x._values() if x.is_sparse else x for x in gradients.values()):
             self._skip()
             return False
         bases = [

@@ -7,10 +7,9 @@ answer is a payload of these rows.
 """
 
 import hashlib
-import math
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import final
@@ -367,11 +366,6 @@ class Places:
 def _whole(codec: Codec) -> Callable[[Segment], Compressed]:
     way = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
     return lambda _: way
-
-
-def finite(some: Iterable[Tensor]) -> bool:
-    """Return whether all elements are finite, without a second vector."""
-    return all(math.isfinite(end) for x in some if x.numel() for end in x.aminmax())
 
 
 def pack(sections: Sequence[Tensor]) -> list[Bytes]:

@@ -14,6 +14,7 @@ from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.gradients import GradientBucket, buckets, is_dtensor, local
 from thinwire.integrations.workers.meeting import Meeting
 from thinwire.schedules import Schedule
+from thinwire.waits import all_finite
 
 
 @final
@@ -192,12 +193,6 @@ class Fragment:
         self._flying, self._landed, self.arrived = [], False, bool(means)
         for name, view in self._views.items() if means else ():
             view.copy_(means[name])
-
-
-def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether all of these tensors are finite. On a GPU the host waits once."""
-    ends = [end for x in tensors if x.numel() for end in x.aminmax()]  # so that no second vector is made
-    return not ends or bool(torch.stack([end.to(ends[0].device) for end in ends]).isfinite().all())
 
 
 def cut(parameters: Mapping[str, nn.Parameter], parts: int | Sequence[Sequence[str]]) -> list[dict[str, nn.Parameter]]:

@@ -18,13 +18,13 @@ from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import Hook, nested, stop_observing
 from thinwire.integrations.workers import outer_state
-from thinwire.integrations.workers.fragments import Fragment, all_finite
+from thinwire.integrations.workers.fragments import Fragment
 from thinwire.integrations.workers.meeting import Meeting, RunningStatistics, Sick, Weights, meeting
 from thinwire.integrations.workers.starting import Start, Strangers
 from thinwire.integrations.workers.swarm import Swarm
 from thinwire.outer_steps import OuterSteps
 from thinwire.trace import Meter, Stats
-from thinwire.waits import refuse_captured
+from thinwire.waits import all_finite, refuse_captured
 
 AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 """Optimizers whose steps a handle counts."""
