@@ -12,6 +12,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 from thinwire.exchanges import Link
+from thinwire.files import write_atomically
 
 _PREFIXES = "kmg"
 _MOST = 10**9  # steps
@@ -108,18 +109,6 @@ def check_apart(read: Iterable[str | Path | None], written: Iterable[Path | None
     for path in written:
         if path is not None and os.path.realpath(path) in kept:
             raise BadInput(f"cannot write {path}, which is read; expected another name")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, or leave it as it was. Where it is a link, it stays one."""
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".thinwire.{os.getpid()}.tmp")  # a longer name might not fit
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write_document(path: Path | None, schema: str, **found: Any) -> None:

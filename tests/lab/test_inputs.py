@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire_lab.inputs import BadInput, check_writable, write_atomically
+from thinwire.files import write_atomically
+from thinwire_lab.inputs import BadInput, check_writable
 
 
 @pytest.mark.parametrize("kind", ["pipe", "circle", "long"])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -86,6 +87,23 @@ def test_a_profile_survives_a_file(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "p.json") == Profile.load(str(tmp_path / "p.json")) == _single()
     with pytest.raises(TypeError, match="path is 5; expected"):
         Profile.load(5)  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_save_that_is_interrupted_leaves_the_profile_that_was_there(tmp_path: Path) -> None:
+    _single().save(tmp_path / "p.json")
+    with patch.object(Path, "replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        _single(2).save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == _single()
+    assert [each.name for each in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_a_profile_can_be_saved_to_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    _single().save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    assert Profile.from_json(os.read(reader, 1 << 16).decode()) == _single()
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

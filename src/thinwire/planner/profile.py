@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self, final
 
 from thinwire.checked import Amount, Count, Like, Number, Seconds, Size, checked
 from thinwire.exchanges import Link, Network, Transport
+from thinwire.files import write_atomically
 from thinwire.planner.candidates import candidate
 
 SCHEMA = "thinwire.profile/2"
@@ -234,8 +235,8 @@ class Profile:
 
     @checked
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to the file `path`, as JSON."""
-        Path(path).write_text(self.to_json() + "\n")
+        """Write it to the file `path`, as JSON; if that is interrupted, what was there before stays."""
+        write_atomically(Path(path), self.to_json() + "\n")
 
     @classmethod
     @checked

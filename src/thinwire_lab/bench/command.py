@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from thinwire.files import write_atomically
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import Options
 from thinwire_lab.bench.plots import loss_over_seconds
@@ -14,7 +15,7 @@ from thinwire_lab.bench.results import Results
 from thinwire_lab.bench.session import Session
 from thinwire_lab.bench.worker import handle
 from thinwire_lab.cluster.workers import ended, is_first, started
-from thinwire_lab.inputs import check_writable, write_atomically
+from thinwire_lab.inputs import check_writable
 from thinwire_lab.problems import PROBLEMS, build
 from thinwire_lab.problems.base import check_stages
 from thinwire_lab.show.canvas import check_drawable

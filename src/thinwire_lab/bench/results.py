@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from thinwire_lab.inputs import write_atomically
+from thinwire.files import write_atomically
 
 SCHEMA = "thinwire.bench/2"
 HALF = frozenset({"torch_bf16", "torch_fp16", "bf16", "fp16"})

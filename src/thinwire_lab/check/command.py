@@ -13,12 +13,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from thinwire.files import write_atomically
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import Finding
 from thinwire_lab.check.launch import Launch, is_launched
 from thinwire_lab.check.report import Report, progress_line
 from thinwire_lab.check.sections import Asked, Section
-from thinwire_lab.inputs import BadInput, check_writable, write_atomically
+from thinwire_lab.inputs import BadInput, check_writable
 from thinwire_lab.show.terminal import print_raw, print_written
 
 

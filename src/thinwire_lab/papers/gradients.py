@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from thinwire_lab.inputs import write_atomically
+from thinwire.files import write_atomically
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import Paper, Verdict, judge, number

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from thinwire.files import write_atomically
 from thinwire.planner import decide
 from thinwire_lab.cluster.workers import ended, is_first
-from thinwire_lab.inputs import BadInput, check_writable, write_atomically
+from thinwire_lab.inputs import BadInput, check_writable
 from thinwire_lab.plan import report
 from thinwire_lab.plan.report import UNKNOWN_OPTIMIZER, Chapter, every, folded, print_plan
 from thinwire_lab.plan.sources import Source, Wishes

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 from rich.console import Console
 
-from thinwire_lab.inputs import check_writable, write_atomically
+from thinwire.files import write_atomically
+from thinwire_lab.inputs import check_writable
 from thinwire_lab.show.canvas import (
     COLOURS,
     DASHES,

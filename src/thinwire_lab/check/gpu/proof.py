@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from thinwire.files import write_atomically
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import first_line
 from thinwire_lab.check.gpu import buckets, cost
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_freed, check_late
-from thinwire_lab.inputs import BadInput, check_writable, reading, write_atomically
+from thinwire_lab.inputs import BadInput, check_writable, reading
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, print_written
 

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from thinwire.files import write_atomically
 from thinwire_lab.cluster.link import parse_rate
-from thinwire_lab.inputs import write_atomically
 
 FOLDER = Path(__file__).parents[4] / "papers"
 """Pages, claims, figures and runs: they lie in the checkout, and are not installed."""

@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+from thinwire.files import write_atomically
 from thinwire.version import __version__
-from thinwire_lab.inputs import write_atomically
 from thinwire_lab.machine import code, made
 from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from thinwire_lab.inputs import write_atomically
+from thinwire.files import write_atomically
 from thinwire_lab.papers.dct import crossing
 from thinwire_lab.papers.shared import benches, ledger
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps
