@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar, final
 
 import torch
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from thinwire import kernels, waits
 from thinwire.kernels import Chunking, Draw, Found, Picks, Sum, replay
-from thinwire.kernels.parts import Cut, Ints, Parts, Regions, cut_of, whole, wide, wide_each
+from thinwire.kernels.parts import Cut, Fit, Ints, Parts, Regions, cut_of, whole, wide, wide_each
 from thinwire.kernels.ranges import is_single_threaded
 
 _T = TypeVar("_T")
@@ -104,6 +105,8 @@ class Signals(Sequence[Signal]):
 
     dtype: torch.dtype
     device: torch.device
+    wide: torch.dtype | None = None
+    """That of sums."""
     _factors: tuple[Any, ...] = ()
     _there: bool = False
     """Whether they need not be computed."""
@@ -164,21 +167,23 @@ class Signals(Sequence[Signal]):
         """Return vectors, and what the caller multiplies each by: then they count as computed."""
         return self.tensors(), 1.0
 
-    def pick(self, draws: Sequence[Draw]) -> Found:
+    def pick(self, draws: Sequence[Draw], fit: Fit | None = None) -> Found:
         """Pick from each, with a threshold from a sample, and compute it.
 
         Returns indices (int32) and values: as many as the first draw's capacity, then as many as the next one's. Where
-        fewer are picked, the draw's `last` with value 0 follows.
+        fewer are picked, the draw's `last` with value 0 follows. Sums' values are written as `fit` says if that costs
+        nothing, here as in `slots` and `largest`: the caller narrows the others.
         """
-        return found_of(self._found(self._pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
+        pick = partial(self._pick, fit=fit)
+        return found_of(self._found(pick, lambda signal, draw: signal.pick(draw), draws, few=_CAPTURED))
 
-    def slots(self, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+    def slots(self, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions, fit: Fit | None = None) -> Found:
         """Compute all, and return indices and values of picks, as `pick` finds them, in hashed slots."""
         indices, values, _ = self.pick(draws)
         runs = [draw.capacity for draw in replay.fixed(draws)]
         return kernels.hashed_slots_of_each(self.tensors(), indices, values, runs, slots, seeds, regions)
 
-    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> Found:
+    def largest(self, counts: Sequence[int], firsts: Sequence[int], fit: Fit | None = None) -> Found:
         """Compute all, and return indices (int32) and values of the largest of each, as many as `counts` says.
 
         A vector's indices count from its number of `firsts` on.
@@ -223,7 +228,7 @@ class Signals(Sequence[Signal]):
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
         return [self[i].tensor() for i in numbers(some)]
 
-    def _pick(self, some: slice, draws: Sequence[Draw]) -> Found:
+    def _pick(self, some: slice, draws: Sequence[Draw], fit: Fit | None) -> Found:
         return found_of([self[i].pick(draw) for i, draw in zip(numbers(some), draws, strict=True)])
 
     def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
@@ -308,7 +313,7 @@ class SummedEach(Signals):
             columns += (sums.moving, sums.velocities)
         super().__init__((), *columns)
         self._sums, self._factors, like = sums, (sums.momentum, sums.nesterov), sums.gradients[0]
-        self.dtype, self.device = like.dtype, like.device
+        self.dtype, self.wide, self.device = like.dtype, sums.dtype, like.device
 
     @property
     def place(self) -> Hashable:
@@ -316,16 +321,16 @@ class SummedEach(Signals):
         return None if self._sums.how == "rounded" else super().place
 
     @override
-    def slots(self, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+    def slots(self, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions, fit: Fit | None = None) -> Found:
         if self._apart:
             return super().slots(draws, slots, seeds, regions)
-        return kernels.accumulate_hashed_slots(self._taken(slice(0, len(self))), draws, slots, seeds, regions)
+        return kernels.accumulate_hashed_slots(self._taken(slice(0, len(self))), draws, slots, seeds, regions, fit)
 
     @override
-    def largest(self, counts: Sequence[int], firsts: Sequence[int]) -> Found:
+    def largest(self, counts: Sequence[int], firsts: Sequence[int], fit: Fit | None = None) -> Found:
         if self._apart:
             return super().largest(counts, firsts)
-        return kernels.accumulate_largest_of_each(self._taken(slice(0, len(self))), counts, firsts)
+        return kernels.accumulate_largest_of_each(self._taken(slice(0, len(self))), counts, firsts, fit)
 
     @property
     def _apart(self) -> bool:
@@ -345,8 +350,8 @@ class SummedEach(Signals):
             kernels.accumulate(self._taken(some))
         return self._part(self._sums.outs, some)
 
-    def _pick(self, some: slice, draws: Sequence[Draw]) -> Found:
-        return kernels.accumulate_sampled_select(self._taken(some), draws)
+    def _pick(self, some: slice, draws: Sequence[Draw], fit: Fit | None) -> Found:
+        return kernels.accumulate_sampled_select(self._taken(some), draws, fit)
 
     def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
         if self._begun(some):

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -20,6 +21,7 @@ from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, Sum, dispatch
 from thinwire.kernels.dispatch import triton_is_there
 from thinwire.kernels.exponents.reference import CODED
+from thinwire.kernels.parts import Fit
 from thinwire.kernels.sums import How
 from thinwire.payloads import Chunks, Narrow, exponents, indices
 from thinwire_lab.check.cases import CASES
@@ -33,6 +35,21 @@ packing = importlib.import_module("thinwire.kernels.bits.triton")
 sampling = importlib.import_module("thinwire.kernels.sampled.triton")
 scattering = importlib.import_module("thinwire.kernels.scatter.triton")
 selecting = importlib.import_module("thinwire.kernels.select.triton")
+
+
+@pytest.fixture(autouse=True)
+def _rounds_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Triton's interpreter round float32 to bfloat16 as GPUs do: it cuts bits off."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    plain, language = interpreter._convert_float, importlib.import_module("triton.language")
+
+    def convert(x: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (language.float32, language.bfloat16):
+            return plain(x, source, target, rounding)
+        return torch.tensor(x).bfloat16().view(torch.uint16).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
 
 SEVERAL_TILES = 2 * 4096 + 17
 INPUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
@@ -779,6 +796,21 @@ def test_the_largest_sums_where_a_sample_promises_too_few_or_too_many(
     calls = kernels.accumulate_largest_of_each.gpu, kernels.accumulate_largest_of_each.reference
     found, expected = (call(each, counts, [0, 9000, 29_000, 0]) for call, each in zip(calls, sums, strict=True))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_values_that_become_0_when_they_are_written_do_not_count() -> None:
+    x = vector(5000) * torch.where(vector(5000, seed=1) > 1.5, 1.0, 1e-12)  # some 330 are large
+    sums = Sum([poisoned(x)], [framed(x)], [framed(x)], [0.5])
+    draws, fit = [kernels.Draw(0, 1, 900, 900)], Fit(torch.float16)
+    calls = (
+        partial(kernels.accumulate_largest_of_each.gpu, sums, [900], [0], fit),
+        partial(kernels.accumulate_sampled_select.gpu, sums, draws, fit),
+        partial(kernels.accumulate_hashed_slots.gpu, sums, draws, [500], [1], [(0, 5000)], fit),
+    )
+    for found in (call() for call in calls):
+        assert found.values.dtype == torch.float16
+        assert found.carried is not None
+        assert 0 < int(found.carried) == int(found.values.count_nonzero()) < 400
 
 
 def test_ties_that_do_not_fit_are_written_nowhere() -> None:

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from thinwire import schedules
 from thinwire.kernels import Found
-from thinwire.kernels.parts import Cut
+from thinwire.kernels.parts import Cut, Fit
 from thinwire.payloads import Narrow, Payload, Scratch, Sparse
-from thinwire.payloads.numbers import narrowed_each
+from thinwire.payloads.numbers import fit_of, narrowed_each
 from thinwire.signals import Plain, Signal, Signals
 
 
@@ -123,6 +123,11 @@ def kept(density: schedules.Density, numel: int) -> int:
     if isinstance(density, schedules.Schedule):
         raise TypeError("the density is a schedule; resolve it first with codec.at(step)")
     return min(numel, max(1, round(density * numel)))
+
+
+def fit(signals: Signals, narrow: Narrow) -> Fit | None:
+    """Return how a kernel is to write values for `side_by_side`."""
+    return fit_of(narrow, signals.wide, signals.dtype, signals.share)
 
 
 def side_by_side(

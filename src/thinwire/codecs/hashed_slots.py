@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.checked import Positive, checked
-from thinwire.codecs.base import BucketCodec, kept, side_by_side
+from thinwire.codecs.base import BucketCodec, fit, kept, side_by_side
 from thinwire.codecs.thresholding import PICKS_IN_SAMPLE, draw, sample_bytes
 from thinwire.kernels import Draw
 from thinwire.kernels.parts import Cut
@@ -58,5 +58,5 @@ class HashedSlots(BucketCodec):
             return [draw(length, n, 2 * n + PICKS_IN_SAMPLE, seed) for length, n, seed in each]
 
         draws = changing(drawn, len(slots))
-        found = signals.slots(draws, slots, seeds, cut.regions)
+        found = signals.slots(draws, slots, seeds, cut.regions, fit(signals, self.values))
         return side_by_side(signals, found, slots, self.values, seeds=seeds, cut=cut, numel=numel, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from thinwire.checked import Multiple, checked
-from thinwire.codecs.base import BucketCodec, kept, side_by_side
+from thinwire.codecs.base import BucketCodec, fit, kept, side_by_side
 from thinwire.codecs.thresholding import draw, sample_bytes
 from thinwire.kernels import Draw
 from thinwire.kernels.parts import Cut
@@ -49,5 +49,5 @@ class SampledThreshold(BucketCodec):
             each = zip(counts, seeds, cut.regions, strict=True)
             return [draw(n, self._picks(k), k, seed, first, first + n - 1) for k, seed, (first, n) in each]
 
-        found = signals.pick(changing(draws, len(counts)))
+        found = signals.pick(changing(draws, len(counts)), fit(signals, self.values))
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from thinwire.checked import checked
-from thinwire.codecs.base import BucketCodec, kept, side_by_side
+from thinwire.codecs.base import BucketCodec, fit, kept, side_by_side
 from thinwire.kernels.parts import Cut
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
@@ -31,5 +31,5 @@ class TopK(BucketCodec):
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Sparse:
         """Return k elements. NaN counts as largest, and of equal magnitudes the lowest index comes first."""
         counts = [kept(self.density, length) for length in signals.lengths]
-        found = signals.largest(counts, cut.offsets)
+        found = signals.largest(counts, cut.offsets, fit(signals, self.values))
         return side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)

@@ -28,6 +28,13 @@ class Found(NamedTuple):
     carried: Tensor | None = None
 
 
+class Fit(NamedTuple):
+    """How values are written: in this dtype, and finite ones between ±`bound`, if there is one."""
+
+    dtype: torch.dtype
+    bound: float | None = None
+
+
 @final
 class Cut:
     """Where vectors lie in a flat tensor, in elements. What follows from that is worked out once."""

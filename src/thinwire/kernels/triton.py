@@ -124,6 +124,16 @@ def wide(x):
 
 
 @triton.jit
+def fitting(x, bound, like):
+    """Return x as elements of `like`, the finite ones between ±bound, if there is one: see `Fit`."""
+    fits = x.to(like.dtype.element_ty)
+    if bound is not None:
+        most, finite = tl.cast(bound, like.dtype.element_ty), tl.abs(wide(x)) < float("inf")
+        fits = tl.where(finite & (x > most), most, tl.where(finite & (x < -most), -most, fits))
+    return fits
+
+
+@triton.jit
 def magnitudes(x):
     """Return magnitudes as integers of the same order, NaN above infinity: int64 of float64, else int32."""
     if x.dtype.primitive_bitwidth == 64:

@@ -97,8 +97,9 @@ class Dense(Payload):
 
     @override
     def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
-        there = whole(Parts(out, cut_at(self.regions)))
-        alone = len(there) == 1 and out.dtype == self.values.dtype and self.coded is not None
+        there, (narrow, wide) = whole(Parts(out, cut_at(self.regions))), (out.dtype, self.values.dtype)
+        fits = narrow == wide or torch.finfo(narrow).max > torch.finfo(wide).max / 2  # or the sum would be clamped
+        alone = len(there) == 1 and fits and self.coded is not None
         return self.with_values(self._read(buffers, summed=True, out=there[0] if alone else None))
 
     @override

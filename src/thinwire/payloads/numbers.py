@@ -13,6 +13,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
 from thinwire.kernels import Arrived, Checks, Groups, Packed, Section
 from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import Fit
 from thinwire.payloads import wire
 from thinwire.waits import Verdict, noted_in, on_host, refuse_if
 
@@ -54,6 +55,13 @@ def narrowed_each(
         return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
     values = empty(x.numel(), torch.promote_types(dtype, torch.float32), x.device)
     return values, Coded.of_each(x, tuple(runs), how, seeds=seeds, out=values, factor=factor)
+
+
+def fit_of(how: Narrow, wide: torch.dtype | None, dtype: torch.dtype, share: float | None) -> Fit | None:
+    """Return how a kernel writes wide values as `narrowed` does; None if they stay as they are, or codes travel."""
+    if wide is None or isinstance(how, Format) or (how or dtype) == wide:
+        return None
+    return Fit(how or dtype, None if share is None else _bound(wide, how or dtype, share))
 
 
 def fitted(x: Tensor, dtype: torch.dtype, share: float = 1.0) -> Tensor:

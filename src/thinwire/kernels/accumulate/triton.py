@@ -1,6 +1,5 @@
 """Adding gradients to residuals, and joining small ones. `total` is also the first half of kernels that select."""
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate as running
 from typing import Any
@@ -21,6 +20,7 @@ from thinwire.kernels.triton import (
     factor,
     factor_at,
     factors,
+    fitting,
     launch,
     pointer,
     table,
@@ -38,13 +38,14 @@ def accumulate(sums: Sum) -> None:
 
     One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
     """
-    alone = len(sums.outs) == 1 and (sums.how == "sum" or not is_single_threaded(sums.outs[0].numel()))
+    plain = sums.how == "sum" and sums.gradients[0].dtype == sums.dtype
+    alone = len(sums.outs) == 1 and (plain or not is_single_threaded(sums.outs[0].numel()))
     if not alone and sums.how != "rounded":
         _each(sums)
         return
     for one in map(sums.one, range(len(sums))):
         out = one.outs[0]
-        if one.how == "sum":  # torch's own operation is as good, and one launch less
+        if plain:  # torch's own operation is as good, and one launch less
             reference.accumulate(one)
         else:
             args = (out, None, out, *arguments(one), out.numel(), None)
@@ -83,9 +84,9 @@ def joined(xs: Sequence[Tensor], dtype: torch.dtype, factor: float = 1.0, bound:
         return reference.joined(xs, dtype, factor)
     lengths, like = tuple(sizes(xs).tolist()), xs[0]
     tiles, out = tiles_of_each(lengths, like.device), like.new_empty(sum(lengths), dtype=dtype)
-    numbers = [factors(like, [number] * len(lengths)) for number in (factor, math.inf if bound is None else bound)]
-    columns = table(like.device, addresses(xs), lengths, [*running(lengths[:-1], initial=0)], *numbers)
-    launch(_join, len(tiles), out, like, *columns, tiles, TIMES=factor != 1, BOUNDED=bound is not None, TILE=TILE)
+    starts, times = [*running(lengths[:-1], initial=0)], factors(like, [factor] * len(lengths))
+    columns = table(like.device, addresses(xs), lengths, starts, times)
+    launch(_join, len(tiles), out, like, *columns, bound, tiles, TIMES=factor != 1, TILE=TILE)
     return out
 
 
@@ -105,20 +106,14 @@ def _subtract_rounded(x, indices, values, n, high, low, FEW: tl.constexpr):
 
 
 @triton.jit
-def _join(
-    out, like, at, size, begin, factor, bound, tiles, TIMES: tl.constexpr, BOUNDED: tl.constexpr, TILE: tl.constexpr
-):
+def _join(out, like, at, size, begin, factor, bound, tiles, TIMES: tl.constexpr, TILE: tl.constexpr):
     vector, start = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
     place = start.to(tl.int64) + tl.arange(0, TILE)
     there = place < tl.load(size + vector)
     x = tl.load(pointer(at, vector, like) + place, mask=there)
     if TIMES:
         x = (wide(x) * tl.load(factor_at(factor, vector, like))).to(x.dtype)
-    if BOUNDED:
-        most = tl.load(factor_at(bound, vector, like))
-        x = tl.where((x > most) & (x < float("inf")), most, x)
-        x = tl.where((x < -most) & (x > -float("inf")), -most, x)
-    tl.store(out + tl.load(begin + vector) + place, x.to(out.dtype.element_ty), mask=there)
+    tl.store(out + tl.load(begin + vector) + place, fitting(x, bound, out), mask=there)
 
 
 @triton.jit(do_not_specialize=["high", "low"])

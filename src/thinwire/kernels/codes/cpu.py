@@ -101,6 +101,9 @@ def numbers_read(
     """See `reference.numbers_read`. Codes are unpacked, decoded and summed tile by tile."""
     if not at.bits or dtype not in (torch.float32, torch.float64):
         return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed, out)
+    if out is not None and out.dtype != dtype:
+        numbers, flags = numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed)
+        return out.copy_(numbers), flags
     flags, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
     found = empty(count if summed else len(rows) * count, dtype, rows.device) if out is None else out.view(-1)
     scales = rows[:, at.scales : at.scales + 4 * sum(groups.counts)].contiguous().view(torch.float32)

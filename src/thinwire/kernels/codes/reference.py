@@ -162,7 +162,7 @@ def numbers_read(
     """Return the numbers in each of uint8 `rows` (ranks, bytes): (ranks, n), or `summed` as `row_sums` does.
 
     Codes are decoded by `table_decode`. If rows `differ` from what is fixed, or any of the `wrong` (bools) is set, all
-    numbers are 0. Both are returned, too, as one tensor. The numbers are written to `out`, if it is given.
+    numbers are 0. Both are returned, too, as one tensor. The numbers are written to `out`, if there is one.
     """
     flags, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
     found = torch.empty(rows.shape[0], count, dtype=dtype, device=rows.device)

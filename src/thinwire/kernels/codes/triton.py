@@ -85,7 +85,8 @@ def numbers_read(
     rest = [n for column in zip(begins, groups.runs, firsts, groups.widths, strict=False) for n in column]
     columns = constant(tuple(rest), torch.int64, rows.device), tiles, len(tiles)
     args, sizes = lying(arrived, flags)
-    launch(_read, len(tiles) * (1 if summed else ranks), out, *columns, count, *args, SUMMED=summed, **sizes)
+    like = out if out.dtype == dtype else out.new_empty(1, dtype=dtype)
+    launch(_read, len(tiles) * (1 if summed else ranks), out, like, *columns, count, *args, SUMMED=summed, **sizes)
     return out, flags
 
 
@@ -278,7 +279,7 @@ def number_at(row, table, scales, codes, at, scale, there, like, BITS: tl.conste
     do_not_specialize=["stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"]
 )
 def _read(
-    out, columns, tiles, programs, count,
+    out, like, columns, tiles, programs, count,
     rows, stride, ranks, table, scales, codes, flags, given, n, given_b, n_b, given_c, n_c, fixed, fixed_count,
     BITS: tl.constexpr, LAST: tl.constexpr, SUMMED: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
@@ -290,9 +291,9 @@ def _read(
     within = tl.load(tiles + 3 * tile + 1).to(tl.int64) + tl.arange(0, BLOCK)
     at, there = tl.load(run) + within, within < tl.load(run + 1)
     scale = tl.load(run + 2) + within.to(tl.uint32) // tl.load(run + 3).to(tl.uint32)
-    total = wide(number_at(rows + rank * stride, table, scales, codes, at, scale, there, out, BITS, LAST))
+    total = wide(number_at(rows + rank * stride, table, scales, codes, at, scale, there, like, BITS, LAST))
     if SUMMED:
         for other in range(1, ranks):
             row = rows + tl.cast(other, tl.int64) * stride
-            total += wide(number_at(row, table, scales, codes, at, scale, there, out, BITS, LAST))
+            total += wide(number_at(row, table, scales, codes, at, scale, there, like, BITS, LAST))
     tl.store(out + rank * count + at, tl.where(wrong, 0.0, total).to(out.dtype.element_ty), mask=there)

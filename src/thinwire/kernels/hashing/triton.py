@@ -14,9 +14,9 @@ from torch import Tensor
 from thinwire.kernels.hashing import reference
 from thinwire.kernels.hashing.reference import Slotted, keys
 from thinwire.kernels.memory import constant
-from thinwire.kernels.parts import Found, Ints, Regions, Vectors
+from thinwire.kernels.parts import Fit, Found, Ints, Regions, Vectors
 from thinwire.kernels.places.triton import FIXED, differs
-from thinwire.kernels.triton import addresses, launch, pointer, table_of, tiles_of_each
+from thinwire.kernels.triton import addresses, fitting, launch, pointer, table_of, tiles_of_each, wide
 
 _BLOCK = 1024
 
@@ -32,14 +32,15 @@ def hashed_slots_of_each(
     carried, held = zeros[0], zeros[1:]
     tiles = tiles_of_each(tuple(runs), device, _BLOCK)
     launch(_hash_each, len(tiles), held, indices, priorities, *columns[1:7], tiles, BLOCK=_BLOCK)
-    return elements(xs, carried, held, slots, *columns[:3], *columns[6:])
+    return elements(xs, carried, held, slots, Fit(xs[0].dtype), *columns[:3], *columns[6:])
 
 
-def elements(xs: Vectors, carried: Tensor, held: Tensor, slots: Ints, *columns: Tensor) -> Found:
+def elements(xs: Vectors, carried: Tensor, held: Tensor, slots: Ints, fit: Fit, *columns: Tensor) -> Found:
     """Return what slots hold. Columns: where vectors lie, their lengths, slots, first slots and offsets."""
-    out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots))
+    out, values = torch.empty_like(held, dtype=torch.int32), xs[0].new_empty(sum(slots), dtype=fit.dtype)
     tiles = tiles_of_each(tuple(slots), held.device, _BLOCK)
-    launch(_elements_of_each, len(tiles), out, values, carried, held, *columns, tiles, BLOCK=_BLOCK)
+    args = (out, values, carried, fit.bound, xs[0].new_empty(0), held, *columns, tiles)
+    launch(_elements_of_each, len(tiles), *args, BLOCK=_BLOCK)
     return Found(out, values, carried)
 
 
@@ -147,16 +148,19 @@ def hold(held, index, rank, there, n, slots, seed):
 
 
 @triton.jit
-def _elements_of_each(out, values, carried, held, address, length, slots, start, offset, tiles, BLOCK: tl.constexpr):
+def _elements_of_each(
+    out, values, carried, bound, like, held, address, length, slots, start, offset, tiles, BLOCK: tl.constexpr
+):
     vector = tl.load(tiles + 3 * tl.program_id(0))
     place = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
     there, at = place < tl.load(slots + vector), tl.load(start + vector) + place
     index = (tl.load(held + at, mask=there, other=0) - 1).to(tl.int32)  # of a rank and an index, the lower half
     place = tl.where(index < 0, tl.load(length + vector) - 1, index) + tl.load(offset + vector)
     tl.store(out + at, place.to(tl.int32), mask=there)
-    x = tl.load(pointer(address, vector, values) + index, mask=there & (index >= 0), other=0.0)
+    x = tl.load(pointer(address, vector, like) + index, mask=there & (index >= 0), other=0.0)
+    x = fitting(x, bound, values)
     tl.store(values + at, x, mask=there)
-    tl.atomic_add(carried, tl.sum((x != 0).to(tl.int64), 0), sem="relaxed")
+    tl.atomic_add(carried, tl.sum((wide(x) != 0).to(tl.int64), 0), sem="relaxed")
 
 
 @triton.jit

@@ -12,9 +12,9 @@ import torch
 
 from thinwire.kernels.accumulate.cpu import sum_at
 from thinwire.kernels.compiled import compiled, element, vector
-from thinwire.kernels.parts import Found, addresses, in_dtype, sizes
+from thinwire.kernels.parts import Fit, Found, addresses, in_dtype, sizes
 from thinwire.kernels.ranges import map_groups
-from thinwire.kernels.sampled.reference import Draw, one_by_one
+from thinwire.kernels.sampled.reference import Draw, one_by_one, written
 from thinwire.kernels.select import loops
 from thinwire.kernels.select.cpu import accumulate_select, as_integers, largest
 from thinwire.kernels.sums import Sum
@@ -22,10 +22,10 @@ from thinwire.kernels.sums import Sum
 _LANES = 64  # bytes that `peaks` holds
 
 
-def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> Found:
+def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw], fit: Fit | None = None) -> Found:
     """See `reference.accumulate_sampled_select`. Groups of vectors are taken in parallel."""
     if sums.seeds is not None:
-        return one_by_one(sums, draws, accumulate_select, largest)
+        return one_by_one(sums, draws, accumulate_select, largest, fit)
     lengths, drawn = sizes(sums.outs), np.array(draws, np.int64)
     columns = [sums.outs, sums.residuals, in_dtype(sums.gradients, sums.dtype)]
     if sums.moving is not None and sums.velocities is not None:
@@ -38,7 +38,7 @@ def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> Found:
         _sums(table, lengths, drawn, starts, indices, bits, like, sign, first, last, *rest)
 
     map_groups(run, lengths)
-    return Found(torch.from_numpy(indices), values, values.count_nonzero())
+    return written(torch.from_numpy(indices), values, fit)
 
 
 @compiled

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire.kernels.accumulate.reference import accumulate
+from thinwire.kernels.accumulate.reference import accumulate, joined
 from thinwire.kernels.hashing.reference import hashed_slots_of_each
-from thinwire.kernels.parts import Found, Ints, Regions, wide
+from thinwire.kernels.parts import Fit, Found, Ints, Regions, wide
 from thinwire.kernels.select.reference import Picks, accumulate_select, largest, largest_of_each
 from thinwire.kernels.sums import Sum
 
@@ -43,31 +43,38 @@ class Draw(NamedTuple):
         return min(numel, max(self.capacity, 3 * self.rank * self.stride + 80 if self.rank else numel))
 
 
-def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> Found:
+def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw], fit: Fit | None = None) -> Found:
     """`accumulate_select` on each of the vectors, with thresholds from samples of the sums.
 
     Returns `capacity` picks of the first vector, then of the next, and so on. Where fewer elements are picked, `last`
-    and the value 0 follow.
+    and the value 0 follow. Values are written as `fit` says, or as wide as the sums.
     """
-    return one_by_one(sums, draws, accumulate_select, largest)
+    return one_by_one(sums, draws, accumulate_select, largest, fit)
 
 
-def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequence[int] = ()) -> Found:
-    """`accumulate`, then `largest_of_each` of the sums."""
+def accumulate_largest_of_each(
+    sums: Sum, counts: Sequence[int], firsts: Sequence[int] = (), fit: Fit | None = None
+) -> Found:
+    """`accumulate`, then `largest_of_each` of the sums. Values are written as `fit` says, or as wide as the sums."""
     accumulate(sums)
-    indices, values = largest_of_each(sums.outs, counts, firsts)
-    return Found(indices, values, values.count_nonzero())
+    return written(*largest_of_each(sums.outs, counts, firsts), fit)
 
 
-def accumulate_hashed_slots(sums: Sum, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+def accumulate_hashed_slots(
+    sums: Sum, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions, fit: Fit | None = None
+) -> Found:
     """`accumulate_sampled_select`, then `hashed_slots_of_each` of the picks. A draw's `first` is 0."""
     indices, values, _ = accumulate_sampled_select(sums, draws)
     runs = [draw.capacity for draw in draws]
-    return hashed_slots_of_each(sums.outs, indices, values, runs, slots, seeds, regions)
+    return written(*hashed_slots_of_each(sums.outs, indices, values, runs, slots, seeds, regions)[:2], fit)
 
 
 def one_by_one(
-    sums: Sum, draws: Sequence[Draw], select: Callable[[Sum, Tensor, int], Picks], best: Callable[[Tensor, int], Tensor]
+    sums: Sum,
+    draws: Sequence[Draw],
+    select: Callable[[Sum, Tensor, int], Picks],
+    best: Callable[[Tensor, int], Tensor],
+    fit: Fit | None,
 ) -> Found:
     """Do it with one kernel that sums and selects, and one that finds the largest."""
     found = []
@@ -75,8 +82,14 @@ def one_by_one(
         one = sums.one(i)
         picks = select(one, draw.threshold(one.sample, one.outs[0].device), draw.room(one.outs[0].numel()))
         found.append(draw.placed(limited(picks, draw.capacity, best)))
-    values = torch.cat([each.values for each in found])
-    return Found(torch.cat([each.indices for each in found]), values, values.count_nonzero())
+    return written(torch.cat([each.indices for each in found]), torch.cat([each.values for each in found]), fit)
+
+
+def written(indices: Tensor, values: Tensor, fit: Fit | None) -> Found:
+    """Return picks with their values written as `fit` says, and counted."""
+    if fit is not None:
+        values = joined([values], fit.dtype, 1.0, fit.bound)
+    return Found(indices, values, values.count_nonzero())
 
 
 def limited(picks: Picks, count: int, best: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, Tensor]:

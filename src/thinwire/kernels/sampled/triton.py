@@ -18,14 +18,24 @@ import triton.language as tl
 
 from thinwire.kernels.accumulate.triton import accumulate, arguments_of_each, of_vector, summed, total
 from thinwire.kernels.hashing.triton import elements, hold
-from thinwire.kernels.parts import Found, Ints, Regions
+from thinwire.kernels.parts import Fit, Found, Ints, Regions
 from thinwire.kernels.places.triton import edges_until
 from thinwire.kernels.replay import fixed
 from thinwire.kernels.sampled import reference
-from thinwire.kernels.sampled.reference import Draw, one_by_one
+from thinwire.kernels.sampled.reference import Draw, one_by_one, written
 from thinwire.kernels.select.triton import BINS, DIGIT, LEVELS, accumulate_select, largest, largest_of_each
 from thinwire.kernels.sums import Sum
-from thinwire.kernels.triton import TILE, addresses, launch, magnitudes, table_of, tiles_of, tiles_of_each
+from thinwire.kernels.triton import (
+    TILE,
+    addresses,
+    fitting,
+    launch,
+    magnitudes,
+    table_of,
+    tiles_of,
+    tiles_of_each,
+    wide,
+)
 
 _BLOCK = 1024
 _CHUNK = 2 * TILE
@@ -35,21 +45,22 @@ _MANY = 1 << 16
 _SURE = 80
 
 
-def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw]) -> Found:
+def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw], fit: Fit | None = None) -> Found:
     if sums.how == "rounded":  # the sample is taken before that
-        return one_by_one(sums, draws, accumulate_select, largest)
-    return _found(sums, draws, exact=False)
+        return one_by_one(sums, draws, accumulate_select, largest, fit)
+    return _found(sums, draws, fit, exact=False)
 
 
-def accumulate_largest_of_each(sums: Sum, counts: Sequence[int], firsts: Sequence[int] = ()) -> Found:
+def accumulate_largest_of_each(
+    sums: Sum, counts: Sequence[int], firsts: Sequence[int] = (), fit: Fit | None = None
+) -> Found:
     """See `reference.accumulate_largest_of_each`. Where many are wanted of many, histograms are faster."""
     wanted = [(x.numel(), min(k, x.numel())) for x, k in zip(sums.outs, counts, strict=True)]
     if any(n > _MANY < 16 * k and n < 16 * k for n, k in wanted):
         accumulate(sums)
-        indices, values = largest_of_each(sums.outs, counts, firsts)
-        return Found(indices, values, values.count_nonzero())
+        return written(*largest_of_each(sums.outs, counts, firsts), fit)
     each = zip(wanted, firsts or [0] * len(wanted), strict=True)
-    return _found(sums, [_surely(n, k, first) for (n, k), first in each], exact=True)
+    return _found(sums, [_surely(n, k, first) for (n, k), first in each], fit, exact=True)
 
 
 @lru_cache(maxsize=4096)
@@ -66,14 +77,18 @@ def _surely(numel: int, wanted: int, first: int) -> Draw:
     return Draw(0, stride, -(-2 * wanted // stride), wanted, first)
 
 
-def accumulate_hashed_slots(sums: Sum, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions) -> Found:
+def accumulate_hashed_slots(
+    sums: Sum, draws: Sequence[Draw], slots: Ints, seeds: Ints, regions: Regions, fit: Fit | None = None
+) -> Found:
     """See `reference.accumulate_hashed_slots`: picks go to their slots at once."""
     if sums.how == "rounded":
-        return reference.accumulate_hashed_slots(sums, draws, slots, seeds, regions)
-    return _found(sums, draws, exact=False, hashed=(slots, seeds, [offset for offset, _ in regions]))
+        return reference.accumulate_hashed_slots(sums, draws, slots, seeds, regions, fit)
+    return _found(sums, draws, fit, exact=False, hashed=(slots, seeds, [offset for offset, _ in regions]))
 
 
-def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool, hashed: tuple[Ints, Ints, Ints] = ((), (), ())) -> Found:
+def _found(
+    sums: Sum, draws: Sequence[Draw], fit: Fit | None, *, exact: bool, hashed: tuple[Ints, Ints, Ints] = ((), (), ())
+) -> Found:
     """Pick; if `exact`, the largest of all elements even where too few reach the threshold.
 
     With `hashed` (slots, seeds and offsets), return what lies in the slots.
@@ -109,16 +124,17 @@ def _found(sums: Sum, draws: Sequence[Draw], *, exact: bool, hashed: tuple[Ints,
     launch(_threshold, len(xs), *args, **sizes, ALONE=alone, CHUNK=_CHUNK, num_warps=16)
     tiles = tiles_of_each(tuple(lengths), device)
     rows, candidates = zeros.new_empty(2, len(tiles)), zeros.new_empty(sum(rooms))
-    indices, values = zeros.new_empty(sum(capacities)), like.new_empty(sum(capacities))
+    fit = fit or Fit(like.dtype)
+    indices, values = zeros.new_empty(sum(capacities)), like.new_empty(sum(capacities), dtype=fit.dtype)
     found = (*zeros[2:counters].view(2, -1), *rows, candidates, like.new_empty(sum(rooms)))
     carried, steps = zeros[:2].view(torch.int64)[0], tiles_of(max(lengths), TILE).bit_length()
     hashing = table[13:16] if slots else (None, None, None)
     places = (at, size, capacity, start, room, begin, first, last, tiles, held, *hashing)
-    args = (indices, values, carried, like, *of_each, *found, bars, *places)
+    args = (indices, values, carried, fit.bound, like, *of_each, *found, bars, *places)
     launch(_find, len(tiles), *args, **sizes, TILE=TILE, STEPS=steps, EXACT=exact, num_warps=8)
     if held is None:
         return Found(indices, values, carried)
-    return elements(xs, carried, held, slots, at, size, *table[13::2], table[16])
+    return elements(xs, carried, held, slots, fit, at, size, *table[13::2], table[16])
 
 
 @triton.jit
@@ -203,7 +219,8 @@ def _threshold(
 
 @triton.jit
 def _find(
-    indices, values, carried, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
+    indices, values, carried, bound,
+    like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
     totals, ended, counts, rows, candidates, numbers, bars, at, size, capacity, start, room, begin, origin, padding,
     tiles, held, slots, seeds, slots_at,
     HOW: tl.constexpr, LEVELS: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
@@ -239,7 +256,7 @@ def _find(
         wanted, last = tl.load(capacity + vector).to(tl.int32), tl.load(padding + vector).to(tl.int32)
         found = tl.atomic_add(totals + vector, 0, sem="relaxed")
         taken, more = _take(
-            indices, values, like, tl.load(at + vector), n.to(tl.int32), least, found, wanted, most,
+            indices, values, bound, like, tl.load(at + vector), n.to(tl.int32), least, found, wanted, most,
             tl.load(origin + vector).to(tl.int32), candidates, numbers, counts + first, rows + first, many,
             held if held is None else held + tl.load(slots_at + vector),
             slots if slots is None else tl.load(slots + vector), seeds if seeds is None else tl.load(seeds + vector),
@@ -249,14 +266,14 @@ def _find(
             for missing in range(taken, wanted, TILE):
                 there = missing + each < wanted
                 tl.store(indices + missing + each, each * 0 + last, mask=there)
-                tl.store(values + missing + each, tl.zeros([TILE], like.dtype.element_ty), mask=there)
+                tl.store(values + missing + each, tl.zeros([TILE], values.dtype.element_ty), mask=there)
             tl.atomic_add(carried, more.to(tl.int64), sem="relaxed")
 
 
 @triton.jit
 def _take(
-    indices, values, like, address, n, least, found, wanted, room, origin, candidates, numbers, counts, rows, many,
-    held, slots, seed,
+    indices, values, bound, like, address, n, least, found, wanted, room, origin, candidates, numbers,
+    counts, rows, many, held, slots, seed,
     LEVELS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Write a vector's candidates in order, or the largest of them; return how many, and how many are not 0.
@@ -301,11 +318,12 @@ def _take(
         chosen = ((there & (bits > bar.to(bits.dtype))) | ((ties > 0) & (among_ties < left))).to(tl.int32)
         to = taken + tl.cumsum(chosen, 0) - chosen
         if held is None:
+            value = fitting(element, bound, values)
             tl.store(indices + to, origin + index, mask=chosen > 0)
-            tl.store(values + to, element, mask=chosen > 0)
+            tl.store(values + to, value, mask=chosen > 0)
+            carried += tl.sum(tl.where(wide(value) != 0, chosen, 0), 0)
         else:
             hold(held, index.to(tl.int64), element, chosen > 0, n, slots, seed)
         taken += tl.sum(chosen, 0)
         tied += tl.sum(ties, 0)
-        carried += tl.sum(tl.where(bits > 0, chosen, 0), 0)
     return taken, carried

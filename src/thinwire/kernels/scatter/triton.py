@@ -30,7 +30,7 @@ _FEW = 4
 _NARROW = 2**31 - 1
 """Up to this many elements of all payloads are counted in 32 bits."""
 Part = tuple[int, tuple[Any, ...]]
-"""How many programs, and their arguments."""
+"""How many programs, and their arguments. Those that add are preceded by a tensor of the type that they add to."""
 _NOTHING: Part = (0, (None,) * 9)
 _UNCHECKED = (0, 1, *(None,) * 8)
 
@@ -39,7 +39,6 @@ def scatter_add(
     outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0, masked: Vectors = ()
 ) -> None:
     """See `reference.scatter_add`; elements with value 0 are skipped, so padding needs no order."""
-    values = values.to(outs[0].dtype)
     if len(outs) == 1 and len(runs) > _FEW:
         regions = ((0, outs[0].numel()),)
         _launch(_owned(outs[0], regions, _counted(indices, offsets[0]), values, runs, sign), CLEAR=False)
@@ -52,7 +51,6 @@ def scatter(
     out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool = False,
     checks: Checks | None = None, flags: Tensor | None = None,
 ) -> None:  # fmt: skip
-    values = values.to(out.dtype)
     written = _written(out, regions, indices, values, runs, ascending)
     _launch(written, checked=_checked(values, runs, checks, flags), ASCENDING=ascending)
 
@@ -67,8 +65,7 @@ def settle(
         scatter_add(outs, offsets, own, own_values, own_runs, -1.0, masked)
         scatter(out, regions, indices, values, runs, ascending, checks, flags)
         return
-    values = values.to(out.dtype)
-    added = _added(outs, masked, offsets, own, own_values.to(outs[0].dtype), own_runs, -1.0)
+    added = _added(outs, masked, offsets, own, own_values, own_runs, -1.0)
     written = _written(out, regions, indices, values, runs, ascending)
     _launch(written, added, _checked(values, runs, checks, flags), ASCENDING=ascending)
 
@@ -77,7 +74,7 @@ def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints
     if len(xs) == 1:
         _each((), xs, offsets, indices, values, [indices.numel()], 1.0)
     else:
-        _each((), xs, offsets, indices, values.to(xs[0].dtype), runs, 1.0)
+        _each((), xs, offsets, indices, values, runs, 1.0)
 
 
 def _launch(
@@ -87,7 +84,7 @@ def _launch(
     """Launch programs that write, and programs that add."""
     (many, args), (more, others) = written, added
     sizes = {"TILE": _TILE, "CHUNK": _CHUNK, "RUNS": _RUNS, "FIXED": FIXED, "num_warps": 8}
-    like = args[0] if many else others[0]
+    like, others = (others[0], others[1:]) if more else (args[0], others)
     launch(_settle, many + more, like, many, *args, *others, *checked, ASCENDING=ASCENDING, CLEAR=CLEAR, **sizes)
 
 
@@ -117,15 +114,16 @@ def _added(
     outs: Vectors, masked: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float
 ) -> Part:
     """Return how many programs add a run to each vector, mask it or both, and their arguments."""
+    like = (outs or masked)[0].new_empty(0)  # its type alone counts
     if len(runs) == 1:
         out, mask_ = ((xs or (None,))[0] for xs in (outs, masked))
-        args = (values, _counted(indices, offsets[0]), out, mask_, None, None, indices.numel(), None, sign)
+        args = (like, values, _counted(indices, offsets[0]), out, mask_, None, None, indices.numel(), None, sign)
         return tiles_of(indices.numel(), _CHUNK), args
     tiles = tiles_of_each(tuple(runs), values.device, _CHUNK)
     *starts, _ = edges = list(accumulate(runs, initial=0))
     columns = addresses(outs or masked), addresses(masked or outs), offsets, starts, edges[1:]
     out, mask_, *places = table(values.device, *columns)
-    return len(tiles), (values, indices, out if outs else None, mask_ if masked else None, *places, tiles, sign)
+    return len(tiles), (like, values, indices, out if outs else None, mask_ if masked else None, *places, tiles, sign)
 
 
 def _counted(indices: Tensor, offset: int) -> Tensor:
@@ -174,10 +172,11 @@ def _tiles(regions: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], tuple
 @triton.jit
 def _add_to(out, index, value, sign, there):
     # Adds at least in the output's precision; a sum of 16-bit floats is rounded once.
+    value = value.to(out.dtype.element_ty)
     there = there & (value != 0)
     place = out + index.to(tl.int64)
     total = wide(tl.load(place, mask=there, other=0.0)) + sign * wide(value)
-    tl.store(place, total.to(value.dtype), mask=there)
+    tl.store(place, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -221,7 +220,7 @@ def _settle(
                 )  # fmt: skip
     if own_values is not None:  # noqa: SIM102
         if program >= 0:
-            _add(own_values, own_indices, x, masked, offset, begin, end, tiles, own_sign, program, CHUNK)
+            _add(like, own_values, own_indices, x, masked, offset, begin, end, tiles, own_sign, program, CHUNK)
 
 
 @triton.jit
@@ -269,7 +268,7 @@ def _add_share(
 
 
 @triton.jit
-def _add(values, indices, x, masked, offset, begin, end, tiles, sign, program, CHUNK: tl.constexpr):
+def _add(like, values, indices, x, masked, offset, begin, end, tiles, sign, program, CHUNK: tl.constexpr):
     """Add to x, and set `masked` to zero, where a value is not 0: of one vector, or of several by a table."""
     if tiles is None:
         place = program * CHUNK + tl.arange(0, CHUNK)
@@ -280,8 +279,8 @@ def _add(values, indices, x, masked, offset, begin, end, tiles, sign, program, C
         place = tl.load(begin + vector) + within + tl.arange(0, CHUNK)
         there = place < tl.load(end + vector)
         index = tl.load(indices + place, mask=there, other=0) - tl.load(offset + vector)
-        x = x if x is None else pointer(x, vector, values)
-        masked = masked if masked is None else pointer(masked, vector, values)
+        x = x if x is None else pointer(x, vector, like)
+        masked = masked if masked is None else pointer(masked, vector, like)
     value = tl.load(values + place, mask=there, other=0.0)
     if x is not None:
         _add_to(x, index, value, sign, there)

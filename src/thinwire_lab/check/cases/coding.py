@@ -49,6 +49,9 @@ def _numbers_read(kit: Kit, n: int) -> Trials:
         rows = scales.new_zeros(3, -(-(at.codes + codes.shape[1]) // 8) * 8 + 8)
         rows[:, 8 : 8 + scales.shape[1]], rows[:, at.codes : at.codes + codes.shape[1]] = scales, codes
         yield Trial((rows, at, table, groups, torch.float32, wrong, none, summed))
+        if summed:
+            room = kit.room(n, dtype=torch.bfloat16)
+            yield Trial((rows, at, table, groups, torch.float32, wrong, none, summed, room), (8,))
     plain = torch.stack([kit.vector(n, seed) for seed in range(3)])
     rows = torch.nn.functional.pad(plain.view(torch.uint8), (16, 16 - n * plain.element_size() % 8))
     other = kit.seeds([0, 1, 255]).int().view(3, 1)  # bytes that are not there

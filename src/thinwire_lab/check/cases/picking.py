@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import Draw, Sum
+from thinwire.kernels.parts import Fit
 from thinwire_lab.check.material import (
     DECAY,
     FLOATS,
@@ -23,6 +24,8 @@ from thinwire_lab.check.material import (
 
 Pieces = Callable[[Callable[[int, int], Tensor], int], list[Tensor]]
 _ALL_FLOATS = (*FLOATS, torch.bfloat16, torch.float16)
+_FITS = (None, Fit(torch.bfloat16), Fit(torch.float16, 1.7))
+"""How values are written: the bound lies between two numbers of its type."""
 
 
 def sums(kit: Kit, pieces: Pieces) -> Iterator[Sum]:
@@ -79,9 +82,9 @@ def _largest_of_each(kit: Kit, n: int) -> Trials:
 
 
 def _largest_sums(kit: Kit, n: int) -> Trials:
-    for each in (*sums(kit, _of_several(n)), *sums(kit, _of_one(n))):
+    for i, each in enumerate((*sums(kit, _of_several(n)), *sums(kit, _of_one(n)))):
         if each.how != "rounded":
-            yield Trial((each, [x.numel() // 9 for x in each.outs], [*range(len(each))]), (0,))
+            yield Trial((each, [x.numel() // 9 for x in each.outs], [*range(len(each))], _FITS[i % 3]), (0,))
 
 
 def _draw(numel: int, capacity: int) -> Draw:
@@ -98,17 +101,17 @@ def _sampled(kit: Kit, n: int) -> Trials:
     for i, each in enumerate(sums(kit, _of_several(n))):
         if each.how != "rounded" or n < 100:
             draws = [_draw(x.numel(), n // 50 if i % 2 else n // 16 + 8) for x in each.outs]
-            yield Trial((each, draws), (0,))
+            yield Trial((each, draws, _FITS[i % 3]), (0,))
 
 
 def _hashed(kit: Kit, n: int) -> Trials:
     """Yield the same with slots for half as many."""
     for trial in _sampled(kit, n):
-        each, draws = trial.args
+        each, draws, fit = trial.args
         slots = [-(-draw.capacity // 2) if x.numel() else 0 for x, draw in zip(each.outs, draws, strict=True)]
         draws = [draw._replace(first=0, last=-1) for draw in draws]
         regions = [(9 * i, x.numel()) for i, x in enumerate(each.outs)]
-        yield Trial((each, draws, slots, [SEED + i for i in range(len(slots))], regions), (0,))
+        yield Trial((each, draws, slots, [SEED + i for i in range(len(slots))], regions, fit), (0,))
 
 
 def _largest_in_rows(kit: Kit, n: int) -> Trials:

@@ -60,7 +60,9 @@ def _scatter_add(kit: Kit, n: int) -> Trials:
 def _settle(kit: Kit, n: int) -> Trials:
     picks = framed(kit.picks(n))
     alone = [kit.vector(n, 1)], [0], picks, kit.vector(picks.numel()), [picks.numel()]
-    for own, masked in ((alone, []), (_in_pieces(kit, n), _in_pieces(kit, n)[0])):
+    *pieces, values, runs = _in_pieces(kit, n)
+    halves = *pieces, framed(values.bfloat16()), runs
+    for own, masked in ((alone, []), (halves, _in_pieces(kit, n)[0])):
         for trial in _scatter(kit, n):
             rest = (False, None, None)[len(trial.args) - 5 :]
             yield Trial((*trial.args, *rest, *own, masked), (*trial.writes, 8, 13))
