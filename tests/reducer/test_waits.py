@@ -5,7 +5,6 @@ lie on it. Elsewhere they lie on the CPU, and `thinwire.waits` is told that the 
 """
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from thinwire.reducer import Bucket, Compressed, Reducer, Round, Segment, power_
 from thinwire.reducer.owners import ToOwners
 from thinwire.schedules import FollowLearningRate
 from thinwire.waits import Verdict
+from thinwire_lab.check.gpu.counting import forget
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: pip install -e '.[triton]'"
@@ -104,28 +104,16 @@ class _Generator(torch.Generator):
         return super().__new__(cls)
 
 
-KEEP_TENSORS = ("thinwire.kernels.", "thinwire.payloads.", "thinwire.formats.")
-"""Modules whose caches may hold tensors. Others note what must happen once in a process."""
-
-
-def _forget_cached_tensors() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith(KEEP_TENSORS):
-            for held in vars(module).values():
-                if hasattr(held, "cache_clear") and held.__module__.startswith(KEEP_TENSORS):
-                    held.cache_clear()
-
-
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors are fake, and take the GPU's path; Triton's kernels do nothing."""
     monkeypatch.setattr(waits, "HOST", frozenset())
     monkeypatch.setattr(dispatch, "_GPUS", {"cpu", "cuda"})
     monkeypatch.setattr(torch, "Generator", _Generator)
-    _forget_cached_tensors()
+    forget()
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
-    _forget_cached_tensors()
+    forget()
 
 
 @pytest.fixture(scope="module")

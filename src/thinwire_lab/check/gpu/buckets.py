@@ -27,7 +27,7 @@ from thinwire.recipes import METHODS
 from thinwire.reducer import Bucket, Mean, Reducer, Round, Segment
 from thinwire.reducer.base import Segments
 from thinwire.waits import Verdict
-from thinwire_lab.check.gpu.counting import counting, fake_group, gpu_path, patched
+from thinwire_lab.check.gpu.counting import counting, fake_group, forget, gpu_path, patched
 
 WORLD = 4
 PHASES = ("encode", "exchange", "decode")
@@ -133,6 +133,7 @@ def counted(case: Case) -> dict[str, Any]:
             count.clear()
             recorder.clear()
             work.step()
+    forget()
     launches = {phase: here["operators"] + here["triton"] for phase, here in count.phases.items()}
     return {
         "launches": {phase: launches.get(phase, 0) for phase in PHASES},

@@ -86,8 +86,7 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     check_writable((path,))
     proof.document = {"schema": SCHEMA, "device": name, "quick": quick, "versions": versions()}
     proof.document |= _there(path, proof.document)
-    rest = (_freed, _steps, _kernels)
-    for part in (_late, *rest, _buckets) if interpreted else (_late, _buckets, *rest):  # fake tensors are kept, too
+    for part in (_late, _buckets, _freed, _steps, _kernels):
         part(proof)
     proof.document["launches"] = _launches(proof.document["parts"]["buckets"])
     six = [row for row in proof.document["parts"]["buckets"].values() if row.get("tensors") == 6]
