@@ -1038,6 +1038,56 @@ def test_running_statistics_are_the_models_own(ranks: Ranks) -> None:
     assert all(ranks.run(2, _changed_later))
 
 
+def _turned_off(how: str, recipe: str, options: dict[str, int]) -> tuple[list[str], int, float]:
+    """Turn running statistics off on rank 1 until that is refused: what is said, the outer steps, and how far all go.
+
+    Each inner step moves every parameter by 1, and the outer optimizer adds the mean of that.
+    """
+    model = nn.Sequential(nn.Linear(24, 16), nn.BatchNorm1d(16))
+    nn.utils.vector_to_parameters(torch.zeros(24 * 16 + 48), model.parameters())
+    normalised, optimizer = model[1], SGD(model.parameters(), lr=1.0)
+    steps = tw.OuterSteps(recipe=_small(recipe), make_optimizer=partial(SGD, lr=1.0), **options)  # type: ignore[arg-type]
+    handle = tw.outer(model, optimizer, steps)
+    held, said = dict(normalised._buffers), list[str]()
+    for step in range(4 * H):
+        if step == H - 1 and dist.get_rank() == 1:
+            _turn_off(normalised, how)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        if (word := told(optimizer.step)) != "nothing":
+            normalised._buffers |= held
+            said.append(word)
+    assert handle.verify_replicas()
+    far = -min(float(p.detach().min()) for p in handle.parameters.values())
+    return said, handle.stats().total.steps, far
+
+
+def _turn_off(normalised: Any, how: str) -> None:
+    if how == "deleted":
+        del normalised.running_mean
+    else:
+        normalised.running_mean = None if how == "none" else torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("how", "recipe", "options", "moved"),
+    [
+        ("none", "dense", {"every": H}, 4 * H),
+        ("deleted", "topk", {"every": H}, 4 * H),
+        ("shape", "dense", {"every": H}, 4 * H),
+        ("none", "dense", {"every": H, "fragments": H, "delay": H - 1}, 6),
+    ],
+)
+def test_running_statistics_that_are_turned_off_are_refused(
+    ranks: Ranks, how: str, recipe: str, options: dict[str, int], moved: float
+) -> None:
+    words = r"RuntimeError: the buffer '1.running_mean' is gone.*\(16,\).*put it back.*on all.*\(on workers \[1\]\)$"
+    for said, taken, far in ranks.run(2, _turned_off, how, recipe, options):
+        assert len(said) == 1
+        assert re.search(words, said[0]), said
+        assert (taken, far) == (3, moved)
+
+
 def _with_state_of_its_own() -> tuple[bool, bool]:
     """Go back with an optimizer that keeps numbers and lists. Whether it keeps what is finite, and nothing else."""
     worker = Worker(tw.OuterSteps(every=H), inner=SGD)

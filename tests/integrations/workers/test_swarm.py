@@ -752,6 +752,27 @@ def test_who_has_another_certificate_finds_nobody(ranks: Ranks) -> None:
     assert ranks.run(1, _others_in_one_store) == [[0, 0, 0, 1]]
 
 
+def _without_statistics() -> tuple[str, bool]:
+    """Rank 1 lacks buffers at the first outer step, and has it at the next: what is said, and whether both agree."""
+    with _store() as store:
+        worker = Worker(store, tw.OuterSteps(every=H), workers=2, quorum=0.5, grace=0.1)
+        worker.train(H - 1)
+        held = dict(worker.frozen._buffers)
+        if dist.get_rank() == 1:
+            worker.frozen.running_mean = worker.frozen.running_var = None
+        said = told(worker.train)
+        worker.frozen._buffers |= held
+        dist.barrier()
+        worker.train(H)
+        return said, worker.handle.verify_replicas()
+
+
+def test_running_statistics_that_are_turned_off_are_refused_there_alone(ranks: Ranks) -> None:
+    (nothing, together), (said, agrees) = ranks.run(2, _without_statistics)
+    assert (nothing, together, agrees) == ("nothing", True, True)
+    assert "RuntimeError: the buffer '1.running_mean' is gone" in said
+
+
 @contextmanager
 def _swarms(count: int, lost: float = 1.0, **options: Any) -> Iterator[list[Swarm]]:
     """So many workers in a process, which have met. None has a state."""

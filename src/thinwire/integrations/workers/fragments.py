@@ -166,12 +166,16 @@ class Fragment:
 
     def _everywhere(self, sound: bool) -> bool:
         """Whether it is so on all ranks of the island: each has but a shard, and they must not decide apart."""
+        return bool(self.lowest(sound))
+
+    def lowest(self, value: float) -> float:
+        """Return the lowest of the values on the ranks of the island; a collective of it."""
         if not self.islands:
-            return sound
-        found = torch.tensor(float(sound), device=self.own_parameters[0].device)
+            return value
+        found = torch.tensor(float(value), device=self.own_parameters[0].device)
         for group in self.islands:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
-        return bool(found)
+        return float(found)
 
     @torch.no_grad()
     def merge(self, mixing: float = 0.0) -> None:
@@ -190,6 +194,7 @@ class Fragment:
     @torch.no_grad()
     def take_means(self, means: Mapping[str, Tensor]) -> None:
         """Go on from means that `means` returned, or from none."""
+        self.meeting = None  # of before
         self._flying, self._landed, self.arrived = [], False, bool(means)
         for name, view in self._views.items() if means else ():
             view.copy_(means[name])

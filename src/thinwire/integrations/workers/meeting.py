@@ -25,15 +25,16 @@ _RUNNING = ("running_mean", "running_var")
 class Meeting:
     """An exchange under way: what has been put into its pool travels with this worker's tick and weight.
 
-    The weight is 0 if this worker has learnt nothing, and NaN if its Δ is not finite.
+    The weight is 0 if this worker has learnt nothing, and NaN if its Δ is not finite. `refusal`: the number of what is
+    wrong with this worker, 0 for nothing. All read it, and where somebody refuses nobody's share counts.
 
     `taken`: whether this worker's share is in the sum. Where workers come and go, that is None until it is decided.
     """
 
-    def __init__(self, pool: Pool, group: Group, tick: int, weight: float) -> None:
+    def __init__(self, pool: Pool, group: Group, tick: int, weight: float, refusal: int = 0) -> None:
         self._pool, self._device, self.tick = pool, plain_device(group), tick
         self.taken: bool | None = True
-        words = torch.tensor([tick, weight], dtype=torch.float64, device=self._device)
+        words = torch.tensor([tick, weight, refusal], dtype=torch.float64, device=self._device)
         self._words: Future[Tensor] = pool.gather(words)
 
     @property
@@ -67,31 +68,37 @@ class Meeting:
         self._pool.fail(RuntimeError("the others have gone on"))
 
     @cached_property
-    def _said(self) -> Sequence[float]:
-        """Each worker's weight, once all have arrived. Raises RuntimeError if workers differ in step."""
-        ticks, weights = self._words.wait().T.tolist()
+    def _said(self) -> Sequence[Sequence[float]]:
+        """Each worker's weight and refusal, once all have arrived. Raises RuntimeError if workers differ in step."""
+        ticks, *said = self._words.wait().T.tolist()
         if len(set(ticks)) > 1:
             each = [int(tick) for tick in ticks]
             raise RuntimeError(f"workers are at different ticks ({each}): load the state of the same step on all")
-        found: Sequence[float] = weights
-        return found
+        return said
 
     @property
     def weights(self) -> Sequence[float]:
         """How much each worker's share counts."""
-        return [0.0 if math.isnan(each) else each for each in self._said]
+        return [0.0 if self.refusals or math.isnan(each) else each for each in self._said[0]]
+
+    @property
+    def refusals(self) -> dict[int, int]:
+        """What is wrong with workers, by rank."""
+        return {rank: int(number) for rank, number in enumerate(self._said[1]) if number}
 
     @property
     def sick(self) -> list[int]:
         """The ranks whose Δ is not finite."""
-        return [rank for rank, each in enumerate(self._said) if math.isnan(each)]
+        return [rank for rank, each in enumerate(self._said[0]) if math.isnan(each)]
 
 
 @contextmanager
-def meeting(group: Group, tick: int, weight: float, *, whole: bool = False) -> Iterator[tuple[Meeting, Pool]]:
+def meeting(
+    group: Group, tick: int, weight: float, refusal: int = 0, *, whole: bool = False
+) -> Iterator[tuple[Meeting, Pool]]:
     """Put into one message what is gathered within; with `whole`, also what a group would rather sum on the way."""
     with pooling(math.inf) if whole else pooling() as pool:
-        yield Meeting(pool, group, tick, weight), pool
+        yield Meeting(pool, group, tick, weight, refusal), pool
 
 
 @final
@@ -149,19 +156,39 @@ class RunningStatistics:
     """The buffers of a model that hold running means and variances. `agreed`: what they were when workers last met."""
 
     def __init__(self, model: nn.Module) -> None:
-        held = [(module, name) for module in model.modules() for name in _RUNNING]
-        self._held = [(module, name) for module, name in held if module._buffers.get(name) is not None]
-        self.agreed = [x.clone() for x in self.tensors]
+        held = [(path, module, name) for path, module in model.named_modules() for name in _RUNNING]
+        self._held = [each for each in held if each[1]._buffers.get(each[2]) is not None]
+        self.agreed = [module.get_buffer(name).clone() for _, module, name in self._held]
         self._arriving: list[Future[Tensor]] = []
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """The buffers that are the model's now: `to()`, for one, replaces them."""
-        return [module.get_buffer(name) for module, name in self._held]
+    def tensors(self) -> list[Tensor | None]:
+        """The buffers that are the model's now: `to()`, for one, replaces them. None for what is none any more."""
+        found = [module._buffers.get(name) for _, module, name in self._held]
+        return [
+            x if x is not None and x.shape == agreed.shape else None
+            for x, agreed in zip(found, self.agreed, strict=True)
+        ]
+
+    @property
+    def missing(self) -> int:
+        """The number, from 1, of the first buffer that the model has no more; 0 if it has all."""
+        return next((number for number, x in enumerate(self.tensors, 1) if x is None), 0)
+
+    def described(self, number: int) -> str:
+        """Return what is wrong where this buffer is `missing`."""
+        path, _, name = self._held[number - 1]
+        return (
+            f"the buffer {f'{path}.{name}'.lstrip('.')!r} is gone, or is not of shape "
+            f"{tuple(self.agreed[number - 1].shape)} any more; expected the running statistics with which outer steps "
+            "began, as workers average them: put it back; or remove() this handle on every worker, turn running "
+            "statistics off on all, and make another"
+        )
 
     def share(self, pool: Pool) -> None:
         """Have them travel with an outer step."""
-        self._arriving = [pool.gather(x.clone()) for x in self.tensors]
+        pairs = zip(self.tensors, self.agreed, strict=True)
+        self._arriving = [pool.gather((agreed if x is None else x).clone()) for x, agreed in pairs]
 
     @torch.no_grad()
     def average(self) -> None:
@@ -171,11 +198,13 @@ class RunningStatistics:
             rows = future.wait().double()
             if len(sound := [row for row in rows if bool(row.isfinite().all())]):
                 agreed.copy_(torch.stack(sound).mean(0))
-            x.copy_(agreed)
+            if x is not None:
+                x.copy_(agreed)
 
     @torch.no_grad()
-    def take(self, theirs: Iterable[Tensor]) -> None:
+    def take(self, theirs: Iterable[Tensor | None]) -> None:
         """Take over another worker's."""
         for x, agreed, other in zip(self.tensors, self.agreed, theirs, strict=True):
-            x.copy_(other)
-            agreed.copy_(x if bool(x.isfinite().all()) else agreed)
+            if x is not None and other is not None:
+                x.copy_(other)
+                agreed.copy_(x if bool(x.isfinite().all()) else agreed)

@@ -245,12 +245,13 @@ class Outer(Handle):
         if not parts:
             return
         self._check_known()
+        refusal = self._refusal() if 0 in parts else 0
         fragments = [self.fragments[part] for part in parts]
         for fragment in fragments:
             fragment.measure()
         finite = not self.steps.leave_out or all(fragment.finite() for fragment in fragments)
         weight = self._weights.take(self._learnt and finite)
-        self._send(self._encode(parts, weight if finite else math.nan))
+        self._send(self._encode(parts, weight if finite else math.nan, refusal))
 
     def _send(self, found: Meeting) -> None:
         found.begin(self.group)
@@ -258,8 +259,26 @@ class Outer(Handle):
     def _leave(self, *, goodbye: bool) -> None:
         """Tell the others, where they would not know."""
 
-    def _encode(self, parts: Sequence[int], weight: float) -> Meeting:
-        with meeting(self.group, self.ticks, weight, whole=self._swarm is not None) as (found, pool):
+    def _refusal(self) -> int:
+        """Return the number of what is wrong with this worker, 0 for nothing. It is sent: the others wait for it."""
+        number = -int(self.fragments[0].lowest(-self._running.missing))
+        if number and self._swarm:  # nobody waits for this worker alone
+            raise RuntimeError(self._running.described(number))
+        return number
+
+    def _check_refusals(self, fragments: Sequence[Fragment]) -> None:
+        """Raise RuntimeError if something was wrong with a worker. Nothing was sent, then, and each keeps its Δ."""
+        for fragment in fragments:
+            fragment.arrive()
+        refusals = {rank: n for each in fragments if each.meeting for rank, n in each.meeting.refusals.items()}
+        if refusals:
+            for fragment in fragments:
+                fragment.meeting = None
+                self._meter.skip()
+            raise RuntimeError(f"{self._running.described(min(refusals.values()))} (on workers {sorted(refusals)})")
+
+    def _encode(self, parts: Sequence[int], weight: float, refusal: int = 0) -> Meeting:
+        with meeting(self.group, self.ticks, weight, refusal, whole=self._swarm is not None) as (found, pool):
             if 0 in parts:
                 self._running.share(pool)
             for part in parts:
@@ -268,6 +287,7 @@ class Outer(Handle):
 
     def _finish(self, parts: Sequence[int]) -> None:
         """Take the mean of these fragments, and go on from there."""
+        self._check_refusals([self.fragments[part] for part in parts])
         for part in parts:
             self._take(part)
 
