@@ -1254,6 +1254,45 @@ def _state_of_another(wrong: str) -> str:
     return found
 
 
+def _not_finite_in_an_island(value: float, dtype: torch.dtype) -> tuple[str, bool, bool]:
+    """Load what is not finite in the momentum of one rank of two sharded islands: what is said, and what is kept."""
+    mesh = mesh_of(2, 2, names=("between", "inside"))
+    model = _model()
+    fully_shard(model, mesh=mesh["inside"])
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = tw.outer(model, optimizer, tw.OuterSteps(every=1), group=mesh["between"].get_group())
+    for _ in range(2):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        before = copy.deepcopy(handle.state_dict())
+    held = copy.deepcopy(before)
+    fields = held["memories"][-1]["0.weight"]
+    fields["common:optimizer momentum_buffer"] = fields["common:optimizer momentum_buffer"].to(dtype)
+    if dist.get_rank() == 2:
+        fields["common:optimizer momentum_buffer"][0] = value
+    held["step"] -= 1
+    said = told(handle.load_state_dict, held)
+    after = handle.state_dict()
+    same = [_same(one, other) for one, other in zip(*(_flat(each) for each in (before, after)), strict=True)]
+    return said, all(same), before["step"] == after["step"] == handle.ticks
+
+
+def _flat(state: dict[str, Any]) -> list[dict[str, Tensor]]:
+    return [fields for memory in state["memories"] for fields in memory.values()]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(math.nan, torch.float64), (-math.inf, torch.bfloat16), (math.nan, torch.float8_e4m3fn)]
+)
+def test_momentum_that_is_not_finite_is_refused_on_all_ranks(ranks: Ranks, value: float, dtype: torch.dtype) -> None:
+    for said, kept, stayed in ranks.run(4, _not_finite_in_an_island, value, dtype):
+        assert re.search(r"ValueError: .*24 of 480 values in optimizer momentum_buffer of '0.weight' are not", said), (
+            said
+        )
+        assert (kept, stayed) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

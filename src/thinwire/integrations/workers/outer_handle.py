@@ -12,7 +12,9 @@ from torch._compile import _disable_dynamo as untraced
 from torch.utils._pytree import tree_leaves
 
 from thinwire.collectives import Group, all_gather_plain
+from thinwire.errors import StateError
 from thinwire.handle import Handle, MemoryUse
+from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
@@ -186,7 +188,8 @@ class Outer(Handle):
             ValueError: On all workers, if one's state does not fit it or the others'. Nothing is changed then.
             RuntimeError: With `store=`, after an inner step.
         """
-        agree(self.group, lambda: self.check_state_dict(saved))
+        islands = self.fragments[0].islands  # whose other ranks exchange with others, and must not load alone
+        agreed(islands, lambda: agree(self.group, lambda: self.check_state_dict(saved)), StateError, ValueError)
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
         self.inner_steps, _ = saved["own"]

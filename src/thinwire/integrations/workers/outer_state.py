@@ -136,11 +136,11 @@ def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment
             raise ValueError(f"the state lacks {name!r}: it was saved from another model")
         if not all(isinstance(x, Tensor) and not x.is_meta for x in fields.values()):
             raise ValueError(f"the state has {fields!r:.200} for {name!r}; expected tensors with values")
-        for field in fields.keys() & {_GLOBAL, _MEAN}:
-            x = fields[field]
-            if x.shape != p.shape or x.dtype not in (p.dtype, own[name].dtype):  # the latter: as once saved
+        for field, x in fields.items():
+            fits = x.shape == p.shape and x.dtype in (p.dtype, own[name].dtype)  # the latter: as once saved
+            if field in (_GLOBAL, _MEAN) and not fits:
                 raise ValueError(
                     f"{field.removeprefix(COMMON)} of {name!r} has shape {tuple(x.shape)} and {x.dtype}; expected "
                     f"{tuple(p.shape)} and {p.dtype}: it was saved from another model"
                 )
-            check_finite(x, f"{field.removeprefix(COMMON)} of {name!r}")
+            check_finite(x if x.itemsize > 1 else x.float(), f"{field.removeprefix(COMMON)} of {name!r}")
