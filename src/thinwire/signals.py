@@ -238,9 +238,7 @@ class Signals(Sequence[Signal]):
         return kernels.peak_of_each(self._tensors(some))
 
     def _begun(self, some: slice) -> bool:
-        if any(self._done[some]) or not self._made:
-            return any(self._done[some])
-        return any(signal.computed for i, signal in self._made.items() if some.start <= i < some.stop)
+        return any(self._done[some]) or any(x.computed for i, x in self._made.items() if i in numbers(some))
 
     def _part(self, column: Sequence[_T], some: slice) -> Sequence[_T]:
         return column if some.stop - some.start == len(self._done) else column[some]

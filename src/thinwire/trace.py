@@ -139,27 +139,20 @@ class _Sums:
 
     steps: int = 0
     amounts: defaultdict[str, Any] = field(default_factory=partial(defaultdict, float))
+    """By name, seconds of spans among them; "waiting": the sum of squares of the residuals, if it was asked for."""
     noted: list[tuple[str, Tensor]] = field(default_factory=list)
     """Amounts on a device, not added up yet: buckets end on streams of their own, and a step waits for all of them."""
-    seconds: defaultdict[str, float] = field(default_factory=partial(defaultdict, float))
     flights: list[tuple[float, float]] = field(default_factory=list)
     """When exchanges began and ended. Those that overlap count once."""
-    waiting: Tensor | None = None
-    """Sum of squares of the residuals, if it was asked for."""
 
     def fold_into(self, total: "_Sums") -> None:
-        if self.noted:
-            self.add_noted()
+        self.add_noted()
         total.steps += self.steps
         for name, amount in self.amounts.items():
-            if name != "gradient" or self.waiting is not None:
-                total.amounts[name] += amount
-        for name, seconds in self.seconds.items():
-            total.seconds[name] += seconds
+            if name != "gradient" or "waiting" in self.amounts:
+                total.amounts[name] = total.amounts[name] + amount
         if self.flights:
-            total.seconds["exchange"] += _covered(self.flights)
-        if self.waiting is not None:
-            total.waiting = self.waiting if total.waiting is None else total.waiting + self.waiting
+            total.amounts["exchange"] += _covered(self.flights)
 
     def add_noted(self) -> None:
         by_name: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -172,18 +165,16 @@ class _Sums:
     def figures(self) -> Figures:
         amounts = {name: float(amount) for name, amount in self.amounts.items()}
         sent, dense = amounts.get("sent_bytes", 0.0), amounts.get("dense_bytes", 0.0)
-        spent = self.seconds | ({"exchange": _covered(self.flights)} if self.flights else {})
-        waiting = math.nan if self.waiting is None else float(self.waiting)
         return Figures(
             steps=self.steps,
             sent_bytes=sent,
             dense_bytes=dense,
             ratio=_over(sent, dense),
             density=_over(amounts.get("values", math.nan), amounts.get("elements", 0.0)),
-            encode_ms=1e3 * spent.get("encode", 0.0),
-            exchange_ms=1e3 * spent.get("exchange", math.nan if sent else 0.0),  # others may send what we count
-            decode_ms=1e3 * spent.get("decode", 0.0),
-            residual_ratio=math.sqrt(_over(waiting, amounts.get("gradient", 0.0))),
+            encode_ms=1e3 * amounts.get("encode", 0.0),
+            exchange_ms=1e3 * amounts.get("exchange", math.nan if sent else 0.0),  # others may send what we count
+            decode_ms=1e3 * amounts.get("decode", 0.0),
+            residual_ratio=math.sqrt(_over(amounts.get("waiting", math.nan), amounts.get("gradient", 0.0))),
         )
 
 
@@ -236,7 +227,7 @@ class Meter:
             if name == "exchange":
                 self._step.flights.append((start, end))
             else:
-                self._step.seconds[name] += end - start
+                self._step.amounts[name] += end - start
 
     def add(self, name: str, amount: float | Tensor) -> None:
         """Add to what this step has of `name`. It counts as a step from the first amount on."""
@@ -251,12 +242,12 @@ class Meter:
         """Return the figures so far; `waiting` gives the residuals now."""
         self.watched = True
         with self._lock:
-            step = self._step
-            step.add_noted()
+            self._step.add_noted()
             # A step that is skipped, as something is not finite, leaves the total as it was.
-            if math.isfinite(float(step.amounts.get("gradient", math.nan))):
-                step.waiting = squares(waiting())
-            total = _Sums()
+            if math.isfinite(float(self._step.amounts.get("gradient", math.nan))):
+                self._step.amounts["waiting"] = squares(waiting())
+            step, total = _Sums(), _Sums()
+            self._step.fold_into(step)
             self._before.fold_into(total)
             step.fold_into(total)
             return Stats(step.figures(), total.figures())

@@ -45,7 +45,8 @@ def same_group(group: Group) -> Group:
                 f"the ranks of this subgroup are in {counts} process groups, and torch can make another only if these "
                 "numbers are equal: before attaching, create the same number of groups on each of these ranks"
             )
-    return dist.new_group(ranks, backend=backend, timeout=_timeout(group), use_local_synchronization=not whole)
+    options = group._get_backend(torch.device("cuda" if backend == "nccl" else "cpu")).options
+    return dist.new_group(ranks, backend=backend, timeout=options._timeout, use_local_synchronization=not whole)
 
 
 def adopt_group(group: Group, twin: Group, store: object) -> None:
@@ -78,7 +79,3 @@ def end_group(group: Group) -> None:
     """Make torch forget an idle Gloo group, which is not a collective. Groups of other backends stay."""
     if group in dist.distributed_c10d._world.pg_map and dist.get_backend(group) == "gloo":
         dist.destroy_process_group(group)
-
-
-def _timeout(group: Group) -> object:
-    return group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")).options._timeout

@@ -91,12 +91,6 @@ class Copy:
                 self.base = base
             self._kept.clear()
 
-    def among(self, ids: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return those of `ids` that this server has, in its order; nothing if there are none."""
-        none = torch.empty(0, dtype=torch.int64)
-        found = [ids.get(each.name, none) for each in self._layout.fetched]
-        return found if any(each.numel() for each in found) else []
-
     @torch.no_grad()
     def fetched(self, keys: Sequence[Tensor], body: memoryview, version: int) -> None:
         """Write the rows with these ids. Raises FrameError or PayloadError, and then nothing has been written."""
@@ -310,8 +304,12 @@ class Channel:
             if not so():
                 self.check()
 
-    def fetch(self, keys: Sequence[Tensor]) -> int:
-        """Ask for these rows of each embedding, and return the question's number. Raises ServerError."""
+    def fetch(self, ids: Mapping[str, Tensor]) -> int:
+        """Ask for the rows that this server has, and return the question's number, 0 for none. Raises ServerError."""
+        none = torch.empty(0, dtype=torch.int64)
+        keys = [ids.get(each.name, none) for each in self.layout.fetched]
+        if not any(each.numel() for each in keys):
+            return 0
         body = pack([asking(*each) for each in zip(self.layout.fetched, keys, strict=True)])
         with self._changed:
             self.check()

@@ -172,8 +172,7 @@ class Trainer:
             ServerError: If a server is gone.
         """
         ids = wanted([entry for channel in self._channels for entry in channel.layout.fetched], rows)
-        wanted_here = [(each, each.copy.among(ids)) for each in self._channels]
-        self._wait(0, [each.fetch(keys) if keys else 0 for each, keys in wanted_here])
+        self._wait(0, [channel.fetch(ids) for channel in self._channels])
 
     def drain(self) -> None:
         """Send the residual, uncompressed, and wait until it is applied.
