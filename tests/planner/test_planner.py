@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -138,6 +139,46 @@ def test_a_profile_that_makes_no_sense_is_refused(key: str, value: object) -> No
     raw = json.loads(_single().to_json())
     with pytest.raises(ValueError, match="expected"):
         Profile.from_json(json.dumps(raw | {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("made", "backend"), {}, "made.backend is {}; expected a str"),
+        (("made", "settings"), True, "made.settings is True; expected a Sequence, each a str"),
+        (("made", "measuring_seconds"), [1], "made.measuring_seconds is [1]; expected a finite number of seconds"),
+        (("made", "script"), "x", "made.script is 'x'; expected a Mapping"),
+        (("made", "island"), {"ranks": 2}, "made.island lacks 'latency'"),
+        (("made", "island", "ranks"), 0, "made.island.ranks is 0; expected an integer of at least 1"),
+        (("made", "island", "bandwidth"), 0, "made.island.bandwidth is 0; expected more than 0"),
+        (("links", "all_reduce", "bandwidth"), 0, "links.all_reduce.bandwidth is 0; expected more than 0"),
+        (("links", "all_reduce", "bandwidth"), -1.0, "links.all_reduce.bandwidth is -1.0; expected bytes per second"),
+        (("links", "all_gather", "latency"), math.inf, "links.all_gather.latency is inf; expected a finite number"),
+        (("links", "all_gather", "latency"), 10**400, "links.all_gather.latency is '1000"),
+        (("timeline", "computed"), math.nan, "timeline.computed is nan; expected a finite number of seconds"),
+        (("timeline", "buckets", 0, "ready"), "x", "timeline.buckets[0].ready is 'x'; expected a finite number"),
+        (("timeline", "buckets", 0, "gradients", 0, "numel"), 10**400, "gradients[0].numel is '1000"),
+        (("links", "all_gather", "bandwidth"), 10**400, "links.all_gather.bandwidth is '1000"),
+        (("timeline", "buckets", 0), 3, "timeline.buckets is (3,); expected a tuple"),
+        (("costs", "topk:0.01", "decode", "points"), [[1]], "costs.topk:0.01.decode.points is ((1,),); expected"),
+        (("costs", "topk:0.01", "each"), None, "costs.topk:0.01.each is None; expected a Curve"),
+    ],
+)
+def test_what_is_damaged_in_a_profile_is_named(path: tuple[Any, ...], value: object, said: str) -> None:
+    found = replace(_single(), made={"island": {"ranks": 2, "latency": 0.0, "bandwidth": 1e9}})
+    place = raw = json.loads(found.to_json())
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Profile.from_json(json.dumps(raw))
+
+
+def test_a_profile_that_is_built_is_checked_like_one_that_is_read() -> None:
+    with pytest.raises(ValueError, match=r"made.backend is 5; expected a str"):
+        replace(_single(), made={"backend": 5})
+    with pytest.raises(ValueError, match="no candidate is called 'later'; expected one of dense"):
+        replace(_single(), costs={"later": CHEAP})
 
 
 @pytest.mark.parametrize(("key", "value"), [("numel", -5), ("numel", 1.5), ("itemsize", 0)])
@@ -371,8 +412,14 @@ def test_an_empty_model_has_an_empty_plan() -> None:
 
 
 def test_links_that_carry_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="have no bandwidth"):
-        decide(_single(link=Link(latency=0.0, bandwidth=0.0)), BUDGET)
+    with pytest.raises(ValueError, match=r"links.all_reduce.bandwidth is 0.0; expected more than 0"):
+        _single(link=Link(latency=0.0, bandwidth=0.0))
+
+
+@pytest.mark.parametrize("link", [Link(latency=1e308, bandwidth=1.0), Link(latency=0.0, bandwidth=5e-324)])
+def test_a_step_that_would_never_end_is_refused(link: Link) -> None:
+    with pytest.raises(ValueError, match="a step with dense takes inf s; expected a finite time"):
+        decide(_single(link=link), BUDGET)
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.0, math.nan])

@@ -10,7 +10,7 @@ from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget, Candidate, candidate, measured
 from thinwire.planner.plan import Plan, Row
 from thinwire.planner.profile import Bucket, Curve, Gradient, Profile
-from thinwire.planner.timeline import State, Work, finished, passed, step_seconds, work, works
+from thinwire.planner.timeline import State, Work, check_finite, finished, passed, step_seconds, work, works
 
 _SIZES = 8  # how many thresholds on a tensor's size are tried in a bucket
 _MANY = 64  # paths; beyond this we drop paths hardly better than another, because every bucket multiplies them
@@ -113,10 +113,10 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
             compress a tensor for less than that, nor sparsify where narrowing is enough.
 
     Raises:
-        ValueError: For links without bandwidth.
+        ValueError: For a profile by which a step would never end.
     """
-    if math.isinf(step_seconds(profile)):
-        raise ValueError(f"the links of this profile have no bandwidth: {profile.links}; expected more than 0")
+    for each in (DENSE.name, *profile.costs):
+        check_finite(step_seconds(profile, each), each)
     asked, usable = budget, [name for name in profile.costs if not candidate(name).momentum]
     budget = budget or Budget(names=usable)
     names = [each.name for each in budget.candidates()]

@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Self, final
+from types import MappingProxyType
+from typing import Annotated, Any, Self, cast, final
 
-from thinwire.checked import Amount, Count, Like, Number, Seconds, Size, checked
+from thinwire.checked import Amount, Bandwidth, Count, Like, Number, Seconds, Size, checked
 from thinwire.exchanges import Link, Network, Transport
 from thinwire.files import write_atomically
 from thinwire.planner.candidates import candidate
+from thinwire.planner.reading import built, parsed
 
 SCHEMA = "thinwire.profile/2"
 TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
+_ALWAYS = ("timeline", "world_size", "links", "busy", "costs")  # what every version saved
 
 
 @final
@@ -160,6 +163,37 @@ class Cost:
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
+class Island:
+    """Ranks near each other, and the link among them; a profile's `made` has it, if there are any."""
+
+    ranks: Count
+    latency: Seconds
+    bandwidth: Bandwidth
+
+    @property
+    def link(self) -> Link:
+        """Return the link."""
+        return Link(latency=self.latency, bandwidth=self.bandwidth)
+
+    @classmethod
+    def of(cls, made: Mapping[str, Any]) -> Self | None:
+        """Return what `made` has of it, or None. Raises ValueError if that makes no sense."""
+        if "island" not in made:
+            return None
+        found = cast(Self, built(cls, made["island"], "made.island"))
+        check_carries(found.link, "made.island")
+        return found
+
+
+def check_carries(link: Link, at: str) -> None:
+    """Raise ValueError, which names the link, unless it has bandwidth."""
+    if not link.bandwidth:
+        raise ValueError(f"{at}.bandwidth is {link.bandwidth}; expected more than 0 bytes per second: measure anew")
+
+
+@final
+@checked
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """What a plan needs to know about a model, a device and a network.
 
@@ -193,11 +227,15 @@ class Profile:
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        then = self.made.get("world_size", self.world_size)
-        if type(then) is not int or not 1 <= then < 2**63:
-            raise ValueError(f"world_size when it was made is {then!r:.200}; expected 1 or more")
+        _check_made(self.made)
+        for name in self.costs:
+            candidate(name)  # raises for one of another version
         if missing := [transport for transport in TRANSPORTS if transport not in self.links]:
             raise ValueError(f"links lack {missing[0]}; expected {', '.join(TRANSPORTS)}")
+        for of, links in (("links", self.links), ("busy", self.busy)):
+            for transport, link in links.items():
+                if isinstance(link, Link):
+                    check_carries(link, f"{of}.{transport}")
 
     def on(self, link: Link | None = None, *, world_size: int | None = None) -> Self:
         """Return the same profile on another link, or with `world_size` ranks.
@@ -226,12 +264,18 @@ class Profile:
         """Return the profile in a text that `to_json` wrote.
 
         Raises:
-            ValueError: If the text is something else.
+            ValueError: If the text is something else. It names the field, and what was expected there.
         """
         try:
-            return cls(**_read(json.loads(text)))
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:  # the last for absurdly long numbers
-            raise ValueError(f"this is not a thinwire profile: {error!r}") from error
+            raw = parsed(text)
+        except RecursionError as error:
+            raise ValueError("this is not a thinwire profile: it is nested too deeply; expected JSON") from error
+        schema = raw.pop("schema", None) if isinstance(raw, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(f"this is not a thinwire profile: its schema is {schema!r:.200}; expected {SCHEMA!r}")
+        if lacking := [name for name in _ALWAYS if name not in raw]:
+            raise ValueError(f"the profile lacks {lacking[0]!r}; expected {', '.join(_ALWAYS)}")
+        return cast(Self, built(cls, raw, ""))
 
     @checked
     def save(self, path: str | PathLike[str]) -> None:
@@ -249,23 +293,26 @@ class Profile:
         return cls.from_json(Path(path).read_text())
 
 
-def _read(raw: Any) -> dict[str, Any]:
-    schema = raw.pop("schema", None) if isinstance(raw, dict) else None
-    if schema != SCHEMA:
-        raise ValueError(f"this is not a thinwire profile: its schema is {schema!r}; expected {SCHEMA!r}")
-    whole = raw["timeline"]
-    whole["buckets"] = tuple(
-        Bucket(ready=float(b["ready"]), gradients=tuple(Gradient(**g) for g in b["gradients"]))
-        for b in whole["buckets"]
-    )
-    raw["timeline"] = Timeline(**whole)
-    for name in ("links", "busy"):
-        raw[name] = {t: Link(**{k: float(v) for k, v in link.items()}) for t, link in raw[name].items()}
-    raw["tiers"] = tuple(raw.get("tiers", ()))
-    for name in raw["costs"]:
-        candidate(name)  # raises for one of another version
-    for costs in (raw["costs"], raw.setdefault("gathers", {})):
-        for name, cost in costs.items():
-            curves = {part: tuple((float(x), float(y)) for x, y in curve["points"]) for part, curve in cost.items()}
-            costs[name] = Cost(**{part: Curve(points) for part, points in curves.items()})
-    return raw
+@checked
+def _facts(
+    *,
+    world_size: Count = 1,
+    backend: str = "",
+    device: str = "",
+    link: str = "",
+    model: str = "",
+    measuring_seconds: Seconds = 0.0,
+    settings: Sequence[str] = (),
+    island: Mapping[str, Any] = MappingProxyType({}),
+    script: Mapping[str, Any] = MappingProxyType({}),
+    **others: Any,
+) -> None:
+    """Check what is read of how a profile was made."""
+
+
+def _check_made(made: Mapping[str, Any]) -> None:
+    try:
+        _facts(**made)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"made.{error}") from error
+    Island.of(made)

@@ -131,3 +131,12 @@ def step_seconds(profile: Profile, choice: Mapping[str, str] | str = "dense") ->
         mine = dict.fromkeys((g.name for g in bucket.gradients), choice) if isinstance(choice, str) else choice
         state = passed(state, bucket.ready, works(bucket, mine, profile))
     return finished(state, profile)
+
+
+def check_finite(seconds: float, name: str) -> None:
+    """Raise ValueError unless a step with the named candidate takes a finite time."""
+    if not math.isfinite(seconds):
+        raise ValueError(
+            f"by this profile a step with {name} takes {seconds} s; expected a finite time: measure anew, or mend its "
+            "latencies, bandwidths and costs"
+        )

@@ -39,9 +39,9 @@ def run(
                 write_atomically(files[0], known.measured.to_json() + "\n")
             try:
                 plan = decide(known.profile, known.budget)
+                answers = {each.key: each.document(plan) for each in chapters}  # raises before anything is printed
             except ValueError as error:  # a profile that cannot be planned for
                 raise BadInput(str(error)) from error
-            answers = {each.key: each.document(plan) for each in chapters}  # raises before anything is printed
         if files[1] is not None:
             document = documents.loads(plan.to_json()) | answers
             write_atomically(files[1], documents.dumps(document, indent=1) + "\n")

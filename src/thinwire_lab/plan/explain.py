@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 from thinwire.exchanges import AllReduce, Link
 from thinwire.planner import Cost, Plan, Profile, step_seconds
 from thinwire.planner.decide import winner
-from thinwire.planner.timeline import works
+from thinwire.planner.profile import Island
+from thinwire.planner.timeline import check_finite, works
 from thinwire_lab.apart import SCHEMES
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan.worker import Script
@@ -83,12 +84,18 @@ def check_several(workers: int) -> None:
 
 
 def sent(plan: Plan) -> Sequence[Sent]:
-    """Return the ways to train, the least change first. Raises BadInput for a single worker, who sends nothing."""
+    """Return the ways to train, the least change first. Raises ValueError if there are none, as for a single worker."""
     profile = plan.profile
     check_several(profile.world_size)
+    if not plan.dense_seconds:
+        raise BadInput("by this profile a step takes 0 s, which leaves nothing to explain; expected more: measure anew")
     script = Script.of(profile) or Script(seconds=plan.dense_seconds)
     sharded = _Sharded(script, profile).ways() if script.modules else ()
-    return [*sorted([*_replicated(plan, script), *sharded], key=lambda way: not way.there), _apart(profile, script)]
+    each = sorted([*_replicated(plan, script), *sharded], key=lambda way: not way.there)
+    ways = [*each, _apart(profile, script)]
+    for way in ways:
+        check_finite(way.seconds, way.name)
+    return ways
 
 
 def _best(ways: Sequence[Sent], alone: float) -> Sent:
@@ -174,7 +181,7 @@ class _Sharded:
         """
         mine, alone = self._script, _alone(self._profile)
         waits = max(0.0, mine.seconds - alone)
-        shown, alone = min(1.0, waits / self._plain.exchange), alone + max(0.0, waits - self._plain.exchange)
+        shown, alone = min(1.0, waits / (self._plain.exchange or 1.0)), alone + max(0.0, waits - self._plain.exchange)
         hsdp, narrow = mine.replicas > 1, mine.itemsize == 2
 
         def way(name: str, part: _Part, change: str = "") -> Sent:
@@ -187,7 +194,7 @@ class _Sharded:
             policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16) in fully_shard"
             yield way("the same in bfloat16", half, policy)
         recipe = self._profile.costs.get("qsgd")
-        if recipe is None or not self._profile.gathers:
+        if recipe is None or not {"lossless", "differences"} <= self._profile.gathers.keys():
             return
         if hsdp:
             call = "thinwire.shard(model, thinwire.recipes.qsgd(), mesh=mesh{})"
@@ -206,16 +213,16 @@ class _Sharded:
 
     def _in_islands(self, recipe: Cost, way: Callable[..., Sent]) -> Iterator[Sent]:
         """Yield HSDP within islands of near ranks, if there are any."""
-        mine, island = self._script, self._profile.made.get("island")
-        if island is None:
+        mine, island = self._script, Island.of(self._profile.made)
+        if island is None or island.ranks > mine.shards:
             return
-        ranks = island["ranks"]
+        ranks = island.ranks
         inside = _Sharded(
             replace(
                 mine,
                 shards=ranks,
                 replicas=mine.shards // ranks,
-                near=Link(latency=island["latency"], bandwidth=island["bandwidth"]),
+                near=island.link,
                 between=self._profile.links["all_gather"],
             ),
             self._profile,

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.checked import Amount, Count, Positive, Size, checked
 from thinwire.collectives import Group
 from thinwire.exchanges import Link
 from thinwire.integrations.momentum.first_moments import family
@@ -19,6 +20,8 @@ from thinwire.integrations.sharding.fsdp import sharded_modules
 from thinwire.planner import Budget, Profile
 from thinwire.planner.probe import Backward, probe_backward, probe_links
 from thinwire.planner.probe.measure import hosts, longest, stamp
+from thinwire.planner.profile import check_carries
+from thinwire.planner.reading import built
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group, wrapped
 from thinwire_lab.inputs import BadInput
@@ -30,6 +33,8 @@ _FREE = Link(latency=0.0, bandwidth=1e15)
 _CAPS = (1 << 20, 25 << 20)  # of DDP's buckets
 
 
+@final
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Script:
     """What was measured of a script's step. Bytes and counts are of a step, bytes of whole tensors.
@@ -46,20 +51,20 @@ class Script:
         held, room: Bytes of the whole model with gradients and optimizer, and of a rank's memory.
     """
 
-    seconds: float
-    shards: int = 1
-    replicas: int = 1
-    modules: int = 0
-    gathers: float = 0.0
-    gathered: float = 0.0
-    reductions: float = 0.0
-    reduced: float = 0.0
-    itemsize: int = 2
+    seconds: Positive
+    shards: Count = 1
+    replicas: Count = 1
+    modules: Size = 0
+    gathers: Amount = 0.0
+    gathered: Amount = 0.0
+    reductions: Amount = 0.0
+    reduced: Amount = 0.0
+    itemsize: Count = 2
     crossing: bool = True
     near: Link = _FREE
     between: Link = _FREE
-    held: int = 0
-    room: int = 0
+    held: Size = 0
+    room: Size = 0
 
     @classmethod
     def of(cls, profile: Profile) -> Self | None:
@@ -67,8 +72,16 @@ class Script:
         if (found := profile.made.get("script")) is None:
             return None
         try:
-            return cls(**{**found, **{key: Link(**found[key]) for key in ("near", "between")}})
-        except (KeyError, TypeError, ValueError) as error:
+            script = cast(Self, built(cls, found, "made.script"))
+            for name, link in (("near", script.near), ("between", script.between)):
+                check_carries(link, f"made.script.{name}")
+            if script.modules and not (script.gathers and script.reductions):
+                raise ValueError(
+                    f"made.script.gathers is {script.gathers} and reductions {script.reductions}; expected more than 0 "
+                    f"of {script.modules} sharded modules"
+                )
+            return script
+        except ValueError as error:
             raise BadInput(
                 f"the profile's script is {found!r:.100} ({error}); expected what this version measures: measure anew"
             ) from error

@@ -128,7 +128,7 @@ class Options:
         try:
             found = scaled(self.profile, self.names, self.worlds, self.network)
         except ValueError as error:
-            raise BadInput(f"--recipes: {error}") from error
+            raise BadInput(f"--recipes, --profile: {error}") from error
         return [replace(scale, seconds={**scale.seconds, **self._apart(scale.world_size)}) for scale in found]
 
     def goodput(self, scale: Scale) -> dict[str, float]:

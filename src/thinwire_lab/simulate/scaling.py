@@ -10,7 +10,7 @@ from thinwire.exchanges import Link, Network
 from thinwire.planner.candidates import DENSE, Budget, candidate
 from thinwire.planner.decide import chosen
 from thinwire.planner.profile import TRANSPORTS, Bucket, Cost, Curve, Gradient, Profile, Timeline
-from thinwire.planner.timeline import step_seconds
+from thinwire.planner.timeline import check_finite, step_seconds
 from thinwire_lab.simulate.network import Limited
 
 LINK = Link(latency=0.0, bandwidth=25e9 / 8)
@@ -84,7 +84,7 @@ def scaled(
 
     Every rank does as much work as in the profile (weak scaling). network: joins the ranks; by default, links as
     measured. No message is faster than the profile's processors were. A single worker compresses nothing. Raises
-    ValueError for a candidate without costs in the profile, or a world size below 1.
+    ValueError for a candidate without costs in the profile, or with costs that make a step endless.
     """
     for name in names:
         candidate(name)
@@ -107,8 +107,10 @@ def on(profile: Profile, network: Network | None, world_size: int) -> Profile:
 
 def _scale(profile: Profile, names: Sequence[str]) -> Scale:
     alone = profile.timeline.computed + profile.timeline.rest
-    choice = _chosen(profile, names)
     seconds = {name: step_seconds(profile, _everywhere(name, profile)) for name in names}
+    for name, took in seconds.items():
+        check_finite(took, name)
+    choice = _chosen(profile, names)
     return Scale(
         world_size=profile.world_size,
         alone=alone,

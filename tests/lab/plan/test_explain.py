@@ -1,6 +1,7 @@
 """`thinwire plan --explain`: what of a step is the network, and the one change that helps most."""
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from plans import cost, linear, profile
 from typer.testing import CliRunner
 
 from thinwire.exchanges import Link
-from thinwire.planner import Budget, Plan, decide
+from thinwire.planner import Budget, Curve, Plan, decide
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan.explain import Explained, Sent, sent
@@ -137,6 +138,41 @@ def test_frozen_parameters_do_not_travel_as_differences() -> None:
     assert frozen["FSDP2 in bfloat16"].nbytes == pytest.approx(3 / 4 * 404 * N)
     name = "thinwire.scatter, gathers=Differences(), qsgd"
     assert frozen[name].nbytes == plain[name].nbytes
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seconds": math.nan}, "made.script.seconds is nan; expected a finite number above 0"),
+        ({"shards": 0}, "made.script.shards is 0; expected an integer of at least 1"),
+        ({"gathered": 10**400}, "made.script.gathered is 1000"),
+        ({"itemsize": None}, "made.script.itemsize is None; expected an integer of at least 1"),
+        ({"gathers": 0.0}, "made.script.gathers is 0.0 and reductions 1; expected more than 0"),
+        ({"near": {"latency": 0.0, "bandwidth": 0.0}}, "made.script.near.bandwidth is 0.0; expected more than 0"),
+    ],
+)
+def test_a_damaged_script_is_refused(changed: dict[str, Any], said: str) -> None:
+    plan = _plan()
+    spoilt = replace(plan.profile, made={"script": asdict(SHARDED) | changed})
+    with pytest.raises(BadInput, match=re.escape(said)):
+        sent(replace(plan, profile=spoilt))
+
+
+def test_what_cannot_be_explained_is_refused() -> None:
+    plan = _plan(SHARDED)
+    endless = replace(plan.profile.gathers["lossless"], encode=Curve(((1.0, 0.0), (2.0, 1e308))))
+    gathers = {**plan.profile.gathers, "lossless": endless}
+    with pytest.raises(ValueError, match=r"a step with thinwire.scatter, gathers=Lossless\(\), qsgd takes inf s"):
+        sent(replace(plan, profile=replace(plan.profile, gathers=gathers)))
+    with pytest.raises(BadInput, match="a step takes 0 s"):
+        sent(replace(plan, dense_seconds=0.0))
+    one = replace(plan.profile, gathers={"lossless": plan.profile.gathers["lossless"]})
+    assert len(sent(replace(plan, profile=one))) < len(sent(plan))
+
+
+def test_an_island_larger_than_the_shards_offers_nothing() -> None:
+    island = {"ranks": 8, "latency": 0.0, "bandwidth": 1e9}
+    assert not any("islands" in name for name in _ways(_plan(SHARDED, island=island)))
 
 
 def test_a_single_worker_sends_nothing() -> None:

@@ -273,7 +273,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
         (["--profile", "LIST"], "expected what --save-profile wrote"),
         (["--profile", "OTHER"], "'thinwire.bench/1'; expected 'thinwire.profile/2'"),
         (["--profile", "CUT"], "expected what --save-profile wrote"),
-        (["--profile", "STILL"], "have no bandwidth"),
+        (["--profile", "STILL"], "links.all_reduce.bandwidth is 0.0; expected more than 0"),
         (["--profile", "LONG"], "expected what --save-profile wrote"),
         (["--profile", "LATER", "--explain"], "the profile's script is {'later': 1}"),
         (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),
@@ -303,7 +303,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
 )
 def test_bad_input_is_one_clear_line_and_exit_code_2(tmp_path: Path, args: list[str], message: str) -> None:
     document = json.loads(_profile(TWO, SLOW).to_json())
-    still = json.loads(_profile(TWO, Link(latency=0.0, bandwidth=0.0)).to_json())
+    still = document | {"links": {key: {"latency": 0.0, "bandwidth": 0.0} for key in TRANSPORTS}}
     files = {"PROFILE": document, "LIST": [], "OTHER": {"schema": "thinwire.bench/1"}, "STILL": still}
     files["LONG"] = document | {"timeline": document["timeline"] | {"buckets": [{"ready": 10**400, "gradients": []}]}}
     files["LATER"] = document | {"made": document["made"] | {"script": {"later": 1}}}

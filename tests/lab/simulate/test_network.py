@@ -295,6 +295,11 @@ def test_a_model_without_parameters_takes_what_it_computes() -> None:
         assert set(found.seconds.values()) == {found.alone}
 
 
+def test_a_step_that_would_never_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="a step with dense takes inf s; expected a finite time"):
+        scaled(_profile(1e308, 4096), ["dense"], [8])
+
+
 def test_what_the_profile_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no costs of 'fp16'; expected some of dense, topk:0\.01"):
         scaled(_profile(), ["fp16"], [8])
