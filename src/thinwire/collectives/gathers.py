@@ -75,8 +75,7 @@ def _crossed(out: Tensor, arriving: Sequence[Tensor], leaving: Sequence[Tensor],
 
 def _waiting(group: Group) -> Worker:
     """Return the thread that waits for this group's messages: torch has no futures of messages between two ranks."""
-    found = _workers.get(group)
-    if found is None:
+    if (found := _workers.get(group)) is None:
         found = _workers[group] = Worker("thinwire-messages")
     return found
 

@@ -40,14 +40,13 @@ class Worker:
 
     def submit(self, work: Callable[[], _T], device: torch.device) -> "Future[_T]":
         """Queue `work`, whose result holds tensors on `device`. There it comes after what is queued here by now."""
-        if device.type != "cuda":
-            future: Future[_T] = Future()
-            self._jobs.put((work, future, None, None))
-            return future
-        if device not in self._streams:  # what others wait for comes before backward's kernels
-            self._streams[device] = torch.cuda.Stream(device, priority=-1)
-        future, ready = Future(devices=[device]), torch.cuda.current_stream(device).record_event()
-        self._jobs.put((work, future, self._streams[device], ready))
+        stream = ready = None
+        if device.type == "cuda":
+            if device not in self._streams:  # what others wait for comes before backward's kernels
+                self._streams[device] = torch.cuda.Stream(device, priority=-1)
+            stream, ready = self._streams[device], torch.cuda.current_stream(device).record_event()
+        future: Future[_T] = Future(devices=[device] if stream else [])
+        self._jobs.put((work, future, stream, ready))
         return future
 
     def close(self) -> None:
@@ -82,8 +81,7 @@ class CommunicationThread:
 
 def communication_thread(group: Group) -> CommunicationThread:
     """Return the communication thread of `group`; the first call is a collective, in the same order on every rank."""
-    found = _open.get(group)
-    if found is None:
+    if (found := _open.get(group)) is None:
         found = _open[group] = CommunicationThread(group)
     return found
 

@@ -6,10 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ logger = logging.getLogger("thinwire")
 
 
 @final
-class Server:
+class Server(AbstractContextManager["Server"]):
     """A running parameter server, which `serve` makes: use it as a context manager, or call `close`."""
 
     def __init__(self, hub: Hub, address: str, *, ticket: str, every: float, ending: ExitStack) -> None:
@@ -104,9 +104,6 @@ class Server:
                 each.join()
             if self._hub.saving.durable is not None and not self._hub.central.failure:
                 self.save()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Self, final
+from typing import final
 from weakref import WeakKeyDictionary, finalize
 
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class Traffic:
 
 
 @final
-class Trainer:
+class Trainer(AbstractContextManager["Trainer"]):
     """A trainer, as returned by `connect`: use it as a context manager, or call `close`."""
 
     def __init__(
@@ -194,8 +194,7 @@ class Trainer:
         replicas = [self.replica() for _ in range(threads)]
         self._begun.update((each, self._bases()) for each in replicas)
         with ThreadPoolExecutor(threads) as pool:
-            for done in [pool.submit(work, each) for each in replicas]:
-                done.result()
+            list(pool.map(work, replicas))
 
     def replica(self) -> nn.Module:
         """Return a copy of the model that shares its parameters' storage, with gradients and buffers of its own."""
@@ -255,9 +254,6 @@ class Trainer:
             closing.callback(self._catch_up)  # so that the model has what has come
             for channel in self._channels:
                 closing.callback(channel.close, goodbye=goodbye)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
