@@ -190,6 +190,30 @@ def test_a_server_that_is_started_again_with_another_learning_rate_takes_it(
     assert found == moved
 
 
+def test_the_checkpoint_of_another_scheduler_is_refused(tmp_path: Path) -> None:
+    path, schedulers = tmp_path / "checkpoint", torch.optim.lr_scheduler
+    halving = partial(schedulers.StepLR, step_size=1, gamma=0.5)
+    for saved, here, said in (
+        (_warming, halving, r"SequentialLR\(ConstantLR, LambdaLR\), and make_scheduler makes a StepLR"),
+        (halving, partial(schedulers.LambdaLR, lr_lambda=float), "StepLR, and make_scheduler makes a LambdaLR"),
+    ):
+        path.unlink(missing_ok=True)
+        started(make_scheduler=saved, checkpoint=path).close()
+        before = path.read_bytes()
+        with pytest.raises(StateError, match=f"scheduler {said}: pass the make_scheduler that it was saved with"):
+            started(make_scheduler=here, checkpoint=path)
+        assert path.read_bytes() == before
+
+
+def test_a_checkpoint_without_names_of_schedulers_is_read(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"make_scheduler": _warming, "checkpoint": tmp_path / "checkpoint"}
+    started(**options).close()
+    saved = torch.load(options["checkpoint"])
+    del saved["schedules"]
+    torch.save(saved, options["checkpoint"])
+    started(**options).close()
+
+
 @pytest.mark.parametrize("saved", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, "two groups"])
 def test_the_checkpoint_of_another_optimizer_is_refused(saved: Any, tmp_path: Path) -> None:
     def of_two(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:

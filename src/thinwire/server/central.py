@@ -195,10 +195,11 @@ class Central:
             "schedulers": [each.state_dict() for each in self._schedulers],
             "changed": self.changed,
         }
+        names = {"schedules": [*map(_named, self._schedulers)]}
         numbers = {"version": self.version, "dropped": self.dropped, "applied": dict(self.applied)}
         rest = {"present": sorted(self.present), "pace": self.pace, "staleness": dict(self.staleness)}
         rest["rates"] = self._rates
-        return tree_map(_copied, states) | numbers | rest
+        return tree_map(_copied, states) | names | numbers | rest
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -237,6 +238,13 @@ class Central:
             )
         for each, state in zip(self.optimizers, saved["optimizers"], strict=True):
             check_settings(state["param_groups"], each, StateError)
+        made = [*map(_named, self._schedulers)]
+        for here, there in zip(made, saved.get("schedules", made), strict=True):
+            if here != there:
+                raise StateError(
+                    f"the checkpoint has the state of a learning-rate scheduler {there}, and make_scheduler makes a "
+                    f"{here}: pass the make_scheduler that it was saved with, or use another checkpoint"
+                )
 
 
 def _scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -247,6 +255,12 @@ def _scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> torch.o
             "without metrics, as in make_scheduler=lambda optimizer: StepLR(optimizer, step_size=1000)"
         )
     return made
+
+
+def _named(scheduler: Any) -> str:
+    """Return the name of its class, with those of the schedulers that it consists of."""
+    parts = ", ".join(map(_named, getattr(scheduler, "_schedulers", ())))
+    return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__
 
 
 def _nested(schedulers: Iterable[Any]) -> Iterator[Any]:
