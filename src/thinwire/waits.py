@@ -35,6 +35,22 @@ def refuse_captured(
         raise RuntimeError(f"{what} while a CUDA graph is captured, and {why}: {instead}")
 
 
+def refuse_unfit(what: str, instead: str = "capture the forward pass alone, or remove() the handle") -> None:
+    """Raise RuntimeError where no step can be taken: while the current stream is captured, and in inference mode."""
+    refuse_captured(what, instead)
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{what} within torch.inference_mode(), whose tensors no later step could change: call backward and step "
+            "outside of it, and use torch.no_grad() for what needs no gradients. If DDP's backward was in it, wrap the "
+            "model in DDP anew, and attach"
+        )
+
+
+def unfit() -> bool:
+    """Whether `refuse_unfit` would refuse. It is asked where that must cost little."""
+    return captured() or torch.is_inference_mode_enabled()
+
+
 def captured() -> bool:
     """Whether the current stream's work goes into a CUDA graph, and is not done now."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -23,7 +23,7 @@ from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.reducer import Reducer
 from thinwire.trainer.channel import Base, Channel, Settings, Shared, drainable, wanted
-from thinwire.waits import all_finite, refuse_captured
+from thinwire.waits import all_finite, refuse_unfit
 from thinwire.wire.frames import Flag
 from thinwire.wire.layout import claimed, layouts, named, pack
 from thinwire.wire.rendezvous import Given, addresses, said
@@ -108,7 +108,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             ValueError: For gradients of rows that were never fetched, with `fetch_rows`. Nothing is sent then.
             TypeError: For a module that is none.
         """
-        refuse_captured("gradients are sent", "leave out step()")
+        refuse_unfit("gradients are sent", "leave out step()")
         module = self.model if module is None else module
         if not isinstance(module, nn.Module):
             raise TypeError(f"module is {module!r:.100}; expected a replica, and the loss by name: step(loss=loss)")

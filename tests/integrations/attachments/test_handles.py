@@ -338,6 +338,56 @@ def test_other_captures_are_refused(ranks: Ranks) -> None:
             assert each.startswith(f"RuntimeError: {words} while a CUDA graph is captured"), each
 
 
+def _in_inference_mode(door: str) -> tuple[list[str], bool]:
+    """Return what is said to a reduction in there, to steps of its optimizer and another, and to the next two steps.
+
+    Also whether the residual is as it was.
+    """
+    at = _Door(door)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    at.step()
+    before = copy.deepcopy(at.handle.state_dict()["memories"])
+    at.optimizer.zero_grad()
+    loss = at.model(torch.randn(4, 16)).square().mean()
+    with torch.inference_mode():
+        said = [told(loss.backward)] if door != "replicate" else [told(at.handle.reduce)]
+        said += [told(at.optimizer.step), told(other.step)]
+    if door == "attach":
+        at.enter(door)
+    kept = before, at.handle.state_dict()["memories"]
+    waits = [fields["residual"] for each in kept for memory in each for fields in memory.values()]
+    half = len(waits) // 2
+    return [*said, told(at.step), told(at.step)], all(map(torch.equal, waits[:half], waits[half:])) and half > 0
+
+
+@DOORS
+def test_training_in_inference_mode_is_refused(ranks: Ranks, door: str) -> None:
+    for (reduction, step, *others), kept in ranks.run(2, _in_inference_mode, door):
+        assert reduction.startswith("RuntimeError: gradients are reduced within torch.inference_mode()"), reduction
+        assert step.startswith("RuntimeError: SGD steps within torch.inference_mode()"), step
+        assert (others, kept) == (["nothing"] * 3, True)
+
+
+def _others_in_inference_mode() -> list[str]:
+    """Return what is said there to an inner step and to a trainer's, and afterwards to two inner steps."""
+    model = nn.Linear(4, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = tw.outer(model, inner, tw.OuterSteps(every=1))
+    model(torch.ones(4)).sum().backward()
+    with torch.inference_mode():
+        said = [told(inner.step), told(Trainer.step, None)]
+    said += [told(inner.step), told(inner.step)]
+    assert handle.stats().total.steps == 2
+    return said
+
+
+def test_other_training_in_inference_mode_is_refused(ranks: Ranks) -> None:
+    for inner, trainer, *later in ranks.run(2, _others_in_inference_mode):
+        assert inner.startswith("RuntimeError: SGD steps within torch.inference_mode()"), inner
+        assert trainer.startswith("RuntimeError: gradients are sent within torch.inference_mode()"), trainer
+        assert later == ["nothing"] * 2
+
+
 def _captured_measurements() -> list[str]:
     """Return what is said within a capture to a recipe chosen by measuring, and to a profile."""
     models = [DistributedDataParallel(nn.Linear(4, 4)) for _ in range(2)]

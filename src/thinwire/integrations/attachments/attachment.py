@@ -27,7 +27,7 @@ from thinwire.kernels.streams import follow, stream_of
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Released, Round, Segment, Segments
 from thinwire.trace import Stats
-from thinwire.waits import Verdict, captured, on_host, refuse_captured
+from thinwire.waits import Verdict, on_host, refuse_unfit, unfit
 
 
 @runtime_checkable
@@ -336,11 +336,11 @@ class Attachment(Attached):
         Raises:
             MomentumError: Instead of the warning, if the memory holds their momentum. Also if the recipe applies
                 momentum, and a gradient was added to after it was reduced.
-            RuntimeError: Within the capture of a CUDA graph.
+            RuntimeError: Within the capture of a CUDA graph, and in inference mode.
             PayloadError: If what a GPU has received was malformed.
         """
-        if captured() and self.exchanges and self.steps.owned_by(optimizer):
-            refuse_captured(f"{type(optimizer).__name__} steps")
+        if unfit() and self.exchanges and self.steps.owned_by(optimizer):
+            refuse_unfit(f"{type(optimizer).__name__} steps")
         self.steps.refuse_malformed(optimizer)
         if self.membership.handover.corrects:
             self._refuse_added(optimizer)
@@ -445,8 +445,7 @@ class Attachment(Attached):
             attachments.discard(self)
 
     def _enter(self, names: Sequence[str], parameters: Sequence[nn.Parameter], *, joined: bool) -> None:
-        if captured():
-            refuse_captured("gradients are reduced")
+        refuse_unfit("gradients are reduced")
         if self.ended:
             raise RuntimeError(
                 "another attachment to these parameters has taken over; train the model that it was attached to"

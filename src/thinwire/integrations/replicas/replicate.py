@@ -22,7 +22,7 @@ from thinwire.integrations.sharding.fsdp import refuse_sharded
 from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import buckets, used_anywhere
 from thinwire.reducer import Reducer
-from thinwire.waits import refuse_captured
+from thinwire.waits import refuse_unfit
 
 
 @final
@@ -51,9 +51,10 @@ class Replicas(Attached):
 
         Raises:
             RuntimeError: If a parameter with a gradient was frozen when the replicas were made, if a gradient is
-                reduced a second time before any optimizer took it, and within the capture of a CUDA graph.
+                reduced a second time before any optimizer took it, within the capture of a CUDA graph, and in inference
+                mode.
         """
-        refuse_captured("gradients are reduced")
+        refuse_unfit("gradients are reduced")
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate again")
         self.attachment.membership.agree()  # a rank that loads a state compares first, too

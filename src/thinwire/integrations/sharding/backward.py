@@ -28,7 +28,7 @@ from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import exchanges_now, held_parameters
 from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.training.gradients import buckets, own_length, used_anywhere
-from thinwire.waits import refuse_captured
+from thinwire.waits import refuse_unfit
 
 
 @final
@@ -209,7 +209,7 @@ class Backwards:
             while self._hooks:
                 self._hooks.pop().remove()
             return
-        refuse_captured("gradients are reduced")
+        refuse_unfit("gradients are reduced")
         steps = self._attachment.steps
         steps.close_if_done()
         for name in list(steps.gradients.reduced):

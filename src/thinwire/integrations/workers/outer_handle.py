@@ -26,7 +26,7 @@ from thinwire.integrations.workers.starting import Start, Strangers
 from thinwire.integrations.workers.swarm import Swarm
 from thinwire.outer_steps import OuterSteps
 from thinwire.trace import Meter, Stats
-from thinwire.waits import all_finite, refuse_captured
+from thinwire.waits import all_finite, refuse_unfit
 
 AT_WORK: WeakSet[torch.optim.Optimizer] = WeakSet()
 """Optimizers whose steps a handle counts."""
@@ -214,7 +214,7 @@ class Outer(Handle):
     @untraced  # which traces the hooks of a compiled step
     def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Before the first inner step, see where workers start from."""
-        refuse_captured(f"{type(optimizer).__name__} steps", "leave it out, as it counts steps, or remove() the handle")
+        refuse_unfit(f"{type(optimizer).__name__} steps", "leave it out, as it counts steps, or remove() the handle")
         if self._begin.pending and self._begin.check(self.group):
             for fragment in self.fragments:
                 fragment.adopt()
