@@ -25,6 +25,7 @@ from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import fake_group
 from thinwire_lab.check.gpu.late import LateGroup, check_late
 from thinwire_lab.check.gpu.proof import Proof
+from thinwire_lab.check.gpu.steps import note_overlap
 from thinwire_lab.cli import app
 
 needs_triton = pytest.mark.skipif(
@@ -165,6 +166,19 @@ def test_what_a_run_took_that_was_cut_off_counts(tmp_path: Path, monkeypatch: py
     assert document["seconds"]["late"] > 100
 
 
+def test_what_backward_hides_is_what_a_step_is_not_longer_by() -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": name, "optimizer": optimizer, "ms": ms}
+        for name, optimizer, ms in (("plain DDP", "SGD", 50.0), ("topk", "SGD", 54.0), ("fading", "AdamW", 60.0))
+    ]
+    bucket = {"elements": 6_553_600, "busy_ms": {"encode": 0.3, "decode": 0.1}}
+    note_overlap([*rows, {"name": "qsgd", "optimizer": "SGD", "error": "it failed"}], {"topk": bucket, "qsgd": bucket})
+    numel = 126_000_000
+    assert rows[1]["busy_ms"] == pytest.approx(0.4 * numel / 6_553_600, rel=0.01)
+    assert rows[1]["hidden"] == pytest.approx(1 - 4 / rows[1]["busy_ms"])
+    assert not any("hidden" in row for row in (rows[0], rows[2]))  # nothing to compare with
+
+
 def test_options_that_it_does_not_take_are_refused() -> None:
     done = CliRunner().invoke(app, ["check", "--gpu", "--interpreted", "--only", "topk"])
     assert done.exit_code == 2
@@ -186,7 +200,13 @@ def test_it_runs_whole_through_the_interpreter_and_goes_on_where_it_ended(tmp_pa
     done = _check("--interpreted", "--quick", "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
-    assert set(document["parts"]) == {"late", "freed", "steps", "kernels", "buckets"}  # as on a GPU
+    assert set(document["parts"]) == {"late", "freed", "steps", "ranks", "network", "kernels", "buckets"}  # as on a GPU
+    assert {row["section"] for row in document["parts"]["ranks"]["thinwire check --quick"]["rows"]} > {
+        "exchanges, gloo of 2",
+        "recipes, gloo of 2",
+    }
+    network = document["parts"]["network"]["1gbit"]
+    assert "left_out" in network or [row["name"] for row in network["rows"]] == ["plain DDP", "bf16", "topk"]
     assert {row["recipe"] for row in document["launches"]} == set(RECIPES)
     assert all(row["encode"] > 0 for row in document["launches"])
     failed = next(iter(document["parts"]["buckets"]))

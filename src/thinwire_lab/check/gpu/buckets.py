@@ -156,9 +156,9 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
     with patched((replay, "LANES", {})):
         work = Work(case, device, (_Spans(),))
         found = _timed(work, device, 3)
-        launches, busy = _profiled(work, device)  # not of graphs: NVIDIA's profiler does not survive many of them
+        found |= _profiled(work, device)  # not of graphs: NVIDIA's profiler does not survive many of them
     rest = {"room_bytes": room, "floor_ms": _copying(work.flat, work.gradients[0])}
-    return {"launches": launches, "busy_ms": busy, "captured": captured} | found | rest
+    return {"captured": captured} | found | rest
 
 
 def _timed(work: Work, device: torch.device, warm_up: int) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def _timed(work: Work, device: torch.device, warm_up: int) -> dict[str, Any]:
     }
 
 
-def _profiled(work: Work, device: torch.device) -> tuple[dict[str, int], dict[str, float]]:
-    """Return what a step launches, and how long that keeps the device busy, by phase."""
+def _profiled(work: Work, device: torch.device) -> dict[str, Any]:
+    """Return what a step launches, and how long that keeps the device busy, by phase; and each of its streams."""
     marks = _Marks()
     work.listeners = (*work.listeners, marks)
     work.prepare()
@@ -212,7 +212,15 @@ def _profiled(work: Work, device: torch.device) -> tuple[dict[str, int], dict[st
             launches[phase] += 1
             spent[phase] += busy.get(event.correlation_id(), 0)
     found = [name for _, _, name in phases]
-    return {name: launches[name] for name in found}, {name: spent[name] / 1e6 for name in found}
+    streams = Counter[int]()
+    for event in events:
+        if event.device_type() == DeviceType.CUDA:
+            streams[event.device_resource_id()] += event.duration_ns()
+    return {
+        "launches": {name: launches[name] for name in found},
+        "busy_ms": {name: spent[name] / 1e6 for name in found},
+        "streams_ms": [nanoseconds / 1e6 for _, nanoseconds in streams.most_common()],
+    }
 
 
 class _Spans(trace.Recorder):

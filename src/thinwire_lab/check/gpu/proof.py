@@ -21,7 +21,7 @@ from rich.console import Console
 from thinwire.files import write_atomically
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import first_line
-from thinwire_lab.check.gpu import buckets, cost
+from thinwire_lab.check.gpu import buckets, cost, network, steps
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_freed, check_late
@@ -86,11 +86,15 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     check_writable((path,))
     proof.document = {"schema": SCHEMA, "device": name, "quick": quick, "versions": versions()}
     proof.document |= _there(path, proof.document)
-    for part in (_late, _buckets, _freed, _steps, _kernels):
+    for part in (_late, _buckets, _freed, _steps, _ranks, _network, _kernels):
         part(proof)
     proof.document["launches"] = _launches(proof.document["parts"]["buckets"])
     six = [row for row in proof.document["parts"]["buckets"].values() if row.get("tensors") == 6]
-    proof.document["model"] = cost.predicted([row for row in six if row["dtype"] == "float32" and "launches" in row])
+    six = [row for row in six if row["dtype"] == "float32" and "launches" in row]
+    proof.document["model"] = cost.predicted(six)
+    if not proof.interpreted:
+        for part in proof.document["parts"]["steps"].values():
+            steps.note_overlap(part.get("rows", ()), {row["recipe"]: row for row in six})
     proof.write()
     _show(proof)
     return int(proof.failed)
@@ -159,23 +163,51 @@ def _kernels(proof: Proof) -> None:
         options = ("--device", "cpu", "--sizes", "1000", "--repeats", "1", "--only", "largest,scatter")
 
     def work() -> Row:
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "kernels.json"
-            command = [sys.executable, "-m", "thinwire_lab.studies.kernels", *options, "--output", str(path)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if not path.exists():
-                last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-                raise RuntimeError(f"{' '.join(command[1:3])} ended with status {done.returncode}: {last}")
-            rows = json.loads(path.read_text())["rows"]
+        rows = _written("thinwire_lab.studies.kernels", *options, to="--output")["rows"]
         wrong = [f"{row['name']}: {row['why']}" for row in rows if not row["correct"]]
         return {"rows": rows} | ({"error": "; ".join(wrong)} if wrong else {})
 
     proof.part("kernels", iter([("beside their floors", work)]))
 
 
-def _steps(proof: Proof) -> None:
-    from thinwire_lab.check.gpu import steps
+def _ranks(proof: Proof) -> None:
+    """Have every recipe train on one rank with NCCL, and on two with Gloo that share the GPU; one on two without."""
+    options = ("--device", "cpu", "--only", "topk") if proof.interpreted else ("--device", "cuda")
 
+    def work() -> Row:
+        found = _written("thinwire", "check", "--quick", *options, to="--json")["findings"]
+        wrong = [f"{row['section']}: {row['name']}: {row['said']}" for row in found if row["ok"] is False]
+        return {"rows": found} | ({"error": "; ".join(wrong)} if wrong else {})
+
+    proof.part("ranks", iter([("thinwire check --quick", work)]))
+
+
+def _written(module: str, *options: str, to: str) -> Any:
+    """Run a module, and return the JSON that it writes. Raises RuntimeError if there is none."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        done = subprocess.run(
+            [sys.executable, "-m", module, *options, to, str(path)], capture_output=True, text=True, check=False
+        )
+        if not path.exists():
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise RuntimeError(f"-m {module} ended with status {done.returncode}: {last}")
+        return json.loads(path.read_text())
+
+
+def _network(proof: Proof) -> None:
+    """Time steps over links of limited rates, where there are two GPUs; without any, on a slower one."""
+    if not proof.interpreted and torch.cuda.device_count() < network.RANKS:
+        proof.part("network", iter([("links", lambda: {"left_out": "one GPU; expected two"})]))
+        return
+    case: tuple[Any, ...] = ("cuda", steps.TOKENS[1], network.RECIPES)
+    if proof.interpreted:
+        case = "cpu", steps.FEW, network.RECIPES[:2]
+    links = ("1gbit",) if proof.interpreted else network.LINKS
+    proof.part("network", ((link, partial(network.timed, link, *case)) for link in links))
+
+
+def _steps(proof: Proof) -> None:
     shape = steps.TINY if proof.interpreted else steps.SHAPE
     tokens = steps.TOKENS[:1] if proof.quick else steps.TOKENS
 
@@ -216,7 +248,13 @@ def _show(proof: Proof) -> None:
     title = f"A step of {WORLD} ranks, ms, predicted"
     print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 1)))
     if not proof.interpreted:  # what a CPU takes tells nothing of a GPU
-        print_titled(proof.console, _stepped(proof.document["parts"]["steps"]))
+        title = "A step of a GPT in DDP over NCCL with one rank"
+        print_titled(proof.console, _stepped(title, proof.document["parts"]["steps"]))
+    for link, row in proof.document["parts"]["network"].items():
+        if "rows" in row:
+            print_titled(proof.console, _stepped(f"Two ranks, {link}", {link: row}))
+        elif "left_out" in row:
+            proof.console.print(f"network, {link}: not run, {row['left_out']}", markup=False)
     for part, found in proof.document["parts"].items():
         for key, row in found.items():
             if "error" in row:
@@ -234,8 +272,11 @@ def _times(row: Row) -> list[str]:
     return [*host, f"{busy:.3f}", f"{row['captured']['device_ms']:.3f}", f"{row['floor_ms']:.3f}"]
 
 
-def _stepped(parts: dict[str, Row]) -> Table:
+def _stepped(title: str, parts: dict[str, Row]) -> Table:
     rows = [row for part in parts.values() for row in part.get("rows", ())]
-    cells = [[row["name"], row["optimizer"], f"{row['tokens']:,}", f"{row.get('ms', math.nan):.1f}"] for row in rows]
     headings = ["recipe", "optimizer", "tokens", "ms"]
-    return Table(title="A step of a GPT in DDP over NCCL with one rank", headings=headings, rows=cells, left=(0, 1))
+    cells = [[row["name"], row["optimizer"], f"{row['tokens']:,}", f"{row.get('ms', math.nan):.1f}"] for row in rows]
+    if any("hidden" in row for row in rows):
+        headings.append("behind backward, %")
+        cells = [[*cell, f"{100 * row.get('hidden', math.nan):.0f}"] for cell, row in zip(cells, rows, strict=True)]
+    return Table(title=title, headings=headings, rows=cells, left=(0, 1))

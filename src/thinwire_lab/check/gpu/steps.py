@@ -4,7 +4,7 @@ With one rank nothing travels, so what a step takes longer is what a recipe cost
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -36,13 +36,31 @@ def timed(tokens: int, device: torch.device, names: tuple[str, ...], shape: Shap
     """Time a step with each of these names, after plain DDP under the same optimizer."""
     for adaptive in (False, True):
         chosen = [name for name in names if (name in _ADAPTIVE) == adaptive]
-        for name in (PLAIN, *([HOOK] if not adaptive and device.type == "cuda" else []), *chosen):
+        hook = [HOOK] if not adaptive and device.type == "cuda" else []
+        for name in (PLAIN, *hook, *chosen) if chosen else ():
             found: dict[str, Any] = {"name": name, "optimizer": "AdamW" if adaptive else "SGD", "tokens": tokens}
             try:
                 found["ms"] = _ms(name, tokens, device, shape, adaptive=adaptive)
             except Exception as error:
                 found["error"] = f"{type(error).__name__}: {error}"
             yield found
+
+
+def note_overlap(rows: Sequence[dict[str, Any]], buckets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Note how long a step's recipe keeps the GPU busy, and which share of that backward hides.
+
+    Args:
+        rows: What `timed` yielded. They get `busy_ms` and `hidden`.
+        buckets: What one bucket takes, by recipe.
+    """
+    with torch.device("meta"):
+        numel = sum(p.numel() for p in ByteGPT(SHAPE).parameters())
+    plain = {row["optimizer"]: row["ms"] for row in rows if row["name"] == PLAIN and "ms" in row}
+    for row in rows:
+        bucket = buckets.get(row["name"])
+        if bucket is not None and "ms" in row and row["optimizer"] in plain:
+            row["busy_ms"] = sum(bucket["busy_ms"].values()) * numel / bucket["elements"]
+            row["hidden"] = min(1.0, max(0.0, 1 - (row["ms"] - plain[row["optimizer"]]) / row["busy_ms"]))
 
 
 def _ms(name: str, tokens: int, device: torch.device, shape: Shape, *, adaptive: bool) -> float:
