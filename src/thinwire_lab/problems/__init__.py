@@ -1,6 +1,5 @@
 """The problems that `thinwire bench` trains on, by name."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,16 @@ __all__ = ["PROBLEMS", "Batch", "Entry", "Parts", "Problem", "build"]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A problem that can be built; `summary` says in a line its model, its data and what --data must name."""
+    """A problem that can be built; `summary` says in a line its model, its data and what --data must name.
+
+    largest: the largest --scale, with which it has about a trillion parameters; 1 if it has one size.
+    """
 
     summary: str
     make: Callable[[Options], Problem]
     takes_data: bool = True
     sparse_embeddings: bool = False
-    scales: bool = False
+    largest: float = 1.0
 
 
 PROBLEMS: Mapping[str, Entry] = MappingProxyType(
@@ -30,7 +32,7 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
             summary="byte-level GPT, 0.83 M parameters, on Python's own standard library; "
             "--data FILE for another text, --scale multiplies its size",
             make=transformer.make,
-            scales=True,
+            largest=1e6,
         ),
         "lstm": Entry(
             summary="word-level LSTM, 4.4 M parameters; needs --data DIR with WikiText-2's train.txt and valid.txt",
@@ -60,7 +62,7 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
             "takes no data, --scale multiplies the number of labels",
             make=xml.make,
             takes_data=False,
-            scales=True,
+            largest=1e4,
         ),
     }
 )
@@ -69,8 +71,8 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
 def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0) -> Problem:
     """Build a problem in its initial state; takes seconds. Leaves torch's and numpy's global generators alone.
 
-    Raises BadInput for an unknown name, a seed out of range, a scale that is not positive and finite or for a problem
-    that has one size, and data that is missing, unusable or not wanted.
+    Raises BadInput for an unknown name, a seed out of range, a scale that is out of range or for a problem that has
+    one size, and data that is missing, unusable or not wanted.
     """
     entry = PROBLEMS.get(name)
     if entry is None:
@@ -84,8 +86,10 @@ def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0)
 
 
 def _check_scale(name: str, entry: Entry, scale: float) -> None:
-    if not (math.isfinite(scale) and scale > 0):
-        raise BadInput(f"--scale must be a positive number but is {scale:g}")
-    if scale != 1 and not entry.scales:
-        scaling = ", ".join(known for known, entry in PROBLEMS.items() if entry.scales)
+    if scale != 1 and entry.largest == 1:
+        scaling = ", ".join(known for known, entry in PROBLEMS.items() if entry.largest > 1)
         raise BadInput(f"{name} has one size; leave --scale out, or choose a model that scales: {scaling}")
+    if not 0 < scale <= entry.largest:
+        raise BadInput(
+            f"--scale is {scale:g}; expected above 0 and at most {entry.largest:,.0f}, about a trillion parameters"
+        )

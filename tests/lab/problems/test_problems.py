@@ -354,8 +354,9 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     assert "seed" in _refusal("transformer", seed=-1)
     assert "one size" in _refusal("dlrm", scale=0.5)
     assert "leave --data out" in _refusal("xml", tmp_path)
-    for scale in (0.0, -1.0, float("nan"), float("inf")):
-        assert "--scale must be" in _refusal("xml", scale=scale)
+    for scale in (0.0, -1.0, float("nan"), float("inf"), 1e300):
+        assert f"--scale is {scale:g}; expected above 0 and at most 10,000" in _refusal("xml", scale=scale)
+    assert "--scale is 1e+300; expected above 0 and at most 1,000,000" in _refusal("transformer", scale=1e300)
 
 
 @pytest.mark.parametrize("name", ["lstm", "lstm_sparse", "mlp", "resnet20", "vgg"])
