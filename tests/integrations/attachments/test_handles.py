@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -194,6 +195,27 @@ class _Door:
 
 
 DOORS = pytest.mark.parametrize("door", ["attach", "replicate", "shard", "scatter"])
+
+
+def _no_mapping(door: str, given: object) -> tuple[str, str, bool]:
+    """Load on rank 1 what is no state. Return what is said to that, to checking it, and whether the residual stays."""
+    at = _Door(door)
+    at.step()
+    before = at.handle.state_dict()
+    said = told(at.handle.load_state_dict, given if dist.get_rank() == 1 else before)
+    states = before, at.handle.state_dict()
+    one, other = ([x["residual"] for memory in each["memories"] for x in memory.values()] for each in states)
+    return said, told(at.handle.check_state_dict, given), all(map(torch.equal, one, other)) and len(one) > 0
+
+
+@pytest.mark.parametrize(("given", "name"), [(None, "NoneType"), ([3], "list")])
+@DOORS
+def test_what_is_no_mapping_is_refused_on_all_ranks(ranks: Ranks, door: str, given: object, name: str) -> None:
+    words = rf"an attachment's state has the keys .*; got {name}$"
+    for loaded, checked, kept in ranks.run(2, _no_mapping, door, given):
+        assert re.search(f"^ValueError: .*{words}", loaded), loaded
+        assert re.search(f"^ValueError: {words}", checked), checked
+        assert kept
 
 
 def _grown(door: str) -> list[str]:

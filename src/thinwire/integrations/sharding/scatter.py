@@ -38,7 +38,7 @@ class Scattered(Gathering):
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
-        if saved.get("shard") is not None:
+        if isinstance(saved, Mapping) and saved.get("shard") is not None:
             raise ValueError(
                 f"the state belongs to shard {saved['shard']} of a model with replicas, but this one has none: load it "
                 "with thinwire.shard"
