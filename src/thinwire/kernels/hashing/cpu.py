@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,70 +44,41 @@ def _round_keys(seeds: Sequence[int]) -> Array:
     return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
 
 
-class _Run(NamedTuple):
-    """Regions that are taken together, or a large one alone: which, and where their slots and bytes lie.
-
-    `table` has a row for each region: its offset, length, slots and bits, and where its bytes begin.
-    """
-
-    regions: slice
-    slots: slice
-    bytes: slice
-    table: Array
-
-
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
-    packed, misplaced = [torch.empty(0, dtype=torch.uint8)], 0
-    for run in _runs(tuple(parts)):
-        found, wrong = _encoded(indices[run.slots], run, seeds[run.regions])
-        packed.append(found)
-        misplaced += wrong
-    return torch.cat(packed), torch.tensor(misplaced)
+    table, large, (count, end) = _layout(tuple(parts))
+    codes, packed = torch.empty(count, dtype=torch.int32), torch.empty(end, dtype=torch.uint8)
+    keys = _round_keys(seeds.tolist())
+    misplaced = _encode_loop(indices.numpy(), table, keys, codes.numpy(), packed.numpy())
+    for slots, nbytes, bits in large:
+        packed[nbytes] = pack_bits(codes[slots], bits)
+    return packed, torch.tensor(misplaced)
 
 
 def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
-    found = torch.empty(rows.shape[0], sum(part.slots for part in parts), dtype=torch.int32)
-    for run in _runs(tuple(parts)):
-        for row, out, own in zip(rows[:, run.bytes], found[:, run.slots], seeds[:, run.regions], strict=True):
-            _decode(row, run, own, out)
+    table, large, (count, end) = _layout(tuple(parts))
+    codes, found = (torch.empty(*shape, dtype=torch.int32) for shape in ((count,), (len(rows), count)))
+    for row, out, own in zip(rows[:, :end], found, seeds.tolist(), strict=True):
+        for slots, nbytes, bits in large:
+            codes[slots] = unpack_bits(row[nbytes], slots.stop - slots.start, bits, torch.int32)
+        _decode_loop(row.numpy(), table, _round_keys(own), codes.numpy(), out.numpy())
     return found
 
 
 @lru_cache(maxsize=256)
-def _runs(parts: tuple[Slotted, ...]) -> Sequence[_Run]:
-    places = np.cumsum([(0, 0)] + [(part.slots, part.nbytes if part.slots else 0) for part in parts], axis=0)
-    starts, found = places.tolist(), []
-    for large, group in groupby(range(len(parts)), lambda at: parts[at].slots > _SMALL):
-        for some in [[at] for at in group] if large else [list(group)]:
-            first, last = some[0], some[-1] + 1
-            (slots, begin), (slots_end, end) = starts[first], starts[last]
-            rows = [(*parts[at], parts[at].bits, starts[at][1] - begin) for at in some]
-            found.append(_Run(slice(first, last), slice(slots, slots_end), slice(begin, end), np.array(rows, np.int64)))
-    return found
+def _layout(parts: tuple[Slotted, ...]) -> tuple[Array, Sequence[tuple[slice, slice, int]], Sequence[int]]:
+    """Return how regions lie: for each its offset, length, slots, bits and first byte; and how many slots and bytes.
 
-
-def _encoded(indices: Tensor, run: _Run, seeds: Tensor) -> tuple[Tensor, int]:
-    """Return the packed codes of a run, and how many of its indices are in no slot."""
-    keys = _round_keys(seeds.tolist())
-    if len(run.table) == 1 and run.table[0, 2] > _SMALL:
-        offset, length, slots, bits, _ = run.table[0].tolist()
-        codes = np.empty(slots, np.int32)
-        _codes_loop((indices - offset).numpy(), length, np.uint32(-(-length // slots)), keys[0], codes)
-        return pack_bits(torch.from_numpy(codes), bits), int((codes < 0).sum())
-    packed = torch.empty(run.bytes.stop - run.bytes.start, dtype=torch.uint8)
-    return packed, _encode_loop(indices.numpy(), run.table, keys, packed.numpy())
-
-
-def _decode(row: Tensor, run: _Run, seeds: Tensor, out: Tensor) -> None:
-    """Write the indices of a run, from its bytes."""
-    keys = _round_keys(seeds.tolist())
-    if len(run.table) == 1 and run.table[0, 2] > _SMALL:
-        offset, length, slots, bits, _ = run.table[0].tolist()
-        codes, within = unpack_bits(row, slots, bits, torch.int32), np.empty(slots, np.int32)
-        _indices_loop(codes.numpy(), length, np.uint32(-(-length // slots)), keys[0], within)
-        out.copy_(torch.from_numpy(np.where(within < 0, -1, within + np.int32(offset))))
-        return
-    _decode_loop(row.numpy(), run.table, keys, out.numpy())
+    Of the large ones, their slots, bytes and bits are returned as well.
+    """
+    sizes = [(0, 0)] + [(part.slots, part.nbytes if part.slots else 0) for part in parts]
+    places = np.cumsum(sizes, axis=0).tolist()
+    rows = [(*part, part.bits, begin) for part, (_, begin) in zip(parts, places, strict=False)]
+    large = [
+        (slice(first, last), slice(begin, end), part.bits)
+        for part, (first, begin), (last, end) in zip(parts, places, places[1:], strict=False)
+        if part.slots > _SMALL
+    ]
+    return np.array(rows, np.int64).reshape(-1, 5), large, places[-1]
 
 
 @exactly
@@ -213,14 +183,16 @@ def _indices_loop(codes, numel, height, keys, indices):
 
 
 @compiled
-def _encode_loop(indices, table, keys, packed):
+def _encode_loop(indices, table, keys, every_code, packed):
+    # Codes of large regions are packed later.
     misplaced, first = 0, 0
     for at in range(len(table)):
         offset, length, slots, bits, start = table[at]
-        codes = np.empty(slots, np.int32)
+        codes = every_code[first : first + slots]
         within = indices[first : first + slots] - np.int32(offset)
         _codes_loop(within, length, np.uint32(-(-length // max(1, slots))), keys[at], codes)
-        pack_loop(codes, bits, 0, slots, packed[start:])
+        if slots <= _SMALL:
+            pack_loop(codes, bits, 0, slots, packed[start:])
         for i in range(slots):
             misplaced += codes[i] < 0
         first += slots
@@ -228,12 +200,14 @@ def _encode_loop(indices, table, keys, packed):
 
 
 @compiled
-def _decode_loop(row, table, keys, out):
+def _decode_loop(row, table, keys, every_code, out):
+    # Codes of large regions were unpacked before.
     first = 0
     for at in range(len(table)):
         offset, length, slots, bits, place = table[at]
-        codes, indices = np.empty(slots, np.int32), out[first : first + slots]
-        unpack_loop(row[place:], bits, 0, slots, codes)
+        codes, indices = every_code[first : first + slots], out[first : first + slots]
+        if slots <= _SMALL:
+            unpack_loop(row[place:], bits, 0, slots, codes)
         _indices_loop(codes, length, np.uint32(-(-length // max(1, slots))), keys[at], indices)
         for i in range(slots):
             if indices[i] >= 0:
