@@ -22,6 +22,7 @@ from thinwire.kernels import Kernel, Sum, dispatch
 from thinwire.kernels.dispatch import triton_is_there
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.kernels.parts import Fit
+from thinwire.kernels.subsets.reference import table_of
 from thinwire.kernels.sums import How
 from thinwire.payloads import Chunks, Narrow, exponents, indices
 from thinwire_lab.check.cases import CASES
@@ -923,7 +924,7 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     regions = ((100, 1000), (1100, 1000))
     cut, numbering = cut_as((50, 100), 16, "dct", 6 / 250), kernels.Numbering(0, 250, 6)
     kernels.scatter.gpu(out, regions, indices, values, runs)  # layouts are copied to the device once
-    cut.axes(x), numbering.table(x)
+    cut.axes(x), table_of(numbering, x.device)
     with waiting_forbidden(monkeypatch):
         kernels.select.gpu(x, threshold, 10)
         kernels.accumulate_select.gpu(Sum([out], [x], [y], [0.5]), threshold, 5000)

@@ -12,7 +12,7 @@ from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled
 from thinwire.kernels.parts import Array
 from thinwire.kernels.ranges import map_ranges
-from thinwire.kernels.subsets.reference import DIGIT, Numbered, Numbering, digits_of
+from thinwire.kernels.subsets.reference import DIGIT, Numbered, Numbering, digits_of, table_of
 
 _WORD = 64
 _SPARE = 3
@@ -34,10 +34,10 @@ def _packed(positions: Tensor, numbering: Numbering) -> Tensor:
     places = positions.numpy().reshape(rows if apart else 1, -1)
     nbytes = nbytes + 1 if apart else nbytes * rows
     words = np.zeros((len(places), nbytes // 8 + _SPARE), np.dtype("<u8"))
-    loop, binomials = _long_number_loop if numbering.digits > 1 else _number_loop, numbering.table(positions).numpy()
+    binomials = table_of(numbering, positions.device).numpy()
 
     def run(lo: int, hi: int) -> None:
-        loop(places, binomials, bits, lo // kept, hi // kept, words)
+        _number_loop(places, binomials, bits, lo // kept, hi // kept, words)
 
     room = -(-places.shape[1] // (_WORD * kept)) * _WORD * kept  # or two threads would write to one word
     map_ranges(run, len(places) * room, align=_WORD * kept)
@@ -64,7 +64,7 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
 @lru_cache(maxsize=64)
 def _searching(numbering: Numbering) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """Return the loop that finds subsets, and what it wants: binomials, and how many subsets there are."""
-    table = numbering.table(torch.empty(0)).numpy()
+    table = table_of(numbering, torch.device("cpu")).numpy()
     if numbering.digits > 1:
         return _long_subset_loop, (table, np.array(digits_of(numbering.subsets, 2)))
     binomials = _widened(table[0])
@@ -78,24 +78,8 @@ def _widened(rows: Array) -> Array:
 
 @compiled
 def _number_loop(positions, binomials, bits, first, last, words):
-    kept, count = binomials.shape[1], positions.shape[1] // binomials.shape[1]
-    room = max(1, -(-count // _WORD)) * _WORD
-    for row in range(first // room, -(-last // room)):
-        begin = row * room
-        for at in range(max(first - begin, 0), min(last - begin, count)):
-            number = np.int64(0)
-            for i in range(kept):
-                number += binomials[0, i, positions[row, at * kept + i]]
-            word, shift = at * bits >> 6, np.uint64(at * bits & 63)
-            words[row, word] |= np.uint64(number) << shift
-            if np.int64(shift) + bits > 64:
-                words[row, word + 1] |= np.uint64(number) >> (np.uint64(64) - shift)
-
-
-@compiled
-def _long_number_loop(positions, binomials, bits, first, last, words):
-    # Numbers of two digits. A word that a number does not reach is not touched: it may be another thread's.
-    kept, count = binomials.shape[1], positions.shape[1] // binomials.shape[1]
+    # A word that a number does not reach is not touched: it may be another thread's.
+    kept, count, long = binomials.shape[1], positions.shape[1] // binomials.shape[1], len(binomials) > 1
     room = max(1, -(-count // _WORD)) * _WORD
     for row in range(first // room, -(-last // room)):
         begin = row * room
@@ -104,8 +88,9 @@ def _long_number_loop(positions, binomials, bits, first, last, words):
             for i in range(kept):
                 p = positions[row, at * kept + i]
                 low += np.uint64(binomials[0, i, p])
-                high += np.uint64(binomials[1, i, p]) + (low >> _DIGIT)
-                low &= _MOST
+                if long:
+                    high += np.uint64(binomials[1, i, p]) + (low >> _DIGIT)
+                    low &= _MOST
             low, high = low | high << _DIGIT, high >> _ONE
             word, shift = at * bits >> 6, np.uint64(at * bits & 63)
             words[row, word] |= low << shift

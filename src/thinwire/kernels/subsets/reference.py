@@ -64,10 +64,6 @@ class Numbering(NamedTuple):
         """How many digits the binomials have."""
         return 1 if comb(self.space, min(self.kept, self.space // 2)) < 1 << DIGIT else _DIGITS
 
-    def table(self, like: Tensor) -> Tensor:
-        """Return the binomials of as many digits as they have, on the device of `like`."""
-        return _table(self, like.device)
-
     def binomials(self, digits: int) -> Array:
         """Return C(p, i + 1) for i < `kept` and p < `space`: int64 (digits, kept, space), the lowest digits first."""
         rows = [[digits_of(comb(p, i + 1), digits) for p in range(self.space)] for i in range(self.kept)]
@@ -98,7 +94,8 @@ def digits_of(number: int, count: int) -> list[int]:
 
 
 @kept
-def _table(numbering: Numbering, device: torch.device) -> Tensor:
+def table_of(numbering: Numbering, device: torch.device) -> Tensor:
+    """Return the binomials of as many digits as they have, on a device."""
     return sent(torch.from_numpy(numbering.binomials(numbering.digits).copy()), device)
 
 
@@ -114,7 +111,7 @@ def subsets_encode(positions: Tensor, runs: tuple[Numbered, ...]) -> Tensor:
 
 
 def _packed(positions: Tensor, numbering: Numbering) -> Tensor:
-    table, bits = numbering.table(positions), numbering.bits
+    table, bits = table_of(numbering, positions.device), numbering.bits
     places = positions.reshape(-1, numbering.kept).T.long()
     numbers = places.new_zeros(len(table), places.shape[1])
     for i, at in enumerate(places):
@@ -132,7 +129,7 @@ def subsets_decode(rows: Tensor, count: int, numbering: Numbering) -> Tensor:
     If `subsets_encode` cannot have written a row, a position is −1, or more of them: a number is too large, or padding
     not zero.
     """
-    bits, ranks, table = numbering.bits, rows.shape[0], numbering.table(rows)
+    bits, ranks, table = numbering.bits, rows.shape[0], table_of(numbering, rows.device)
     ones = ((rows[..., None] >> torch.arange(8, dtype=torch.uint8, device=rows.device)) & 1).view(ranks, -1)
     parts = ones[:, : count * bits].view(ranks, count, bits).long().split(DIGIT, dim=2)
     digits = [(part << torch.arange(part.shape[2], device=rows.device)).sum(2) for part in parts]
