@@ -22,10 +22,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 @contextmanager
-def refusing(command: str) -> Iterator[None]:
-    """Say what of the user's input cannot be used, and end."""
+def refusing(command: str, *files: Path | None) -> Iterator[None]:
+    """Say what of the user's input cannot be used, and end. `files`: what is written, though nobody reads the rest."""
     from thinwire_lab.inputs import BadInput
+    from thinwire_lab.show.printed import expect_files
 
+    expect_files(files)
     try:
         yield
     except BadInput as error:
@@ -110,7 +112,7 @@ def bench(
     if asked.pop("listing"):
         command.print_listing()
         return
-    with refusing("bench"):
+    with refusing("bench", *files.values()):
         check_apart([data], files.values())
         lists = {"densities": asked.pop("density"), "boundaries": asked.pop("boundary")}
         raise typer.Exit(command.run(options.read(**lists, **asked), **files))
@@ -179,7 +181,7 @@ def plan(
     from thinwire_lab.plan.explain import Explained
     from thinwire_lab.plan.report import Chapter
 
-    with refusing("plan"):
+    with refusing("plan", json, html, save_profile):
         check_apart([data, profile], [json, html, save_profile])
         optimizer = asked["optimizer"] = sources.optimizer_called(optimizer)
         request = sources.Request(**{each.name: asked[each.name] for each in fields(sources.Request)})
@@ -231,7 +233,7 @@ def simulate(
     from thinwire_lab.inputs import check_apart
     from thinwire_lab.simulate import command, options
 
-    with refusing("simulate"):
+    with refusing("simulate", json, plot, html):
         check_apart([profile, topology], [json, plot, html])
         files = command.Files(**{name: asked.pop(name) for name in ("json", "plot", "html")})
         files.show(command.outcome(options.read(**asked)))
@@ -253,7 +255,7 @@ def check(
     from thinwire_lab.check import command
     from thinwire_lab.inputs import BadInput
 
-    with refusing("check"):
+    with refusing("check", json, html):
         if interpreted and not gpu:
             raise BadInput("--interpreted goes with --gpu")
         if gpu:
@@ -288,4 +290,6 @@ def watch(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    from thinwire_lab.show.printed import printing
+
+    sys.exit(printing(app))
