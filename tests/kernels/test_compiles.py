@@ -88,8 +88,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         "hashing",
         "_elements_of_each",
         {
-            "out": INT,
-            "values": FLOAT,
+            **{"out": INT, "values": "*fp16", "bound": "fp32", "like": FLOAT},
             **dict.fromkeys(("carried", "held", "address", "length", "slots", "start", "offset"), LONG),
             **_TILES,
         },
@@ -104,6 +103,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         )
         for ascending, written, added in (
             (True, _OWNED, {**_ELEMENTS, **_CHECKED, "x": LONG, "masked": LONG}),
+            (True, _OWNED | {"out": "*bf16", "values": "*bf16"}, {**_ELEMENTS, "own_values": "*bf16", "x": LONG}),
             (False, _OWNED, {**_ELEMENTS, "x": LONG}),
             (True, {}, {**_ELEMENTS, "masked": LONG}),
             (False, _OWNED, _CHECKED),
@@ -147,15 +147,17 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ),
     *(
         ("sampled", *kernel)
-        for like, new, levels, how, exact in (
-            (FLOAT, "*bf16", 4, "nesterov", False),
-            ("*fp64", "*fp64", 8, "sum", True),
+        for like, new, levels, how, exact, written in (
+            (FLOAT, "*bf16", 4, "nesterov", False, {"values": FLOAT}),
+            (FLOAT, "*fp16", 4, "sum", True, {"values": "*fp16", "bound": "fp32"}),
+            (FLOAT, "*bf16", 4, "fading", True, {"values": "*bf16"}),
+            ("*fp64", "*fp64", 8, "sum", True, {"values": "*fp64"}),
         )
         for kernel in (
             (
                 "_find",
                 {
-                    **{"like": like, "gradient_like": new, "values": like, "numbers": like},
+                    **{"like": like, "gradient_like": new, "numbers": like, **written},
                     **{**_SUMS, **_PLACES, **_DRAWN, **_SEVERAL},
                     **({} if exact else dict.fromkeys(("held", "slots", "seeds", "slots_at"), LONG)),
                 },
@@ -230,12 +232,13 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         (
             "codes",
             "_read",
-            {"out": out, "rows": BYTE, **rest, **_READ},
+            {"out": out, "like": like, "rows": BYTE, **rest, **_READ},
             {"BITS": bits, "LAST": 15, "SUMMED": summed, "FIXED": 64},
         )
-        for out, rest, bits, summed in (
-            (FLOAT, {"table": FLOAT, "given": "*i1"}, 4, True),
-            ("*bf16", {"given": "*i1", "given_b": "*i1", "given_c": "*i1"}, 0, False),
+        for out, like, rest, bits, summed in (
+            (FLOAT, FLOAT, {"table": FLOAT, "given": "*i1"}, 4, True),
+            ("*bf16", FLOAT, {"table": FLOAT, "given": "*i1"}, 1, True),
+            ("*bf16", "*bf16", {"given": "*i1", "given_b": "*i1", "given_c": "*i1"}, 0, False),
         )
     ),
     *(
@@ -318,8 +321,12 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     (
         "accumulate",
         "_join",
-        {"out": "*fp16", "like": FLOAT, **dict.fromkeys(("at", "size", "begin", "factor", "bound"), LONG), **_TILES},
-        {"TIMES": True, "BOUNDED": True},
+        {
+            **{"out": "*fp16", "like": FLOAT, "bound": "fp32"},
+            **dict.fromkeys(("at", "size", "begin", "factor"), LONG),
+            **_TILES,
+        },
+        {"TIMES": True},
     ),
     (
         "accumulate",

@@ -34,7 +34,6 @@ from thinwire.kernels.triton import (
     table_of,
     tiles_of,
     tiles_of_each,
-    wide,
 )
 
 _BLOCK = 1024
@@ -321,9 +320,10 @@ def _take(
             value = fitting(element, bound, values)
             tl.store(indices + to, origin + index, mask=chosen > 0)
             tl.store(values + to, value, mask=chosen > 0)
-            carried += tl.sum(tl.where(wide(value) != 0, chosen, 0), 0)
+            bits = magnitudes(value)
         else:
             hold(held, index.to(tl.int64), element, chosen > 0, n, slots, seed)
         taken += tl.sum(chosen, 0)
         tied += tl.sum(ties, 0)
+        carried += tl.sum(tl.where(bits > 0, chosen, 0), 0)
     return taken, carried
