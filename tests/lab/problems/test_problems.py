@@ -25,6 +25,12 @@ DATA = os.environ.get("THINWIRE_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="THINWIRE_DATA names no directory with cifar10, mnist, wikitext2")
 
 
+@pytest.fixture(autouse=True)
+def _same_noise() -> None:
+    """Have each test draw the same numbers, whichever ran before it."""
+    NOISE.bit_generator.state = np.random.default_rng(5).bit_generator.state
+
+
 def _write_words(folder: Path) -> Path:
     for name, lines in (("train.txt", 60), ("valid.txt", 30)):
         words = NOISE.choice(["the", "lobster", "is", "blue", "<unk>"], (lines, 7))
