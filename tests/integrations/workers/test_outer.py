@@ -979,6 +979,64 @@ def test_what_is_unfrozen_later_is_not_left_to_drift(ranks: Ranks) -> None:
         assert re.search("RuntimeError: the optimizer trains 1 parameters that it did not.*make another", said), said
 
 
+def _changed_alone(how: str, options: dict[str, int]) -> tuple[list[str], int, bool]:
+    """Change an optimizer on rank 1 until that is refused: what is said, the outer steps, and whether workers agree."""
+    worker = Worker(tw.OuterSteps(**options))  # type: ignore[arg-type]
+    said = list[str]()
+    for step in range(4 * H):
+        if step == H - 1 and dist.get_rank() == 1:
+            undo = _change(worker, how)
+        if (word := told(worker.train, range(step, step + 1))) != "nothing":
+            said.append(word)
+            if dist.get_rank() == 1:
+                undo()
+    return said, worker.handle.stats().total.steps, worker.handle.verify_replicas()
+
+
+def _change(worker: Worker, how: str) -> Callable[[], Any]:
+    """Change an optimizer. Return what undoes it."""
+    outer: Any = worker.handle.optimizers[0]
+    match how:
+        case "inner group":
+            worker.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+            return worker.optimizer.param_groups.pop
+        case "outer group":
+            outer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+            return outer.param_groups.pop
+        case "outer class":
+            outer.__class__ = torch.optim.AdamW
+            return partial(setattr, outer, "__class__", SGD)
+        case _:
+            return partial(outer.param_groups[0]["params"].append, outer.param_groups[0]["params"].pop())
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "words"),
+    [
+        ("inner group", {"every": H}, "the optimizer trains 1 parameters that it did not.*make another"),
+        ("inner group", {"every": H, "delay": 1}, "the optimizer trains 1 parameters that it did not.*make another"),
+        (
+            "outer group",
+            {"every": H},
+            r"optimizers\[0\] is no longer the SGD that .*or holds other parameters.*undo it",
+        ),
+        (
+            "outer class",
+            {"every": H},
+            r"optimizers\[0\] is no longer the SGD that .*or holds other parameters.*undo it",
+        ),
+        ("outer less", {"every": H}, r"optimizers\[0\] is no longer the SGD that .*or holds other parameters.*undo it"),
+    ],
+)
+def test_an_optimizer_that_one_worker_changes_is_refused_on_all(
+    ranks: Ranks, how: str, options: dict[str, int], words: str
+) -> None:
+    for said, steps, agree in ranks.run(2, _changed_alone, how, options):
+        assert len(said) == 1
+        assert re.search(rf"^RuntimeError: .*{words}.* \(on workers \[1\]\)$", said[0]), said
+        assert (steps, agree) == (3, True)
+
+
 def _by_another_optimizer() -> tuple[list[str], list[str]]:
     """What is said while a wrapper's steps alternate with those that count, and then where another optimizer steps."""
     worker, messages = Worker(tw.OuterSteps(every=H)), list[list[str]]()

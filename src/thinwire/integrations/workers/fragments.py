@@ -23,13 +23,14 @@ class Fragment:
 
     The latter are float32 or wider: small means would vanish in 16 bits. `attachment` reduces Δ = global − own to its
     mean, and `optimizer` takes that as the gradient of the global ones. `arrived`: whether a mean is here and not
-    applied yet. `finished`: exchanges that are over.
+    applied yet. `finished`: exchanges that are over. `kind`: the class of the outer optimizer as it was made.
     """
 
     def __init__(
         self, own: Mapping[str, nn.Parameter], attachment: Attachment, optimizer: torch.optim.Optimizer
     ) -> None:
         self._own, self.attachment, self.optimizer = dict(own), attachment, optimizer
+        self.kind = type(optimizer)
         self.parameters: Mapping[str, nn.Parameter] = attachment.parameters
         self._buckets: Sequence[GradientBucket] = list(buckets(list(self.parameters.values())))
         names = attachment.names
@@ -41,6 +42,13 @@ class Fragment:
         self.meeting: Meeting | None = None
         self.finished = 0
         self.waited = 0.0
+
+    @property
+    def optimizer_changed(self) -> bool:
+        """Whether the outer optimizer is of another class than it was, or does not train what it did."""
+        groups = self.optimizer.param_groups
+        held = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+        return type(self.optimizer) is not self.kind or held != {id(p) for p in self.parameters.values()}
 
     @property
     def memory(self) -> MemoryUse:

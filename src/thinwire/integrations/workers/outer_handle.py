@@ -247,8 +247,7 @@ class Outer(Handle):
         """Start the exchange of these fragments, in one message."""
         if not parts:
             return
-        self._check_known()
-        refusal = self._refusal() if 0 in parts else 0
+        refusal = self._refusal(parts)
         fragments = [self.fragments[part] for part in parts]
         for fragment in fragments:
             fragment.measure()
@@ -262,12 +261,31 @@ class Outer(Handle):
     def _leave(self, *, goodbye: bool) -> None:
         """Tell the others, where they would not know."""
 
-    def _refusal(self) -> int:
+    def _refusal(self, parts: Sequence[int]) -> int:
         """Return the number of what is wrong with this worker, 0 for nothing. It is sent: the others wait for it."""
-        number = -int(self.fragments[0].lowest(-self._running.missing))
+        changed = next((part + 1 for part in parts if self.fragments[part].optimizer_changed), 0)
+        found = self._running.missing if 0 in parts else 0, self._unknown(), changed
+        own = next((len(found) * value + kind for kind, value in enumerate(found) if value), 0)
+        number = -int(self.fragments[0].lowest(-own))
         if number and self._swarm:  # nobody waits for this worker alone
-            raise RuntimeError(self._running.described(number))
+            raise RuntimeError(self._worded(number))
         return number
+
+    def _worded(self, number: int) -> str:
+        """Return what a number of `_refusal` stands for, on any worker."""
+        value, kind = divmod(number, 3)
+        if kind == 0:
+            return self._running.described(value)
+        if kind == 1:
+            return (
+                f"the optimizer trains {value} parameters that it did not train when outer steps began; workers would "
+                "drift apart in them: remove() this handle on every worker, and make another"
+            )
+        return (
+            f"handle.optimizers[{value - 1}] is no longer the {self.fragments[value - 1].kind.__name__} that "
+            "make_optimizer made, or holds other parameters; expected changes of its settings alone, such as lr, or "
+            "global parameters would drift apart: undo it; or remove() this handle on every worker, and make another"
+        )
 
     def _check_refusals(self, fragments: Sequence[Fragment]) -> None:
         """Raise RuntimeError if something was wrong with a worker. Nothing was sent, then, and each keeps its Δ."""
@@ -278,7 +296,7 @@ class Outer(Handle):
             for fragment in fragments:
                 fragment.meeting = None
                 self._meter.skip()
-            raise RuntimeError(f"{self._running.described(min(refusals.values()))} (on workers {sorted(refusals)})")
+            raise RuntimeError(f"{self._worded(min(refusals.values()))} (on workers {sorted(refusals)})")
 
     def _encode(self, parts: Sequence[int], weight: float, refusal: int = 0) -> Meeting:
         with meeting(self.group, self.ticks, weight, refusal, whole=self._swarm is not None) as (found, pool):
@@ -323,14 +341,10 @@ class Outer(Handle):
     def _digests(self) -> dict[str, int]:
         return digests(self.parameters)
 
-    def _check_known(self) -> None:
-        """Raise RuntimeError if the optimizers train what they did not when the handle was made."""
+    def _unknown(self) -> int:
+        """Return how many parameters the optimizers train that they did not train when the handle was made."""
         trained = [p for each in self._optimizers for group in each.param_groups for p in group["params"]]
-        if new := sum(p.requires_grad and local(p).numel() > 0 and id(p) not in self._known for p in trained):
-            raise RuntimeError(
-                f"the optimizer trains {new} parameters that it did not train when outer steps began; workers would "
-                "drift apart in them: remove() this handle on every worker, and make another"
-            )
+        return sum(p.requires_grad and local(p).numel() > 0 and id(p) not in self._known for p in trained)
 
     def _state(self) -> dict[str, Any]:
         own = [self.inner_steps, 0]  # the format has no use for the second any more
