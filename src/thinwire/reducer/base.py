@@ -134,10 +134,6 @@ class Round:
     verdict: Verdict | None = None
     staging: Staging = field(default_factory=Staging)
 
-    def seeds(self, names: Sequence[str], *, shared: bool = True) -> Sequence[int]:
-        """Return the `seed` of each name, computed when somebody reads one; `shared` as in `seed`."""
-        return Seeds(self, names, shared=shared)
-
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""
         return zlib.crc32(f"{self.number}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
@@ -150,7 +146,7 @@ class Round:
 
 @final
 class Seeds(Sequence[int]):
-    """The seeds of several names in one reduction."""
+    """What `Round.seed` returns for each of several names, computed when somebody reads one."""
 
     def __init__(self, at: Round, names: Sequence[str], *, shared: bool) -> None:
         self._at, self._names, self._shared = at, names, shared
