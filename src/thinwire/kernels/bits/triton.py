@@ -162,13 +162,19 @@ def _write(out, nbytes, table, a, b, c, d, e, f, KINDS: tl.constexpr, BLOCK: tl.
 @triton.jit
 def _unpack(buffer, codes, count, nbytes, BITS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    first = at * BITS // 8
-    word = tl.zeros([BLOCK], tl.int64)
-    for j in tl.static_range((BITS + 14) // 8):  # a code overlaps at most this many bytes
-        byte = tl.load(buffer + first + j, mask=(at < count) & (first + j < nbytes), other=0).to(tl.int64)
-        word |= byte << (8 * j)
-    code = (word >> (at * BITS - first * 8)) & ((1 << BITS) - 1)
+    code = code_at(buffer, at, at < count, BITS, nbytes, (BITS + 14) // 8)
     tl.store(codes + at, code.to(codes.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def code_at(start, at, there, bits, nbytes, BYTES: tl.constexpr):
+    """Return the codes at places in `nbytes` bytes. Each overlaps at most BYTES of them: one of 31 bits, 5."""
+    first = at * bits
+    word = tl.zeros(at.shape, tl.int64)
+    for j in tl.static_range(BYTES):
+        inside = there & (first // 8 + j < nbytes)
+        word |= tl.load(start + first // 8 + j, mask=inside, other=0).to(tl.int64) << (8 * j)
+    return (word >> (first % 8)) & ((tl.full(at.shape, 1, tl.int64) << bits) - 1)
 
 
 @triton.jit
@@ -206,17 +212,6 @@ def _count_bits(
     if tile == 0:
         stray += _low_padding(start, count, low_bits, low_nbytes)
     tl.store(found + tl.program_id(0), tl.where(stray > 0, -1, set_bits))
-
-
-@triton.jit
-def _low_part(start, at, there, low_bits, low_nbytes, BITS: tl.constexpr):
-    """Return the low bits of the at-th index."""
-    first = at * low_bits
-    word = tl.zeros([BITS], tl.int64)
-    for j in tl.static_range(5):  # 31 bits overlap at most this many bytes
-        inside = there & (first // 8 + j < low_nbytes)
-        word |= tl.load(start + first // 8 + j, mask=inside, other=0).to(tl.int64) << (8 * j)
-    return (word >> (first % 8)) & ((tl.zeros([BITS], tl.int64) + 1 << low_bits) - 1)
 
 
 @triton.jit(
@@ -259,9 +254,9 @@ def _read_bits(
     at = (before + tl.cumsum(there, 0) - there).to(tl.int64)
     there = there > 0
     same = there & ((earlier.to(tl.int32) >> ((place + 7) % 8)) & 1 > 0)  # as high as the one before
-    low = _low_part(start, at, there, low_bits, low_nbytes, BITS)
+    low = code_at(start, at, there, low_bits, low_nbytes, 5)
     key = ((place - at) << low_bits) | low
-    bad = (key >= space) | (same & (low < _low_part(start, at - 1, same, low_bits, low_nbytes, BITS)))
+    bad = (key >= space) | (same & (low < code_at(start, at - 1, same, low_bits, low_nbytes, 5)))
     key = tl.where(bad, -1, key).to(tl.int32)
     if edges is not None:
         outside = there & (edges_until(edges, inner, key, there, STEPS) % 2 == 0)

@@ -11,6 +11,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thinwire.kernels.bits.triton import code_at
 from thinwire.kernels.hashing import reference
 from thinwire.kernels.hashing.reference import Slotted, keys
 from thinwire.kernels.memory import constant
@@ -204,13 +205,7 @@ def _read(
     offset, length, slots, bits, first, start = _part(columns, part, parts)
     place = tl.load(tiles + 3 * tile + 1) + tl.arange(0, BLOCK).to(tl.int64)
     there = place < slots
-    byte_at, last = place * bits // 8, (slots * bits + 7) // 8
-    word = tl.zeros([BLOCK], tl.int64)
-    for j in tl.static_range(5):  # a code of 31 bits overlaps at most this many bytes
-        inside = there & (byte_at + j < last)
-        byte = tl.load(begin + 8 + 8 * parts + start + byte_at + j, mask=inside, other=0)
-        word |= byte.to(tl.int64) << (8 * j)
-    code = (word >> (place * bits - byte_at * 8)) & ((1 << bits) - 1)
+    code = code_at(begin + 8 + 8 * parts + start, place, there, bits, (slots * bits + 7) // 8, 5)
     height = (length + slots - 1) // slots
     seed = tl.load((begin + 8).to(tl.pointer_type(tl.int64), bitcast=True) + part)
     index = _index_of(place, tl.minimum(code, tl.maximum(height - 1, 0)), slots, height, seed)
