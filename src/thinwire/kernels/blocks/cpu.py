@@ -97,17 +97,9 @@ def _of_groups(x: Tensor, group: int, order: float) -> Array:
 
 def _norms(x: Tensor, groups: Groups, order: float) -> Array:
     """Return the largest magnitude, or the sum of magnitudes or squares, of each group, float64."""
-    pieces, given = groups.pieces(), x.numpy()
-    peaks, sums = np.empty(sum(groups.counts), np.int32), np.empty(sum(groups.counts), np.float64)
-
-    def run(first: int, last: int) -> None:
-        if order == math.inf:
-            _peaks_loop(pieces[first:last], peaks, given.view(np.int32))
-        else:
-            _sums_loop(pieces[first:last], sums, given, order)
-
-    map_groups(run, pieces[:, 5] - pieces[:, 4])
-    return peaks.view(np.float32).astype(np.float64) if order == math.inf else sums
+    pieces, given, found = groups.pieces(), x.numpy(), np.empty(sum(groups.counts), np.float64)
+    map_groups(lambda first, last: _norms_loop(pieces[first:last], found, given, order), pieces[:, 5] - pieces[:, 4])
+    return found
 
 
 @reordering
@@ -171,15 +163,6 @@ def _sum(x, order):
     return total
 
 
-@reordering
-def _sums_loop(pieces, out, x, order):
-    for at in range(len(pieces)):
-        _, begin, first, group, lo, hi = pieces[at]
-        for g in range(lo // group, -(-hi // group)):
-            start, stop = part_of_group(group, g, lo, hi)
-            out[first + g] = _sum(x[begin + start : begin + stop], order)
-
-
 @exactly
 def _largest(bits):
     largest = np.int32(0)
@@ -188,10 +171,14 @@ def _largest(bits):
     return largest
 
 
-@exactly
-def _peaks_loop(pieces, out, bits):
+@reordering
+def _norms_loop(pieces, out, x, order):
+    bits = x.view(np.int32)
     for at in range(len(pieces)):
         _, begin, first, group, lo, hi = pieces[at]
         for g in range(lo // group, -(-hi // group)):
             start, stop = part_of_group(group, g, lo, hi)
-            out[first + g] = _largest(bits[begin + start : begin + stop])
+            if order == np.inf:
+                out[first + g] = np.int32(_largest(bits[begin + start : begin + stop])).view(np.float32)
+            else:
+                out[first + g] = _sum(x[begin + start : begin + stop], order)
