@@ -136,11 +136,11 @@ def replicate(
         >>> handle.reduce()
     """
     everyone = group_or_all(group)
-    whole, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer))
+    whole, parameters, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer))
     attachment = assembly.assembled(
         [everyone],
         recipe,
-        _trained(whole),
+        parameters,
         settings="replicate",
         optimizers=optimizers,
         sparse=sparse_weights(whole),
@@ -154,8 +154,8 @@ def replicate(
 
 def _looked_at(
     modules: nn.Module | Iterable[nn.Module], recipe: Reducer, optimizer: Optimizers
-) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """Return the modules as one, and the optimizers. Raises what `replicate` does about this rank alone."""
+) -> tuple[nn.Module, dict[str, nn.Parameter], list[torch.optim.Optimizer]]:
+    """Return modules as one, what they train, and optimizers. Raises what `replicate` does about this rank alone."""
     assembly.check_recipe(recipe, "replicate")
     every = [modules] if isinstance(modules, nn.Module) else list(modules)
     if not every:
@@ -165,14 +165,10 @@ def _looked_at(
     for module in every:
         refuse_sharded(module, "replicate")
     whole = every[0] if len(every) == 1 else nn.ModuleList(every)
-    parameters = _trained(whole)
+    parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
     assembly.check_real(parameters)
     assembly.check_takeover(recipe, parameters)
-    return whole, assembly.listed(optimizer)
-
-
-def _trained(whole: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in whole.named_parameters() if p.requires_grad}
+    return whole, parameters, assembly.listed(optimizer)
 
 
 def _rows(p: nn.Parameter) -> Tensor:

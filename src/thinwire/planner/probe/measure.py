@@ -147,7 +147,6 @@ def probe_backward(
     group: Group,
     *,
     update: Callable[[], object] | None = None,
-    repeats: int = _REPEATS,
 ) -> Backward:
     """Time `step` (forward; returns the loss), backward and `update`; a collective, which restores all but its changes.
 
@@ -157,10 +156,10 @@ def probe_backward(
     """
     device = next(iter(parameters.values())).device
     with _untouched(list(parameters.values()), buffers):
-        marks = [_once(step, parameters, group) for _ in range(_WARMUP + repeats)][_WARMUP:]
+        marks = [_once(step, parameters, group) for _ in range(_WARMUP + _REPEATS)][_WARMUP:]
         rest = 0.0 if update is None else _updating(update, parameters.values(), group, device)
     rows = [[*(ready.get(name, computed) for name in parameters), computed] for ready, computed in marks]
-    every = gathered([seconds for row in rows for seconds in row], group, device).view(group.size(), repeats, -1)
+    every = gathered([seconds for row in rows for seconds in row], group, device).view(group.size(), _REPEATS, -1)
     slowest = every.max(dim=0).values
     *ready, computed = slowest[slowest[:, -1].argmin()].tolist()
     return Backward(dict(zip(parameters, ready, strict=True)), computed, rest)
