@@ -14,7 +14,7 @@ from thinwire_lab.papers.shared.judging import by_setting, every, no_worse, wors
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import Document, Evidence, Shelf
-from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, interval
+from thinwire_lab.papers.shared.trials import Interval, interval
 
 MARGIN = 1.0
 """Percent of the held-out loss within which these count as the same: seeds differ by less than in other trainings."""
@@ -58,9 +58,6 @@ class Boundaries(Evidence):
             if len(runs) < len(self.seeds):
                 raise Absent(f"{name} of {self.problem} has {len(runs)} of {len(self.seeds)} seeds")
         return Losses(runs=found)
-
-    def spread(self, found: "Losses") -> str:
-        return OVER_SEEDS.format(len(self.seeds))
 
     def shrunk(self) -> Self:
         return replace(self, seeds=(0, 1), options=" --steps 2")

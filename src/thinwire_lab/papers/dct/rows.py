@@ -136,16 +136,11 @@ class Row:
         return " + ".join(filter(None, (between, within))) or "none"
 
 
-def _exact(density: float, _: int) -> nn.Module:
-    return TopKBoundary(density)
+def _unseeded(make: Callable[[float], nn.Module]) -> Make:
+    return lambda density, _: make(density)
 
 
-def _laplace(density: float, _: int) -> nn.Module:
-    return LaplaceBoundary(density)
-
-
-def _corrected(density: float, _: int) -> nn.Module:
-    return TopKGradient(density)
+_exact, _laplace, _corrected = map(_unseeded, (TopKBoundary, LaplaceBoundary, TopKGradient))
 
 
 def rows(problem: str) -> list[Row]:

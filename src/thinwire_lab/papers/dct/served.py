@@ -9,7 +9,7 @@ from thinwire_lab.papers.shared.claims import DCT
 from thinwire_lab.papers.shared.judging import every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.shelf import SERVE, Evidence, Shelf
-from thinwire_lab.papers.shared.trials import OVER_SEEDS, Interval, Lines, by_one_version, interval
+from thinwire_lab.papers.shared.trials import Interval, Lines, by_one_version, interval
 
 FILE = "server.jsonl"
 _SETTING = {"embeddings": "sparse", "optimizer": "adagrad", "rate": 0.01, "trainers": 1, "fetch_rows": False}
@@ -49,9 +49,6 @@ class Served(Evidence):
 
     def read(self, shelf: Shelf) -> Runs:
         return by_one_version(shelf.lines(FILE), self.seeds, self._found, FILE)
-
-    def spread(self, found: Runs) -> str:
-        return OVER_SEEDS.format(len(self.seeds))
 
     def shrunk(self) -> Self:
         return replace(self, updates=16, seeds=(0, 1))

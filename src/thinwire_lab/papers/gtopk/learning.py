@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import exp
 
+from thinwire_lab.papers.shared import trials
 from thinwire_lab.papers.shared.claims import GTOPK
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, MARGIN, by_setting, every, no_worse, rising, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
@@ -28,12 +28,10 @@ def like_dense(cnn: Ways, fc: Ways, cnn_whole: Ways, fc_whole: Ways) -> Outcome:
         "ResNet-20": no_worse(points_lost(cnn["density warm-up"], cnn["dense"]), HALF_A_POINT),
         "VGG": rising([points_lost(fc["dense"], fc["density warm-up"])]),
     }
+    pairs = ((cnn["density warm-up"], fc["density warm-up"]), (cnn_whole["whole"], fc_whole["whole"]))
     lost, whole = (
         f"ResNet-20 {points_lost(of_cnn, cnn['dense'])}, small VGG {points_lost(of_fc, fc['dense'])}"
-        for of_cnn, of_fc in (
-            (cnn["density warm-up"], fc["density warm-up"]),
-            (cnn_whole["whole"], fc_whole["whole"]),
-        )
+        for of_cnn, of_fc in pairs
     )
     return Outcome(*every(parts), measured=f"{lost}; chosen from the whole model, as the paper does, {whole}")
 
@@ -50,7 +48,7 @@ def dense_layers_lose_more(cnn: Ways, fc: Ways) -> Outcome:
 
 @GTOPK.judge("G7", LM.on(10))
 def language_like_dense(lm: Ways) -> Outcome:
-    found = interval([100 * (exp(a.loss - b.loss) - 1) for a, b in zip(lm["gtopk"], lm["dense"], strict=True)])
+    found = trials.perplexity_over(lm["gtopk"], lm["dense"])
     return Outcome(verdict=no_worse(found), measured=f"perplexity {found} over dense's")
 
 

@@ -16,8 +16,13 @@ TEXT, SLOWLY, LONGER, CNN, SECOND, CNN_WHOLE, SECOND_WHOLE, LM = trained("s2").v
 
 def _steps(text: Ways) -> dict[str, float]:
     """Return each way's mean steps to the loss that the exact union has after some half of its run, seed by seed."""
-    targets = [trial.losses[len(trial.losses) // 2] for trial in text["union"]]
+    targets = _targets(text)
     return {name: steps_to(series, targets) for name, series in text.items()}
+
+
+def _targets(ways: Ways) -> list[float]:
+    """Return the exact union's loss after some half of its run, seed by seed."""
+    return [trial.losses[len(trial.losses) // 2] for trial in ways["union"]]
 
 
 def _half(series: Series) -> int:
@@ -42,7 +47,7 @@ def rate_is_kept(text: Ways, slowly: Ways, longer: Ways) -> Outcome:
 
 @S2.judge("S16", TEXT, SLOWLY, TEXT_1G, GRADIENTS)
 def best_size(text: Ways, slowly: Ways, bench: Steps, gradients: Mapping[str, Outcome]) -> Outcome:
-    targets = [trial.losses[len(trial.losses) // 2] for trial in slowly["union"]]
+    targets = _targets(slowly)
     names = ["union", *(f"ratio {ratio:g}" for ratio in RATIOS)]
     counts = {name: min(steps_to(ways[name], targets) for ways in (text, slowly)) for name in names}
     took = {name: counts[name] * _seconds(bench, text[name], text["ratio 0.5"]) for name in names}
@@ -80,8 +85,7 @@ def _growth(sketched: Series, steps: float, union: float, ratio: float) -> tuple
 
 @S2.judge("S10", TEXT)
 def fewer_steps(text: Ways) -> Outcome:
-    targets = [trial.losses[len(trial.losses) // 2] for trial in text["union"]]
-    trained = list(zip(text["sketch"], text["union"], targets, strict=True))
+    trained = zip(text["sketch"], text["union"], _targets(text), strict=True)
     found = interval([100 * (a.steps_to(target) / b.steps_to(target) - 1) for a, b, target in trained])
     measured = f"steps of the sketch over the exact union's: {found}"
     return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured)

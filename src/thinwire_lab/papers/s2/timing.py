@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import exp
 from typing import Any, NamedTuple
 
 from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT
@@ -12,7 +11,7 @@ from thinwire_lab.papers.shared.claims import S2
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, Range, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import Outcome
 from thinwire_lab.papers.shared.sweep import EXCHANGES, SWEEP, Found, collective, kept, worlds
-from thinwire_lab.papers.shared.trials import Interval, Ways, interval, points_lost
+from thinwire_lab.papers.shared.trials import Ways, perplexity_over, points_lost
 
 
 @S2.judge("S15", SWEEP)
@@ -39,15 +38,9 @@ SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
 
 @S2.judge("S9", benches.LM_STEPS, LM.on(5))
 def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
-    apart = _perplexity(trained)
+    apart = perplexity_over(trained["sketch"], trained["dense"])
     parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
     return Outcome(*every(parts), measured=f"{gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's")
-
-
-def _perplexity(trained: Ways) -> Interval:
-    """Return by how many percent the sketch's perplexity is above dense's, seed by seed."""
-    pairs = zip(trained["sketch"], trained["dense"], strict=True)
-    return interval([100 * (exp(a.loss - b.loss) - 1) for a, b in pairs])
 
 
 def _before_gather(steps: Steps) -> str:
@@ -61,7 +54,8 @@ def _before_union(steps: Steps) -> str:
 @S2.judge("S13", benches.LM_STEPS, benches.TEXT_STEPS, LM.on(5), TEXT)
 def blocks_save(lm: Grid, text: Grid, lm_trained: Ways, text_trained: Ways) -> Outcome:
     models = {"LSTM": lm, "transformer": {place: steps for place, steps in text.items() if SKETCH in steps.rows}}
-    lost = {"LSTM": _perplexity(lm_trained), "transformer": _perplexity(text_trained)}
+    trained = {"LSTM": lm_trained, "transformer": text_trained}
+    lost = {name: perplexity_over(ways["sketch"], ways["dense"]) for name, ways in trained.items()}
     parts = {
         name: every(at_every(found, _saves) | {"perplexity": no_worse(lost[name], 1.0)})[0]
         for name, found in models.items()
@@ -132,7 +126,7 @@ def order_of_exchanges(found: Mapping[str, Any]) -> Outcome:
 
 @S2.judge("S8", EXCHANGES, LM.on(5))
 def faster_than_doubling(found: Mapping[str, Any], lm: Ways) -> Outcome:
-    apart = _perplexity(lm)
+    apart = perplexity_over(lm["sketch"], lm["dense"])
     gains, parts = {}, {"perplexity": no_worse(apart, 1.0)}
     for link in dict.fromkeys(row["link"] for row in found["rows"]):
         each = _exchanges(found, link, _worlds(found, 4)[0])

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, NAMES, UNDECIDED, Outcome, catalogue
 from thinwire_lab.papers.shared.material import Absent, Material
@@ -34,8 +34,6 @@ class Verdict:
     how: str
 
 
-V = TypeVar("V")
-F = TypeVar("F")
 Check = Callable[[Material], Finding]
 Decide = Callable[..., Outcome]
 
@@ -61,22 +59,24 @@ class Paper:
 
     def claim(self, name: str) -> Callable[[Check], Check]:
         """Register a function as the check of claim `name`: the claim holds where the function says so."""
-        return _registering(self.checks, name, lambda check: check)
+
+        def register(check: Check) -> Check:
+            self.checks[name] = check
+            return check
+
+        return register
 
     def judge(self, name: str, *evidence: Evidence) -> Callable[[Decide], Decide]:
         """Register a function that decides claim `name` from what the evidence found."""
-        return _registering(self.judges, name, lambda decide: Judge(evidence=evidence, decide=decide))
+
+        def register(decide: Decide) -> Decide:
+            self.judges[name] = Judge(evidence=evidence, decide=decide)
+            return decide
+
+        return register
 
 
 DRAGONN, FFT_PAPER, S2, DCT, GTOPK = PAPERS = tuple(Paper(name=name) for name in NAMES)
-
-
-def _registering(where: dict[str, V], name: str, entry: Callable[[F], V]) -> Callable[[F], F]:
-    def register(function: F) -> F:
-        where[name] = entry(function)
-        return function
-
-    return register
 
 
 def judge(

@@ -1,8 +1,9 @@
 """Which claims are asked for, what has yet to run for them, and what the runs say."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Self
 
 from thinwire_lab.papers.shared.claims import GRADIENTS, Judge, Paper
@@ -30,11 +31,8 @@ class Deciding:
 
     def shrunk(self) -> Self:
         """Return the same with runs that are short."""
-        small = {
-            name: Judge(evidence=[each.shrunk() for each in judge.evidence], decide=judge.decide)
-            for name, judge in self.judges.items()
-        }
-        return type(self)(names=self.names, judges=small)
+        small = {name: [each.shrunk() for each in judge.evidence] for name, judge in self.judges.items()}
+        return replace(self, judges={name: replace(self.judges[name], evidence=small[name]) for name in small})
 
     def missing(self, name: str, shelf: Shelf) -> Sequence[str]:
         """Return the commands that a claim waits for."""
@@ -87,13 +85,10 @@ class Deciding:
 
 def _checked(paper: Paper) -> dict[str, Judge]:
     """Return a judge for each check, which reads what `thinwire_lab.papers.gradients` found."""
-    return {name: Judge(evidence=[GRADIENTS], decide=_reader(name)) for name in paper.checks}
+    return {name: Judge(evidence=[GRADIENTS], decide=partial(_read, name)) for name in paper.checks}
 
 
-def _reader(name: str) -> Callable[[Mapping[str, Outcome]], Outcome]:
-    def read(found: Mapping[str, Outcome]) -> Outcome:
-        if name not in found:
-            raise Absent(f"the runs on gradients have no verdict on {name}")
-        return found[name]
-
-    return read
+def _read(name: str, found: Mapping[str, Outcome]) -> Outcome:
+    if name not in found:
+        raise Absent(f"the runs on gradients have no verdict on {name}")
+    return found[name]

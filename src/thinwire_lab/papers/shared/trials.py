@@ -16,7 +16,6 @@ FILE = "learning.jsonl"
 RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 4.0}
 """Learning rates of SGD with momentum 0.9: of those tried, where dense ends lowest (their runs are in FILE)."""
 
-OVER_SEEDS = "{} seeds"
 _WITHOUT_DATA = ("transformer", "xml")
 Lines = Sequence[Mapping[str, Any]]
 K = TypeVar("K")
@@ -107,9 +106,6 @@ class Trials(Evidence):
         ways = ", ".join(self.ways)
         return by_one_version(shelf.lines(FILE), self.seeds, self._found, f"{ways} on {self.model}")
 
-    def spread(self, found: Mapping[str, Series]) -> str:
-        return OVER_SEEDS.format(len(self.seeds))
-
     def only(self, *names: str) -> Self:
         """Return these ways alone."""
         return replace(self, ways={name: self.ways[name] for name in names})
@@ -154,10 +150,9 @@ class Trials(Evidence):
             "warm-up": way.warm_up,
             "seeds": ",".join(map(str, self.seeds)),
         }
-        extra = {"batch": way.batch} if way.batch else {}
-        falls = {"schedule": way.schedule} if way.schedule != "constant" else {}
-        sized = {"scale": self.scale} if self.scale != 1 else {}
-        options = " ".join(f"--{name} {value}" for name, value in (given | extra | sized | falls).items())
+        usual = {"batch": None, "scale": 1.0, "schedule": "constant"}
+        given |= {name: settings[name] for name, value in usual.items() if settings[name] != value}
+        options = " ".join(f"--{name} {value}" for name, value in given.items())
         return f"python -m {TRAIN} run papers/runs/{FILE} {options}"
 
 
@@ -259,6 +254,11 @@ def over(series: Series, base: Series) -> Interval:
 def points_lost(series: Series, base: Series) -> Interval:
     """Return by how many points the final accuracy is below the other's, seed by seed."""
     return interval([b.accuracy - a.accuracy for a, b in zip(series, base, strict=True)], "points lost")
+
+
+def perplexity_over(series: Series, base: Series) -> Interval:
+    """Return by how many percent the final perplexity is above the other's, seed by seed."""
+    return interval([100 * (math.exp(a.loss - b.loss) - 1) for a, b in zip(series, base, strict=True)])
 
 
 def interval(values: Sequence[float], unit: str = "%") -> Interval:
