@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 
 from rich.console import Console
 
@@ -41,18 +42,13 @@ def html(results: Results) -> str:
 
 
 def _tables(console: Console, results: Results) -> list[Table]:
-    whole = _whole(results)
-    if fits(console, whole):
-        return [whole, *_waits(results)]
     parts = {"time": _time_columns, "bytes and loss": _byte_and_loss_columns, "memory": _memory_columns}
     columns = {title: columns for title, make in parts.items() if (columns := make(results))}
+    whole = tabulated([_NAMES, *chain.from_iterable(columns.values())], results.rows)
+    if fits(console, whole):
+        return [whole, *_waits(results)]
     tables = [tabulated([_NAMES, *each], results.rows, title=title) for title, each in columns.items()]
     return tables + _waits(results)
-
-
-def _whole(results: Results) -> Table:
-    parts = (_time_columns, _byte_and_loss_columns, _memory_columns)
-    return tabulated([_NAMES, *(column for make in parts for column in make(results))], results.rows)
 
 
 def _time_columns(results: Results) -> list[Column[Row]]:
@@ -93,27 +89,20 @@ def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
 
     return [
         *map(sent, ("measured", "declared", "dense")),
-        Column(
-            heading=f"loss at\n{after}",
-            text=_loss,
-            rank=lambda row: row.final_loss,
-        ),
+        Column(heading=f"loss at\n{after}", text=_loss, rank=lambda row: row.final_loss),
         Column(heading="time to\ntarget", text=to_target, rank=lambda row: row.seconds_to_target),
         Column(heading="replicas\nidentical", text=_identical),
     ]
 
 
 def _memory_columns(results: Results) -> list[Column[Row]]:
-    def held(name: str, heading: str) -> Column[Row]:
-        return Column(heading=heading, text=lambda row: human_bytes(row.memory and getattr(row.memory, name)))
+    def held(part: str, name: str, heading: str) -> Column[Row]:
+        return Column(heading=heading, text=lambda row: human_bytes(getattr(getattr(row, part), name, None)))
 
-    def measured(name: str, heading: str) -> Column[Row]:
-        return Column(heading=heading, text=lambda row: human_bytes(row.process and getattr(row.process, name)))
-
-    named = {"waiting": "residual\nmemory", "staging": "copies,\nbuffers", "scratch": "within\na step"}
-    whole = {"tensors": "all\ntensors", "resident": "process", "peak": "at its\npeak"}
-    columns = [held(*each) for each in named.items()] + [measured(*each) for each in whole.items()]
-    return columns if results.shards > 1 else []
+    handle = {"waiting": "residual\nmemory", "staging": "copies,\nbuffers", "scratch": "within\na step"}
+    process = {"tensors": "all\ntensors", "resident": "process", "peak": "at its\npeak"}
+    parts = {"memory": handle, "process": process} if results.shards > 1 else {}
+    return [held(part, *each) for part, named in parts.items() for each in named.items()]
 
 
 def _identical(row: Row) -> str:
@@ -125,14 +114,6 @@ def _identical(row: Row) -> str:
 def _loss(row: Row) -> str:
     deviation = row.spread.loss_deviation if row.spread else math.nan
     return loss_text(row.final_loss) + (f" ± {deviation:.3f}" if math.isfinite(deviation) else "")
-
-
-def _on_servers() -> list[str]:
-    return [
-        "served: asynchronously on parameter servers, which step at each update, at the learning rate over the number "
-        "of workers and over 1 + staleness. Steps, bytes and losses are the first worker's; exchange: until the answer "
-        "has come, which has parameters in full, or the largest changes where little is sent."
-    ]
 
 
 def _waits(results: Results) -> list[Table]:
@@ -170,10 +151,10 @@ def _notes(results: Results) -> list[str]:
     lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
     baseline = "" if results.baseline is None else f" speed up: {results.baseline.recipe}'s median step over this one."
     lines = [f"free net: {lifted}.{baseline}"]
-    lines += [
+    lines.append(
         f"bytes: sent per step per {results.sender}. measured: on the link, headers included. dense: by float32 "
         "all-reduce."
-    ]
+    )
     if results.stages > 1:
         lines.append(
             f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "
@@ -203,7 +184,11 @@ def _notes(results: Results) -> list[str]:
             "exchange is all that was waited for, and losses are those of the global parameters."
         )
     if results.servers:
-        lines += _on_servers()
+        lines.append(
+            "served: asynchronously on parameter servers, which step at each update, at the learning rate over the "
+            "number of workers and over 1 + staleness. Steps, bytes and losses are the first worker's; exchange: until "
+            "the answer has come, which has parameters in full, or the largest changes where little is sent."
+        )
     lines += _uneven(results)
     if results.seeds > 1:
         lines.append(

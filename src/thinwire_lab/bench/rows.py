@@ -24,19 +24,13 @@ class Record:
     skip: int
     _steps: list[Event] = field(default_factory=list)
     _losses: list[Event] = field(default_factory=list)
-    _different: list[str] = field(default_factory=list)
-    _waited_for: list[list[float]] | None = None
-    _memory: Memory | None = None
-    _process: Process | None = None
+    _done: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Add a "step", "tail", "loss" or "done" event."""
         takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append}
         if event["kind"] == "done":
-            self._different += event["different"]
-            self._waited_for = event.get("waited_for")
-            self._memory = Memory(**event["memory"]) if "memory" in event else None
-            self._process = Process(**event["process"]) if "process" in event else None
+            self._done.update(event)
         else:
             takers[event["kind"]](event)
 
@@ -76,13 +70,15 @@ class Record:
             ),
             loss_curve=self.curve(),
             final_loss=final,
-            seconds_to_target=None if target is None else seconds_to(target, self.curve()),
+            seconds_to_target=None
+            if target is None
+            else first_at(target, [(at, loss) for at, _, loss in self.curve()]),
             speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if is_dense else None,
-            replicas_identical=not self._different,
+            replicas_identical=not self._done.get("different"),
             outer_exchange_seconds=self._outer_exchange(),
-            waited_for=None if self._waited_for is None else tuple(map(tuple, self._waited_for)),
-            memory=self._memory,
-            process=self._process,
+            waited_for=tuple(map(tuple, self._done["waited_for"])) if "waited_for" in self._done else None,
+            memory=Memory(**self._done["memory"]) if "memory" in self._done else None,
+            process=Process(**self._done["process"]) if "process" in self._done else None,
         )
 
     def _counted(self) -> list[Event]:
@@ -130,15 +126,15 @@ def percentiles(values: Sequence[float]) -> Quantiles:
     return Quantiles(p20=tenths[1], p50=tenths[4], p80=tenths[7])
 
 
-def seconds_to(target: float, curve: Sequence[tuple[float, float, float]]) -> float | None:
-    """Return when the loss first reached `target`, between two points of the curve if need be; None if it never did."""
+def first_at(target: float, curve: Iterable[tuple[float, float]]) -> float | None:
+    """Return when the loss first is `target`, between two points (when, loss) if need be; None if it never is."""
     before = None
-    for seconds, _, loss in curve:
+    for when, loss in curve:
         if loss <= target:
             if before is None:
-                return seconds
-            return before[0] + (seconds - before[0]) * (before[1] - target) / (before[1] - loss)
-        before = (seconds, loss) if math.isfinite(loss) else before
+                return when
+            return before[0] + (when - before[0]) * (before[1] - target) / (before[1] - loss)
+        before = (when, loss) if math.isfinite(loss) else before
     return None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -132,9 +133,7 @@ def vgg() -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Flatten(), *dense, nn.Linear(VGG_DENSE[-1], CLASSES))
 
 
-def make_vgg(options: Options) -> Problem:
-    """The problem on the CIFAR-10 file `options.data`."""
-    return classifier(options, "vgg", "small VGG", vgg)
+make_vgg = partial(classifier, name="vgg", title="small VGG", network=vgg)
 
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
@@ -171,9 +170,7 @@ def resnet20() -> nn.Sequential:
     return model
 
 
-def make_resnet20(options: Options) -> Problem:
-    """The problem on the CIFAR-10 file `options.data`."""
-    return classifier(options, "resnet20", "ResNet-20", resnet20)
+make_resnet20 = partial(classifier, name="resnet20", title="ResNet-20", network=resnet20)
 
 
 def _convolution(inputs: int, outputs: int, stride: int) -> list[nn.Module]:

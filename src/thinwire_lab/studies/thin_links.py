@@ -11,7 +11,7 @@ each link; every worker has a core of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, NamedTuple
@@ -25,6 +25,7 @@ from rich.console import Console
 from thinwire.exchanges import AllGather, Link
 from thinwire.planner import Profile, step_seconds
 from thinwire_lab.apart import Scheme
+from thinwire_lab.bench.rows import first_at
 from thinwire_lab.inputs import parse_link
 from thinwire_lab.show.canvas import COLOURS, FAINT, blank, head, legend, name, restrain
 from thinwire_lab.show.table import plain
@@ -120,11 +121,11 @@ def _of(runs: Sequence[Run], optimizer: str, recipe: str, workers: int) -> list[
 
 def _steps(run: Run, loss: float) -> float:
     """Return after how many steps a run is at this loss, between two looks along a line."""
-    for before, after in pairwise(run.looks):
-        if after.loss <= loss:
-            return before.step + (after.step - before.step) * (before.loss - loss) / (before.loss - after.loss)
-    who = f"{run.settings.recipe} with {run.settings.workers} workers"
-    raise ValueError(f"{who} ends at {run.loss:.4f}; expected dense's {loss:.4f}: train for more steps")
+    found = first_at(loss, ((look.step, look.loss) for look in run.looks))
+    if found is None:
+        who = f"{run.settings.recipe} with {run.settings.workers} workers"
+        raise ValueError(f"{who} ends at {run.loss:.4f}; expected dense's {loss:.4f}: train for more steps")
+    return found
 
 
 def drawn(found: Sequence[Cell]) -> Figure:

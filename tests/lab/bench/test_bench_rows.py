@@ -7,7 +7,7 @@ import pytest
 
 from thinwire_lab.bench.options import Setting
 from thinwire_lab.bench.results import Memory, Row
-from thinwire_lab.bench.rows import HEADER_BYTES, Record, percentiles, seconds_to
+from thinwire_lab.bench.rows import HEADER_BYTES, Record, first_at, percentiles
 
 
 def _step(step: int, **changes: float) -> dict[str, Any]:
@@ -113,12 +113,12 @@ def test_protocol_overhead_is_headers_over_declared_bytes() -> None:
     ("target", "expected"), [(5.0, 0.0), (4.0, 10.0), (3.5, 15.0), (3.0, 20.0), (2.0, 40.0), (1.9, None)]
 )
 def test_time_to_target_lies_between_two_looks(target: float, expected: float | None) -> None:
-    curve = ((0.0, 0, 5.0), (10.0, 1, 4.0), (20.0, 2, 3.0), (30.0, 3, 3.2), (40.0, 4, 2.0))
-    assert seconds_to(target, curve) == (None if expected is None else pytest.approx(expected))
+    curve = ((0.0, 5.0), (10.0, 4.0), (20.0, 3.0), (30.0, 3.2), (40.0, 2.0))
+    assert first_at(target, curve) == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_diverged_run_reaches_nothing() -> None:
-    assert seconds_to(1.0, ((0.0, 0, 5.0), (1.0, 0, math.nan), (2.0, 0, math.nan))) is None
+    assert first_at(1.0, ((0.0, 5.0), (1.0, math.nan), (2.0, math.nan))) is None
 
 
 def test_percentiles() -> None:

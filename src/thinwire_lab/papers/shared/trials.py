@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any, Self, TypeVar
 
+from thinwire_lab.bench.rows import first_at
 from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import DATA, FIRST, TRAIN, Evidence, Shelf
@@ -51,13 +52,8 @@ class Trial:
 
     def steps_to(self, target: float) -> float:
         """Return after how many steps the loss first is at most `target`, between two looks; infinite if never."""
-        before = (0, math.inf)
-        for step, loss in zip(self.steps, self.losses, strict=True):
-            if loss <= target:
-                last, high = before
-                return step if math.isinf(high) else last + (step - last) * (high - target) / (high - loss)
-            before = (step, loss)
-        return math.inf
+        found = first_at(target, zip(self.steps, self.losses, strict=True))
+        return math.inf if found is None else found
 
 
 Series = Sequence[Trial]
