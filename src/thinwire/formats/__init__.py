@@ -2,10 +2,8 @@
 
 from thinwire.formats.base import Format
 from thinwire.formats.coded import Coded
-from thinwire.formats.levels import Levels
 from thinwire.formats.magnitudes import Magnitudes
 from thinwire.formats.offset_float import OffsetFloat, balanced_eps
-from thinwire.formats.sign import Sign
-from thinwire.formats.ternary import Ternary
+from thinwire.formats.scaled import Levels, Sign, Ternary
 
 __all__ = ["Coded", "Format", "Levels", "Magnitudes", "OffsetFloat", "Sign", "Ternary", "balanced_eps"]

@@ -9,14 +9,11 @@ from typing import Annotated, final
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.checked import Range
-from thinwire.kernels import Groups, Norm
-from thinwire.kernels.codes.reference import How
+from thinwire.kernels import Groups
 from thinwire.kernels.memory import constant, empty, kept
-from thinwire.waits import on_host
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
 """How many consecutive numbers share a scale; None for one scale in all."""
@@ -39,7 +36,7 @@ class Format(ABC):
 
     @abstractmethod
     def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Encode several vectors, each as `encode` does.
 
@@ -47,28 +44,12 @@ class Format(ABC):
             x: The vectors, flat, one after another.
             runs: Their lengths.
             seeds: One for each.
+            factor: What each vector is multiplied by first.
             out: Where the numbers go that the codes stand for, as `decode_into` writes them.
 
         Returns:
             Codes and scales, as of `encode`, of one vector after another.
         """
-
-    def encode_multiples(
-        self, x: Tensor, runs: tuple[int, ...], factor: float, *, seeds: Sequence[int], out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Encode several vectors times a factor, each as `encode` does.
-
-        Args:
-            x: As in `encode_each`.
-            runs: As there.
-            factor: What each vector is multiplied by first.
-            seeds: As there.
-            out: As there.
-
-        Returns:
-            Codes and scales, as `encode_each` does.
-        """
-        return self.encode_each(x if factor == 1 else x * factor, runs, seeds=seeds, out=out)
 
     @abstractmethod
     def table(self) -> Tensor:
@@ -143,37 +124,6 @@ class Format(ABC):
         return -(-numel // self.width(numel))
 
 
-class Scaled(Format):
-    """A format that scales each group by a norm of it: then each number's code follows by itself."""
-
-    @property
-    @abstractmethod
-    def how(self) -> How:
-        """Which code a number gets."""
-
-    @abstractmethod
-    def scaling(self, groups: Groups, device: torch.device) -> Norm:
-        """Return what each group's scale is."""
-
-    @final
-    @override
-    def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self.encode_multiples(x, runs, 1.0, seeds=seeds, out=out)
-
-    @final
-    @override
-    def encode_multiples(
-        self, x: Tensor, runs: tuple[int, ...], factor: float, *, seeds: Sequence[int], out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        narrow = x.dtype.itemsize < 4 and not on_host(x)  # then a GPU widens it on the way
-        x, groups = x.detach().reshape(-1).contiguous() if narrow else flat32(x), self.groups(runs)
-        codes, decoded = empty(x.numel(), self.code_dtype, x.device), () if out is None else (self.on(x.device), out)
-        norm = self.scaling(groups, x.device)
-        return codes, kernels.scaled_encode(codes, x, groups, norm, self.how, seeds, factor, *decoded)
-
-
 # A format is a value, so its table need be computed only once.
 @kept
 def _table(form: Format, device: torch.device) -> Tensor:
@@ -185,8 +135,9 @@ def _groups(runs: tuple[int, ...], size: int | None) -> Groups:
     return Groups(runs, size)
 
 
-def flat32(x: Tensor) -> Tensor:
-    """Return `x` flat, contiguous and as float32. A float64 beyond that range becomes infinite."""
+def flat32(x: Tensor, factor: float = 1.0) -> Tensor:
+    """Return `x` times a factor, flat, contiguous and as float32. A float64 beyond that range becomes infinite."""
+    x = x if factor == 1 else x * factor
     return x.detach().reshape(-1).to(torch.float32).contiguous()
 
 

@@ -80,7 +80,7 @@ class Coded:
         Returns:
             Codes and scales for all of them.
         """
-        codes, scales = format.encode_multiples(x.detach().reshape(-1), runs, factor, seeds=seeds, out=out)
+        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds, factor=factor, out=out)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     def packed(self) -> Tensor:

@@ -43,10 +43,10 @@ class Magnitudes(Format):
         object.__setattr__(self, "bits", count.bit_length())
 
     def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""
-        codes, scales = map(torch.cat, zip(*map(self._encoded, flat32(x).split(runs)), strict=True))
+        codes, scales = map(torch.cat, zip(*map(self._encoded, flat32(x, factor).split(runs)), strict=True))
         if out is not None:
             self.decode_into(out, codes, scales, runs)
         return codes, scales

@@ -105,10 +105,10 @@ class OffsetFloat(Format):
         return OffsetGrid(shift, base, most - base + 1, least - base + 1, self.rounding)
 
     def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], out: Tensor | None = None
+        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return codes and scales. These are powers of two: 1 for a group of zeros, and for all unless `scaled`."""
-        x, groups = flat32(x), self.groups(runs)
+        x, groups = flat32(x, factor), self.groups(runs)
         scales, codes = self._scales(peaks(x, groups)), empty(x.numel(), self.code_dtype, x.device)
         decoded = () if out is None else (self.on(x.device), out)
         kernels.codes_encode(codes, x, scales, groups, self.grid, seeds, *decoded)
