@@ -31,7 +31,7 @@ class Scheme:
 
     def nbytes(self, profile: Profile, every: int) -> float:
         """Return the bytes of payload for each inner step."""
-        return self.bits / 8 * _numel(profile) / every
+        return self.bits / 8 * trained(profile) / every
 
     def seconds(self, profile: Profile, every: int) -> float:
         """Return the mean seconds of an inner step if workers meet after every so many.
@@ -40,7 +40,7 @@ class Scheme:
         """
         alone = profile.timeline.computed + profile.timeline.rest
         link = profile.links[self.exchange.transport]
-        nbytes = self.bits / 8 * _numel(profile) / self.fragments
+        nbytes = self.bits / 8 * trained(profile) / self.fragments
         exchange = self.exchange.seconds(nbytes, profile.world_size, link)
         waits = max(0.0, exchange - min(self.delay, every - 1) * alone)
         return max(alone + self.fragments * waits / every, self.fragments * exchange / every)
@@ -106,7 +106,8 @@ def _apart(profile: Profile, every: Sequence[int], assumed: Mapping[tuple[str, i
             yield Way(f"{name}, H {inner}", scheme.nbytes(profile, inner), scheme.seconds(profile, inner), more)
 
 
-def _numel(profile: Profile) -> int:
+def trained(profile: Profile) -> int:
+    """Return how many parameters take a gradient."""
     return sum(gradient.numel for gradient in profile.timeline.gradients)
 
 

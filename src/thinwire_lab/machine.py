@@ -13,6 +13,9 @@ import torch
 
 from thinwire.version import __version__
 
+TODAY = __version__
+FIRST = "0.1.0"
+"""The version of runs that do not name theirs."""
 _PACKAGES = ("numba", "numpy", "triton")
 
 

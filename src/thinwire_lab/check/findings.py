@@ -1,9 +1,9 @@
 """What a check found: ✓, ✗ or –, with a line that says why, and figures."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 SHOWN = {True: "✓", False: "✗", None: "–"}  # noqa: RUF001 - the sign of what does not apply
 _OF_THE_NETWORK = ("onnection", "peer", "pair closure", "imed out", "timeout", "ocket", "NCCL error")
@@ -24,15 +24,6 @@ class Finding:
     def mark(self) -> str:
         """✓, ✗ or –."""
         return SHOWN[self.ok]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain containers."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `to_json` wrote."""
-        return cls(**found)
 
 
 def first_line(error: BaseException) -> str:
@@ -66,14 +57,9 @@ def merged(by_rank: Mapping[int, Finding]) -> Finding:
     found = wrong[rank]
     if len(by_rank) == 1:
         return found
-    return Finding(**found.to_json() | {"said": f"rank {rank}: {found.said}"})
+    return replace(found, said=f"rank {rank}: {found.said}")
 
 
 def _remoteness(said: str) -> int:
     """Return how likely this only follows from what happened on another rank."""
     return 2 if any(words in said for words in _OF_THE_NETWORK) else int(said.startswith("no answer"))
-
-
-def failures(findings: Iterable[Finding]) -> Sequence[Finding]:
-    """Return those that are ✗."""
-    return [found for found in findings if found.ok is False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import torch
@@ -85,12 +85,12 @@ class Launch:
         """Return all ranks' findings on rank 0; elsewhere only wait until all have done the section."""
         if self.alone:
             return mine
-        plain = {row: {rank: found.to_json() for rank, found in by_rank.items()} for row, by_rank in mine.items()}
+        plain = {row: {rank: asdict(found) for rank, found in by_rank.items()} for row, by_rank in mine.items()}
         self.store.set(self._key(section, self.rank), json.dumps(plain))
         every: Found = {}
         for rank in range(self.world):
             for row, by_rank in json.loads(self.store.get(self._key(section, rank))).items():
-                found = {int(rank): Finding.from_json(each) for rank, each in by_rank.items()}
+                found = {int(rank): Finding(**each) for rank, each in by_rank.items()}
                 every.setdefault(int(row), {}).update(found)
         self._meet(section.title)
         return every

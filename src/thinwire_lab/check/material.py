@@ -192,7 +192,7 @@ def _kind(x: Tensor) -> str:
 
 Trials = Iterable[Trial]
 SCALE, DECAY = 0.25, 0.5  # powers of two: a fused multiply-add then rounds like two operations
-SEED, BITS, GROUP, WIDTH = 2**40 + 7, 10, 512, 32
+SEED, WIDTH = 2**40 + 7, 32
 FLOATS = (torch.float32, torch.float64)
 
 
@@ -231,4 +231,6 @@ def several(x: Tensor) -> list[Tensor]:
 
 
 ONLY_32 = (torch.float32,)
+WHOLE: dict[str, Any] = {"dtypes": ONLY_32, "contents": ("normal",)}
+"""For kernels of whole numbers."""
 FINITE = ("normal", "whole", "zeros")

@@ -1,14 +1,14 @@
 """A check, printed, as a page, and as JSON."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 
-from thinwire_lab.check.findings import Finding, failures
+from thinwire_lab.check.findings import Finding
 from thinwire_lab.check.sections import Asked
 from thinwire_lab.show.page import page
 from thinwire_lab.show.table import UNKNOWN, Column, Table, duration, human_bytes, milliseconds, tabulated
@@ -40,7 +40,7 @@ class Report:
     @property
     def failed(self) -> Sequence[Finding]:
         """What is ✗."""
-        return failures(self.findings)
+        return [found for found in self.findings if found.ok is False]
 
     @property
     def conclusion(self) -> str:
@@ -50,13 +50,9 @@ class Report:
         counts = f"{well} checks passed" + (f", {wrong} failed" if wrong else "")
         if not self.complete:
             return f"{'✗ ' if wrong else ''}not complete: {counts} so far, in {duration(self.seconds)}"
-        return f"{'✗' if wrong else '✓'} {counts}, in {duration(self.seconds)}{self._left_out}"
-
-    @property
-    def _left_out(self) -> str:
         only = f"only {','.join(self.asked.only)}" if self.asked.only else ""
-        said = ", ".join(filter(None, ("quick" if self.asked.quick else "", only)))
-        return said and f" ({said})"
+        less = ", ".join(filter(None, ("quick" if self.asked.quick else "", only)))
+        return f"{'✗' if wrong else '✓'} {counts}, in {duration(self.seconds)}" + (less and f" ({less})")
 
     @property
     def origin(self) -> str:
@@ -70,16 +66,6 @@ class Report:
         where = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return [f"thinwire check: {f.section}: {f.name}: {f.said} [{device}; {where}]" for f in self.failed]
 
-    @property
-    def way_out(self) -> str:
-        """What to do until a kernel is fixed; empty if none is wrong."""
-        return _WAY_OUT if any(found.section == "kernels" for found in self.failed) else ""
-
-    def tables(self) -> Iterator[Table]:
-        """Yield a table for each section."""
-        for section, found in groupby(self.findings, key=lambda each: each.section):
-            yield _table(section, list(found))
-
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
@@ -91,7 +77,7 @@ class Report:
             "began": self.began.isoformat(timespec="seconds"),
             "seconds": self.seconds,
             "versions": dict(self.versions),
-            "findings": [found.to_json() for found in self.findings],
+            "findings": [asdict(found) for found in self.findings],
             "issue": self.pasted(),
         }
 
@@ -100,15 +86,15 @@ class Report:
         return page("thinwire check", self.print, made={"began": self.origin})
 
     def print(self, console: Console) -> None:
-        """Print the tables, and what failed last."""
-        for table in self.tables():
-            print_titled(console, table.mapped(_cut))
+        """Print a table for each section; what failed last, and what to do until a kernel is fixed."""
+        for section, found in groupby(self.findings, key=lambda each: each.section):
+            print_titled(console, _table(section, list(found)).mapped(_cut))
         console.print()
         say(console, self.conclusion, "bold red" if self.failed else "bold green")
         for line in self.pasted():
             print_raw(console, line)
-        if self.way_out:
-            say(console, self.way_out)
+        if any(found.section == "kernels" for found in self.failed):
+            say(console, _WAY_OUT)
 
 
 _MARK = Column[Finding](heading="", text=lambda found: found.mark, left=True, wrong=lambda found: found.ok is False)

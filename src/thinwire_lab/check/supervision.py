@@ -96,7 +96,7 @@ class _Member:
                 self.deadline = time.monotonic() + limit + (_STARTING if not self.found else 0)
                 self.row = message["begin"]
             elif "found" in message:
-                self.found[self.row] = Finding.from_json(message["found"])
+                self.found[self.row] = Finding(**message["found"])
                 self.deadline = time.monotonic() + limit + _AGREEING
             self.next = message.get("next", self.next)
             self.unjoined = message.get("unjoined", self.unjoined)

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -86,7 +86,7 @@ def work(spec: Spec, out: Channel) -> None:
     for row in range(spec.start, len(spec.rows)):
         emit(begin=row)
         found = _found(spec, spec.rows[row], device)
-        emit(found=Finding(**{**vars(found), "section": spec.title}).to_json())
+        emit(found=asdict(replace(found, section=spec.title)))
         if not _agreed(spec, store, row, found.ok is not False) or _spoilt(device):
             emit(next=row + 1)
             return

@@ -9,7 +9,7 @@ from thinwire.planner import Cost, Plan, Profile, step_seconds
 from thinwire.planner.decide import winner
 from thinwire.planner.profile import Island
 from thinwire.planner.timeline import check_finite, works
-from thinwire_lab.apart import SCHEMES
+from thinwire_lab.apart import SCHEMES, trained
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.plan.worker import Script
 from thinwire_lab.show.table import Column, Table, duration, human_bytes, milliseconds, tabulated
@@ -116,14 +116,10 @@ def _share(now: Sent, alone: float) -> float:
     return max(0.0, min(now.exchange, now.seconds - alone)) / now.seconds
 
 
-def _trained(profile: Profile) -> int:
-    return sum(gradient.numel for gradient in profile.timeline.gradients)
-
-
 def _replicated(plan: Plan, script: Script) -> Iterator[Sent]:
     """Yield the ways of whole replicas. Where DDP was measured, predictions are scaled to that."""
     profile, there = plan.profile, not script.modules
-    whole, scale = 4.0 * _trained(profile), script.seconds / plan.dense_seconds if there else 1.0
+    whole, scale = 4.0 * trained(profile), script.seconds / plan.dense_seconds if there else 1.0
     first = "" if there else "train in DistributedDataParallel, as each rank can hold the whole model"
     able = there or script.held <= _FULL * script.room
     native = _reduced("DDP in float32", profile, whole, scale * plan.dense_seconds)
@@ -252,7 +248,7 @@ class _Sharded:
     def _differences(self) -> _Part:
         """All trained parameters, once; a byte for each tensor ahead of them."""
         mine, cost = self._script, self._profile.gathers["differences"]
-        each = _trained(self._profile) / mine.shards / mine.modules
+        each = trained(self._profile) / mine.shards / mine.modules
         part = self._messages(1 + mine.modules, mine.modules * cost.nbytes(each), self._near)
         return part._replace(coding=mine.modules * (cost.encode(each) + cost.decode(each)))
 
@@ -261,7 +257,7 @@ class _Sharded:
         mine = self._script
         if recipe is None:
             return self._messages(mine.reductions, mine.reduced / mine.shards, self._near, self._twice)
-        each = _trained(self._profile) / mine.reductions
+        each = trained(self._profile) / mine.reductions
         part = self._messages(mine.reductions, mine.reductions * recipe.nbytes(each) / mine.shards, self._near)
         more = mine.reductions * recipe.exchange(each) / mine.shards
         coding = mine.reductions * (recipe.encode(each) + recipe.decode(each) / mine.shards)
@@ -276,7 +272,7 @@ class _Sharded:
             each = mine.reduced / mine.shards
             seconds = mine.reductions * AllReduce().seconds(each / mine.reductions, mine.replicas, link)
             return _Part(2 * others / mine.replicas * each, seconds)
-        each = _trained(self._profile) / mine.shards / mine.reductions
+        each = trained(self._profile) / mine.shards / mine.reductions
         nbytes = others * mine.reductions * recipe.nbytes(each)
         seconds = others * mine.reductions * link.latency + sharing * nbytes / link.bandwidth
         return _Part(nbytes, seconds, mine.reductions * (recipe.encode(each) + recipe.decode(each)))

@@ -14,7 +14,7 @@ from thinwire.planner import Plan, Profile, Row, step_seconds
 from thinwire_lab.plan.apart import Apart
 from thinwire_lab.plan.explain import Explained
 from thinwire_lab.show.page import page
-from thinwire_lab.show.table import UNKNOWN, Column, Table, human_bytes, tabulated
+from thinwire_lab.show.table import UNKNOWN, Column, human_bytes, tabulated
 from thinwire_lab.show.terminal import print_table, say
 
 _TINY = 1e-3  # of all bytes
@@ -66,7 +66,8 @@ def folded(plan: Plan) -> list[Tensors]:
     groups: dict[Hashable, list[Row]] = {}
     for row in plan.rows:
         groups.setdefault(_key(row, tiny, len(large) > _MANY), []).append(row)
-    return sorted(_grouped(plan, list(groups.values()), tiny), key=lambda some: -some.dense_bytes / some.count)
+    found = [_together(plan, rows, tiny) for rows in groups.values()]
+    return sorted(found, key=lambda some: -some.dense_bytes / some.count)
 
 
 def _key(row: Row, tiny: float, many: bool) -> Hashable:
@@ -79,17 +80,12 @@ def _pattern(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def _grouped(plan: Plan, groups: Sequence[Sequence[Row]], tiny: float) -> Iterator[Tensors]:
-    for rows in groups:
-        name = _pattern(rows[0].name) if rows[0].dense_bytes >= tiny else "small tensors"
-        label = rows[0].name if len(rows) == 1 else f"{len(rows)} {name}"
-        yield Tensors.of(label, rows, _saves(plan, rows))
-
-
-def _saves(plan: Plan, rows: Sequence[Row]) -> float:
+def _together(plan: Plan, rows: Sequence[Row], tiny: float) -> Tensors:
+    name = _pattern(rows[0].name) if rows[0].dense_bytes >= tiny else "small tensors"
     names = {row.name for row in rows}
     without = {name: given for name, given in plan.choice.items() if name not in names}
-    return step_seconds(plan.profile, without) - step_seconds(plan.profile, plan.choice)
+    saves = step_seconds(plan.profile, without) - step_seconds(plan.profile, plan.choice)
+    return Tensors.of(rows[0].name if len(rows) == 1 else f"{len(rows)} {name}", rows, saves)
 
 
 _COLUMNS: tuple[Column[Tensors], ...] = (
@@ -132,7 +128,7 @@ def print_plan(
 def _print_tensors(console: Console, plan: Plan, tensors: Sequence[Tensors]) -> None:
     console.print()
     if tensors:
-        print_table(console, _table(tensors))
+        print_table(console, tabulated(_COLUMNS, tensors, under=list(_reasons(tensors))))
         if plan.pays:
             say(console, _NOTE, "dim")
     else:
@@ -150,10 +146,6 @@ def html(measured: Profile, plan: Plan, chapters: Sequence[Chapter] = ()) -> str
     """Return what is printed as a page, with every tensor."""
     title_ = f"thinwire plan: {title(plan.profile)}"
     return page(title_, lambda on: print_plan(on, measured, plan, every(plan), chapters), made=measured.made)
-
-
-def _table(tensors: Sequence[Tensors]) -> Table:
-    return tabulated(_COLUMNS, tensors, under=list(_reasons(tensors)))
 
 
 def _reasons(tensors: Sequence[Tensors]) -> Iterator[str]:
@@ -230,12 +222,8 @@ def _step(plan: Plan) -> str:
     dense = f"Predicted step: {1e3 * plan.dense_seconds:.1f} ms uncompressed"
     if not plan.pays:
         return f"{dense}."
-    return f"{dense}, {1e3 * plan.seconds:.1f} ms as planned: {speed_up(plan)} times as fast."
-
-
-def speed_up(plan: Plan) -> str:
-    """How many times faster is a step with the plan?"""
-    return f"{plan.dense_seconds / plan.seconds:.2f}" if plan.seconds else UNKNOWN
+    faster = f"{plan.dense_seconds / plan.seconds:.2f}" if plan.seconds else UNKNOWN
+    return f"{dense}, {1e3 * plan.seconds:.1f} ms as planned: {faster} times as fast."
 
 
 def _break_even(plan: Plan) -> str:

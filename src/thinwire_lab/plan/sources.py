@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Profile, candidate
@@ -16,20 +16,6 @@ from thinwire_lab.plan.worker import measure
 from thinwire_lab.problems.optimizers import check_optimizer
 
 _UNTHROTTLED = 1e15  # bytes per second; a profile takes this for the limit of its processors
-
-
-class Asked(NamedTuple):
-    """The link to assume instead of the measured one, and its name."""
-
-    label: str
-    link: Link
-
-    @classmethod
-    def of(cls, rate: Rate | None) -> Self:
-        """Return the link of that rate and latency."""
-        if rate is None:
-            return cls("unthrottled", Link(latency=0.0, bandwidth=_UNTHROTTLED))
-        return cls(f"{rate}", Link(latency=rate.latency, bandwidth=rate.bits_per_second / 8))
 
 
 class Known(NamedTuple):
@@ -139,11 +125,11 @@ def accepted(event: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A file that `Profile.save` wrote. Workers and link, if given, replace the measured ones."""
+    """A file that `Profile.save` wrote. Workers, and a link and its name, if given, replace the measured ones."""
 
     path: Path
     workers: int | None
-    asked: Asked | None
+    asked: tuple[str, Link] | None
 
     def known(self, wishes: Wishes) -> Known:
         """Read the file."""
@@ -153,9 +139,10 @@ class Saved:
             raise BadInput(f"cannot read {self.path}: {error.strerror}; expected what --save-profile wrote") from error
         except ValueError as error:
             raise BadInput(f"{self.path}: {error}; expected what --save-profile wrote") from error
-        profile = measured.on(self.asked and self.asked.link, world_size=self.workers)
-        if self.asked is not None:
-            profile = replace(profile, made={**profile.made, "link": self.asked.label})
+        name, link = self.asked or ("", None)
+        profile = measured.on(link, world_size=self.workers)
+        if name:
+            profile = replace(profile, made={**profile.made, "link": name})
         if self.asked is not None or self.workers is not None:  # a step there was not measured
             profile = replace(profile, made={key: each for key, each in profile.made.items() if key != "script"})
         return Known(measured, profile, wishes.allowed(measured))
@@ -191,7 +178,7 @@ class Request:
         self._leave_out(
             "with --profile nothing is measured", "target", "model", "data", "scale", "seed", "save_profile"
         )
-        asked = None if self.link is None else Asked.of(parse_rate(self.link))
+        asked = None if self.link is None else _named(parse_rate(self.link))
         return Saved(path=path, workers=self.workers, asked=asked)
 
     def _measured(self) -> Measured:
@@ -223,6 +210,13 @@ class Request:
         if given := [option for option in options if getattr(self, option) is not None]:
             said = self.target if given[0] == "target" else f"--{given[0].replace('_', '-')}"
             raise BadInput(f"{why}: leave {said} out")
+
+
+def _named(rate: Rate | None) -> tuple[str, Link]:
+    """Return a link of that rate and latency, behind its name."""
+    if rate is None:
+        return "unthrottled", Link(latency=0.0, bandwidth=_UNTHROTTLED)
+    return f"{rate}", Link(latency=rate.latency, bandwidth=rate.bits_per_second / 8)
 
 
 def optimizer_called(name: str | None) -> OptimizerName | None:

@@ -134,6 +134,7 @@ def vgg() -> nn.Sequential:
 
 
 make_vgg = partial(classifier, name="vgg", title="small VGG", network=vgg)
+"""The problem on the CIFAR-10 file `options.data`."""
 
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
@@ -171,6 +172,7 @@ def resnet20() -> nn.Sequential:
 
 
 make_resnet20 = partial(classifier, name="resnet20", title="ResNet-20", network=resnet20)
+"""The problem on the CIFAR-10 file `options.data`."""
 
 
 def _convolution(inputs: int, outputs: int, stride: int) -> list[nn.Module]:

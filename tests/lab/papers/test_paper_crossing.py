@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from thinwire_lab.machine import TODAY
 from thinwire_lab.papers.dct.crossing import Boundaries, Losses
 from thinwire_lab.papers.dct.rows import rows
 from thinwire_lab.papers.dct.training import Document, Run
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import TODAY, Shelf
+from thinwire_lab.papers.shared.shelf import Shelf
 
 (DCT,) = (paper for paper in PAPERS if paper.name == "dct")
 NOISE = (-0.001, 0.0, 0.001)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire_lab.bench.results import Row
-from thinwire_lab.machine import code
+from thinwire_lab.machine import TODAY, code
 from thinwire_lab.papers import __main__ as program
 from thinwire_lab.papers.dct.served import Served
 from thinwire_lab.papers.dragonn import learning, steps
@@ -37,7 +37,7 @@ from thinwire_lab.papers.shared.ledger import (
     catalogue,
 )
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import RUNS, TODAY, Combined, Document, Shelf
+from thinwire_lab.papers.shared.shelf import RUNS, Combined, Document, Shelf
 from thinwire_lab.papers.shared.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
 
 WAYS = {"dense": Way(recipe="dense()"), "topk": Way(recipe="topk(density=0.01)", batch=8)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, product
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from thinwire.formats import base
 from thinwire.kernels import Groups, Norm, Numbered, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
 from thinwire.payloads import exponents
-from thinwire_lab.check.material import BITS, GROUP, ONLY_32, SEED, Case, Kit, Near, Trial, Trials, as_read, framed
+from thinwire_lab.check.material import ONLY_32, SEED, WHOLE, Case, Kit, Near, Trial, Trials, as_read, framed
+
+BITS, GROUP = 10, 512
 
 
 def _group_norms(kit: Kit, n: int) -> Trials:
@@ -72,16 +74,10 @@ def _unpack_bits(kit: Kit, n: int) -> Trials:
         yield Trial((kit.whole(-(-n * bits // 8), 0, 256, torch.uint8), n, bits, dtype))
 
 
-def _elias_fano(encode: bool) -> Callable[[Kit, int], Trials]:
-    def trials(kit: Kit, n: int) -> Trials:
-        indices = kit.picks(n)
-        buffer = kernels.elias_fano_encode.reference(indices, n)
-        if encode:
-            yield Trial((indices, n))
-        else:
-            yield Trial((torch.stack([buffer] * 3), indices.numel(), n))
-
-    return trials
+def _elias_fano_decode(kit: Kit, n: int) -> Trials:
+    indices = kit.picks(n)
+    buffer = kernels.elias_fano_encode.reference(indices, n)
+    yield Trial((torch.stack([buffer] * 3), indices.numel(), n))
 
 
 def _sections_write(kit: Kit, n: int) -> Trials:
@@ -196,29 +192,26 @@ def _exponents(decode: bool) -> Callable[[Kit, int], Trials]:
     return trials
 
 
-_WHOLE: dict[str, Any] = {"dtypes": ONLY_32, "contents": ("normal",)}
-"""For kernels of whole numbers."""
-
 CASES: Mapping[str, Case] = {
     "codes_encode": Case(make=_codes_encode, dtypes=ONLY_32),
     "scaled_encode": Case(make=_scaled_encode, dtypes=ONLY_32, near=Near(relative=2.0**-23)),
-    "elias_fano_decode": Case(make=_elias_fano(encode=False), **_WHOLE),
-    "elias_fano_encode": Case(make=_elias_fano(encode=True), **_WHOLE),
-    "elias_fano_read": Case(make=_elias_fano_read, **_WHOLE, alike=as_read),
-    "exponents_count": Case(make=lambda kit, n: [Trial((kit.whole(n, -(1 << 15), 1 << 15, torch.int16),))], **_WHOLE),
-    "exponents_decode": Case(make=_exponents(decode=True), **_WHOLE),
-    "exponents_encode": Case(make=_exponents(decode=False), **_WHOLE),
+    "elias_fano_decode": Case(make=_elias_fano_decode, **WHOLE),
+    "elias_fano_encode": Case(make=lambda kit, n: [Trial((kit.picks(n), n))], **WHOLE),
+    "elias_fano_read": Case(make=_elias_fano_read, **WHOLE, alike=as_read),
+    "exponents_count": Case(make=lambda kit, n: [Trial((kit.whole(n, -(1 << 15), 1 << 15, torch.int16),))], **WHOLE),
+    "exponents_decode": Case(make=_exponents(decode=True), **WHOLE),
+    "exponents_encode": Case(make=_exponents(decode=False), **WHOLE),
     "group_norms": Case(make=_group_norms, dtypes=ONLY_32, near=Near(relative=1e-12)),
     "group_scales": Case(make=_group_scales, dtypes=ONLY_32, near=Near(relative=2.0**-23)),
     "numbers_read": Case(make=_numbers_read),
     "ones": Case(
-        make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)], **_WHOLE
+        make=lambda kit, n: [Trial((kit.whole(n, 0, 2, torch.uint8), count)) for count in (0, n // 3, n)], **WHOLE
     ),
-    "pack_bits": Case(make=_pack_bits, **_WHOLE, nbytes=300),
-    "sections_write": Case(make=_sections_write, **_WHOLE),
-    "subsets_decode": Case(make=_subsets(decode=True), **_WHOLE),
-    "subsets_encode": Case(make=_subsets(decode=False), **_WHOLE),
-    "subsets_read": Case(make=_subsets_read, **_WHOLE, alike=as_read),
+    "pack_bits": Case(make=_pack_bits, **WHOLE, nbytes=300),
+    "sections_write": Case(make=_sections_write, **WHOLE),
+    "subsets_decode": Case(make=_subsets(decode=True), **WHOLE),
+    "subsets_encode": Case(make=_subsets(decode=False), **WHOLE),
+    "subsets_read": Case(make=_subsets_read, **WHOLE, alike=as_read),
     "table_decode": Case(make=_table_decode, dtypes=(torch.float32, torch.float16)),
-    "unpack_bits": Case(make=_unpack_bits, **_WHOLE, nbytes=300),
+    "unpack_bits": Case(make=_unpack_bits, **WHOLE, nbytes=300),
 }

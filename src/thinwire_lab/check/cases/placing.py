@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Checks, Slotted
-from thinwire_lab.check.material import FINITE, ONLY_32, SEED, Case, Kit, Trial, Trials, as_read, framed, several
+from thinwire_lab.check.material import FINITE, SEED, WHOLE, Case, Kit, Trial, Trials, as_read, framed, several
 
 
 def _runs(kit: Kit, n: int, ranks: int = 3) -> tuple[Tensor, Tensor, tuple[int, ...]]:
@@ -207,15 +207,15 @@ def _in_slots(kit: Kit, n: int) -> Tensor:
 
 
 CASES: Mapping[str, Case] = {
-    "differ": Case(make=_differ, dtypes=ONLY_32, contents=("normal",), alike=_as_wrong),
+    "differ": Case(make=_differ, **WHOLE, alike=_as_wrong),
     "joined": Case(make=_joined),
     "gather_each": Case(make=_gather_each),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
     "mask": Case(make=_mask),
     "merge": Case(make=_merge),
-    "misplaced": Case(make=_misplaced, dtypes=ONLY_32, contents=("normal",), alike=_as_wrong),
+    "misplaced": Case(make=_misplaced, **WHOLE, alike=_as_wrong),
     "peak_of_each": Case(make=_peak_of_each),
-    "placed": Case(make=_placed, dtypes=ONLY_32, contents=("normal",)),
+    "placed": Case(make=_placed, **WHOLE),
     "row_sums": Case(make=lambda kit, n: [Trial((framed(torch.stack([kit.vector(n, rank) for rank in range(3)])),))]),
     "scatter": Case(make=_scatter),
     "scatter_add": Case(make=_scatter_add),
@@ -229,13 +229,8 @@ CASES: Mapping[str, Case] = {
         contents=FINITE,
         nbytes=150,
     ),
-    "slots_decode": Case(make=_slots_decode, dtypes=ONLY_32, contents=("normal",)),
-    "slots_read": Case(make=_slots_read, dtypes=ONLY_32, contents=("normal",), alike=as_read),
-    "slots_encode": Case(
-        make=_slots_encode,
-        dtypes=ONLY_32,
-        contents=("normal",),
-        alike=_as_encoded,
-    ),
+    "slots_decode": Case(make=_slots_decode, **WHOLE),
+    "slots_read": Case(make=_slots_read, **WHOLE, alike=as_read),
+    "slots_encode": Case(make=_slots_encode, **WHOLE, alike=_as_encoded),
     "subtract_rounded": Case(make=_subtract_rounded),
 }

@@ -135,9 +135,18 @@ def _as_the_model(steps: Steps) -> str:
     return FAILS if most < 0.83 or least > 1.17 else UNDECIDED
 
 
-@GTOPK.judge("G22", benches.CNN_STEPS, benches.FC_STEPS, benches.TEXT_STEPS, benches.LM_STEPS, benches.XL_STEPS)
+_MODELS = {
+    "ResNet-20": benches.CNN_STEPS,
+    "small VGG": benches.FC_STEPS,
+    "transformer": benches.TEXT_STEPS,
+    "LSTM": benches.LM_STEPS,
+    "XL": benches.XL_STEPS,
+}
+
+
+@GTOPK.judge("G22", *_MODELS.values())
 def efficiency(*found: Grid) -> Outcome:
-    models = dict(zip(("ResNet-20", "small VGG", "transformer", "LSTM", "XL"), found, strict=True))
+    models = dict(zip(_MODELS, found, strict=True))
     others = {"dense": lambda steps: steps.ahead(_TREE), "Top-k": lambda steps: steps.ahead(_TREE, _GATHER)}
     parts = {
         f"{name} over {other}": every(at_every(grid, rule))[0]
@@ -154,16 +163,7 @@ def efficiency(*found: Grid) -> Outcome:
     return Outcome(*every(parts), measured="; ".join(said))
 
 
-@GTOPK.judge(
-    "G12",
-    GRADIENTS,
-    SWEEP,
-    benches.CNN_STEPS,
-    benches.FC_STEPS,
-    benches.TEXT_STEPS,
-    benches.LM_STEPS,
-    benches.XL_STEPS,
-)
+@GTOPK.judge("G12", GRADIENTS, SWEEP, *_MODELS.values())
 def throughput(published: Mapping[str, Outcome], found: Found, *models: Grid) -> Outcome:
     arithmetic, places = published["G12"], [each for model in models for each in model.items()]
     off = [_off_model(found, *place, label) for label in ("dense", _GATHER, _TREE) for place in places]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from thinwire.files import write_atomically
-from thinwire.version import __version__
-from thinwire_lab.machine import code, made
+from thinwire_lab.machine import FIRST, TODAY, code, made
 from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
 
@@ -21,11 +20,8 @@ RUNS = FOLDER / "runs"
 DATA = "DATA"
 TRAIN, SERVE = "thinwire_lab.studies.convergence", "thinwire_lab.studies.server_clicks"
 GOING_ON = (TRAIN, SERVE)
-TODAY = __version__
 _OURS = {"python": [sys.executable], "thinwire": [sys.executable, "-m", "thinwire"]}
 """Programs of this very environment, whether or not it is on the path."""
-FIRST = "0.1.0"
-"""The version of runs that do not name theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)

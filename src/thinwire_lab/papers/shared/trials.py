@@ -9,9 +9,10 @@ from statistics import fmean, stdev
 from typing import Any, Self, TypeVar
 
 from thinwire_lab.bench.rows import first_at
+from thinwire_lab.machine import FIRST
 from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import DATA, FIRST, TRAIN, Evidence, Shelf
+from thinwire_lab.papers.shared.shelf import DATA, TRAIN, Evidence, Shelf
 
 FILE = "learning.jsonl"
 RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 0.2, "lstm": 4.0}

@@ -29,13 +29,13 @@ import typer
 from rich.console import Console
 
 from thinwire_lab.inputs import append_line
-from thinwire_lab.machine import code
+from thinwire_lab.machine import TODAY, code
 from thinwire_lab.problems import build
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_raw, print_table
 from thinwire_lab.studies.convergence.optimizers import Schedule
 from thinwire_lab.studies.convergence.results import read, several
-from thinwire_lab.studies.convergence.training import DATA, TODAY, Run, Settings, problem_of, text_of, train
+from thinwire_lab.studies.convergence.training import DATA, Run, Settings, problem_of, text_of, train
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console()

@@ -20,8 +20,7 @@ from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, r
 from thinwire.integrations.training.gradients import buckets
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
-from thinwire.version import __version__
-from thinwire_lab.machine import made
+from thinwire_lab.machine import FIRST, TODAY, made
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import Batch, hits
 from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks
@@ -101,11 +100,6 @@ class Look(NamedTuple):
     bits: float
     accuracy: float | None = None
     elsewhere: float | None = None
-
-
-TODAY = __version__
-FIRST = "0.1.0"
-"""The version of runs that do not name theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
