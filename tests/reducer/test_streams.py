@@ -1,11 +1,12 @@
 """On a GPU, does every stream wait for those whose results it reads? Every recipe takes steps on imitated streams."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
+import torch.distributed as dist
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
@@ -15,7 +16,8 @@ from thinwire.codecs import TopK
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Reducer
 from thinwire.reducer.owners import ToOwners
-from thinwire_lab.check.gpu.buckets import RECIPES, made
+from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, made
+from thinwire_lab.check.gpu.counting import fake_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 RECIPE: dict[str, Callable[[], Reducer]] = {
@@ -27,6 +29,14 @@ RECIPE: dict[str, Callable[[], Reducer]] = {
 }
 FEW = {"topk", "fading", "bf16", "orthogonal", "topk to owners"}
 APART = pytest.mark.parametrize("apart", [True, False], ids=["collectives apart", "collectives in the current stream"])
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    """Leave no group to the tests that follow."""
+    fake_group(WORLD)
+    yield
+    dist.destroy_process_group()
 
 
 @APART
