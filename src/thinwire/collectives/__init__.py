@@ -9,7 +9,7 @@ from thinwire.collectives.gathers import Pool, all_gather, all_reduce, all_to_al
 from thinwire.collectives.groups import Group, adopt_group, all_or, forget_group, plain_device
 from thinwire.collectives.messages import all_gather_plain, broadcast_state, packed, receive_state, send_state, unpacked
 from thinwire.collectives.peers import Peers
-from thinwire.collectives.queued import Queued, of_torch, queued
+from thinwire.collectives.queued import fulfil, of_torch, promised, queued
 from thinwire.collectives.staging import Staging, room, taking, used_here
 from thinwire.collectives.thread import communication_thread
 
@@ -17,7 +17,6 @@ __all__ = [
     "Group",
     "Peers",
     "Pool",
-    "Queued",
     "Staging",
     "adopt_group",
     "all_gather",
@@ -28,11 +27,13 @@ __all__ = [
     "broadcast_state",
     "communication_thread",
     "forget_group",
+    "fulfil",
     "of_torch",
     "packed",
     "plain_device",
     "pooled",
     "pooling",
+    "promised",
     "queued",
     "receive_state",
     "room",

@@ -42,14 +42,15 @@ class Staging:
                     return self._free.pop(place)
         return empty(nbytes, torch.uint8, device)
 
-    def keep(self, buffers: list[Tensor], needed: int = 0) -> None:
-        """Keep a bucket's buffers for the next turn. One that is never kept, because its collective failed, is freed.
-
-        `needed`: how much memory the bucket's reduction takes beside these buffers, as its recipe declares it.
-        """
+    def keep(self, buffers: list[Tensor]) -> None:
+        """Keep buffers for the next turn. One that is never kept, because its collective failed, is freed."""
         with self._lock:
             self._used += buffers
-            self._needed = max(self._needed, needed)
+
+    def need(self, nbytes: int) -> None:
+        """Note how much memory one reduction of a bucket takes beside these buffers, as its recipe declares it."""
+        with self._lock:
+            self._needed = max(self._needed, nbytes)
 
     @property
     def needed(self) -> int:

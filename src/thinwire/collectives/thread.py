@@ -12,16 +12,17 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch.futures import Future
 
 from thinwire.collectives.exit import patience_ends
 from thinwire.collectives.groups import Group, end_group, same_group
+from thinwire.collectives.queued import Queued, fulfil
 
 _T = TypeVar("_T")
-_Job = tuple[Callable[[], Any], "Future[Any]", Any, Any]
+_Job = Callable[[], None]
 
 
 @final
@@ -40,14 +41,14 @@ class Worker:
 
     def submit(self, work: Callable[[], _T], device: torch.device) -> "Future[_T]":
         """Queue `work`, whose result holds tensors on `device`. There it comes after what is queued here by now."""
-        stream = ready = None
+        future: Any = Future()
         if device.type == "cuda":
             if device not in self._streams:  # what others wait for comes before backward's kernels
                 self._streams[device] = torch.cuda.Stream(device, priority=-1)
-            stream, ready = self._streams[device], torch.cuda.current_stream(device).record_event()
-        future: Future[_T] = Future(devices=[device] if stream else [])
-        self._jobs.put((work, future, stream, ready))
-        return future
+            future = Queued(self._streams[device])
+            work = partial(_after, torch.cuda.current_stream(device).record_event(), future.stream, work)
+        self._jobs.put(partial(fulfil, future, work))
+        return cast("Future[_T]", future)
 
     def close(self) -> None:
         """Take no more work."""
@@ -104,17 +105,10 @@ def _end_all() -> None:
 
 def _serve(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
-        _run(*job)
+        job()
         del job  # or what it holds would live until the next job
 
 
-def _run(work: Callable[[], Any], future: "Future[Any]", stream: Any, ready: Any) -> None:
-    with torch.cuda.stream(stream):  # None leaves it as it is
-        if stream is not None:
-            stream.wait_event(ready)
-        try:
-            result = work()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+def _after(ready: Any, stream: Any, work: Callable[[], _T]) -> _T:
+    stream.wait_event(ready)
+    return work()

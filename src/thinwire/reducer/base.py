@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from thinwire import trace
-from thinwire.collectives import Group, Queued, Staging, all_reduce
+from thinwire.collectives import Group, Staging, all_reduce, fulfil, promised
 from thinwire.kernels.parts import Cut, Parts
 from thinwire.memories import Memory
 from thinwire.payloads import Payload
@@ -134,6 +134,10 @@ class Round:
     verdict: Verdict | None = None
     staging: Staging = field(default_factory=Staging)
 
+    def seeds(self, names: Sequence[str], *, shared: bool = True) -> Sequence[int]:
+        """Return the `seed` of each name, computed when somebody reads one; `shared` as in `seed`."""
+        return Seeds(self, names, shared=shared)
+
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""
         return zlib.crc32(f"{self.number}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
@@ -146,7 +150,7 @@ class Round:
 
 @final
 class Seeds(Sequence[int]):
-    """What `Round.seed` returns for each of several names, computed when somebody reads one."""
+    """The seeds of several names in one reduction."""
 
     def __init__(self, at: Round, names: Sequence[str], *, shared: bool) -> None:
         self._at, self._names, self._shared = at, names, shared
@@ -321,24 +325,18 @@ def joined(futures: "Sequence[Future[Mean]]", flat: Tensor) -> "Future[Mean]":
     if len(futures) == 1:
         return futures[0]
 
-    def together(_: "Future[Mean]") -> Mean:  # all are done: on a GPU this stream waits, not the host
+    def together() -> Mean:  # all are done: on a GPU this stream waits, not the host
         finite = True
         for future in futures:
             finite &= future.wait().finite
         return Mean(finite, flat)
 
-    if {Queued}.issuperset(map(type, futures)):
-        return futures[0].then(together)
-    whole: Future[Any] = Future(devices=[flat.device] if flat.is_cuda else [])
+    whole = promised(futures, flat.device)
     done = count(1)
 
-    def finish(last: "Future[Mean]") -> None:
-        if next(done) < len(futures):
-            return
-        try:
-            whole.set_result(together(last))
-        except Exception as error:
-            whole.set_exception(error)
+    def finish(_: "Future[Mean]") -> None:
+        if next(done) == len(futures):
+            fulfil(whole, together)
 
     for future in futures:
         future.add_done_callback(finish)

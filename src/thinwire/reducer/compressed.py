@@ -77,16 +77,17 @@ class Compressed(Reducer):
         """Encode now, decode when the exchange is done."""
         if not bucket.segments:
             return completed(Mean(True, bucket.flat))
-        if not self.memory.stateful and self.codec.elementwise:
+        if self.codec.elementwise and not self.memory.stateful:
             bucket = Bucket(flat=bucket.flat, segments=bucket.segments.coalesced)
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         watch, scale, listeners, staging, verdict = at.watch, at.scale, at.listeners, at.staging, at.verdict
-        unread = verdict is not None and not on_host(bucket.flat)
-        shared = Seeds(at, bucket.segments.names, shared=True)
+        on_gpu = not on_host(bucket.flat)
+        unread = verdict is not None and on_gpu
         start = trace.now()
-        (payload, carried), captured = self._encode(bucket, at, shared)
+        (payload, carried), captured = self._encode(bucket, at)
         trace.took("encode", start, listeners)
-        needed = self._scratch(bucket, payload, at)
+        staging.need(self._scratch(bucket, payload, at))
+        seeds = Seeds(at, bucket.segments.names, shared=True)
         start = trace.now()
         followed = nullcontext() if captured is None else captured.lane.followed()
         noted = nullcontext() if verdict is None else noting(verdict)
@@ -96,20 +97,20 @@ class Compressed(Reducer):
                 carried = carried.clone() if isinstance(carried, Tensor) else carried  # a replay writes it anew
             for listener in listeners:
                 listener.add("values", carried)
-            future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=shared)
+            future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
 
         def finish(done: "Future[Exchanged]") -> Mean:
             exchanged = done.value()  # raises what the exchange raised
             trace.took("exchange", start, listeners)
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             begin = trace.now()
-            if bucket.flat.is_cuda:
+            if on_gpu:
                 used_here(bucket.flat, *(exchanged.tensors() if captured is None else ()))
             if verdict is not None and unread:
                 self._decode_unread(exchanged, bucket, scale, verdict, captured, staging)
             finite = unread or self._decode(exchanged, bucket, watch=watch, scale=scale)
             trace.took("decode", begin, listeners)
-            staging.keep(taken, needed)
+            staging.keep(taken)
             return Mean(finite, bucket.flat)
 
         return future.then(finish)
@@ -122,15 +123,13 @@ class Compressed(Reducer):
     def memory_of(self, segment: Segment) -> Memory:
         return self.memory
 
-    def _encode(
-        self, bucket: Bucket, at: Round, shared: Sequence[int]
-    ) -> "tuple[tuple[Payload, int | Tensor], Piece | None]":
+    def _encode(self, bucket: Bucket, at: Round) -> "tuple[tuple[Payload, int | Tensor], Piece | None]":
         """Return the payload and how many values travel, and what stands for the memory that a replay overwrites."""
         codec, segments = self.codec.at(at.step), bucket.segments
         own = Seeds(at, segments.names, shared=False)
-        signals = self.memory.compensate_each(segments.names, Parts(bucket.flat, segments.cut), at.scale, own)
+        signals = self.memory.compensate_each(segments.names, bucket.views(), at.scale, own)
         signals.share = at.scale if self.memory.stateful else None
-        seeds, counted = shared if codec.shared_seed else own, bool(at.listeners)
+        seeds, counted = Seeds(at, segments.names, shared=True) if codec.shared_seed else own, bool(at.listeners)
 
         def packed(seeds: Sequence[int]) -> tuple[tuple[Payload, int | Tensor], Signals]:
             computed = signals.again()

@@ -62,7 +62,7 @@ class ToOwners(Reducer):
             sizes = [payloads[owner].nbytes if owner in payloads else 0 for owner in range(ranks)]
             leaving = torch.cat(buffers, out=room(sum(sizes), bucket.flat.device))
             arriving = places(ranks, sizes[rank], bucket.flat.device)
-        needed = self._scratch(bucket, payloads, at)
+        staging.need(self._scratch(bucket, payloads, at))
         for payload in payloads.values():
             note_values(payload, listeners)
         mine = payloads.get(rank)
@@ -81,7 +81,7 @@ class ToOwners(Reducer):
                 if total is not None:
                     total.write(bucket.flat)
                 finite = total is None or not watch or total.is_finite(bucket.flat)
-            staging.keep(taken, needed)
+            staging.keep(taken)
             return Mean(finite, bucket.flat)
 
         return swapped.then(finish)

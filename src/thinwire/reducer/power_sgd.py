@@ -92,7 +92,7 @@ class PowerSGD(Reducer):
             return completed(Mean(True, bucket.flat))
         with trace.span("encode", *at.listeners):
             work = [self._multiply(segment, g, at) for segment, g in zip(bucket.segments, bucket.views(), strict=True)]
-        at.staging.keep([], self._scratch(work))
+        at.staging.need(self._scratch(work))
         told, flat = _Told(at.watch, at.scale, at.listeners), bucket.flat
         return communication_thread(at.group).submit(lambda own: Mean(self._rounds(work, own, told), flat), flat.device)
 

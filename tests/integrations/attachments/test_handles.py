@@ -715,9 +715,9 @@ def test_what_waits_after_removal_can_be_loaded(ranks: Ranks) -> None:
 def _buckets_known() -> list[bool]:
     training = Training("several buckets", "topk")
     training.run(range(2))
-    before = bool(training.attachment.membership.segments)
+    before = bool(training.attachment._seen)
     training.attachment.remove()
-    return [before, bool(training.attachment.membership.segments)]
+    return [before, bool(training.attachment._seen)]
 
 
 def test_what_a_gpu_has_captured_of_buckets_goes_with_the_recipe(ranks: Ranks) -> None:

@@ -140,6 +140,7 @@ class Attached(Handle):
             RuntimeError: If the recipe corrects momentum and no optimizer can take it back.
         """
         self.attachment.membership.release(averages="DDP's hook, or reduce(), does that")
+        self.attachment._seen.clear()
 
 
 @final
@@ -200,6 +201,7 @@ class Attachment(Attached):
         self.exchanges = True
         self._whole: Whole | None = None
         self._said: set[str] = set()
+        self._seen: dict[tuple[int, ...], Segments] = {}
         self.advice = ErrorFeedbackAdvice(recipe.memories(), group.rank())
         observe(self)
 
@@ -254,8 +256,7 @@ class Attachment(Attached):
             RuntimeError: If another attachment has taken over, and within the capture of a CUDA graph.
         """
         key, membership = (flat.numel(), *map(id, parameters)), self.membership  # which the attachment holds
-        known = membership.segments
-        segments = known[key] = known.get(key) or self._segments(parameters, flat.numel())
+        segments = self._seen[key] = self._seen.get(key) or self._segments(parameters, flat.numel())
         self._enter(segments.names, parameters, joined=joined)
         bucket = Bucket(flat=flat, segments=segments)
         gradients = self.steps.gradients
@@ -432,7 +433,7 @@ class Attachment(Attached):
     def end(self) -> None:
         """Free all memory, and stop following gradients."""
         self.ended = True
-        self.membership.segments.clear()
+        self._seen.clear()
         stop_observing(self)
         if self._whole is not None:
             self._whole.end()

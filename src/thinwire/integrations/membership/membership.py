@@ -14,7 +14,7 @@ from thinwire.integrations.membership import state
 from thinwire.integrations.membership.redistribution import noting_from
 from thinwire.integrations.momentum.handover import Handover
 from thinwire.integrations.training.steps import Steps
-from thinwire.reducer import Reducer, Released, Segments
+from thinwire.reducer import Reducer, Released
 from thinwire.trace import Meter
 
 _log = logging.getLogger("thinwire")
@@ -32,8 +32,7 @@ class Membership:
     """One rank among those that exchange the gradients of a model: its recipe and memories, its step, its place.
 
     `agreed` says whether ranks have compared where they stand, `resting` has frozen parameters, for which something may
-    wait from before, and `samples` is this rank's weight in means, if they are weighted. `segments`: those of buckets,
-    and what the recipe has worked out for them.
+    wait from before, and `samples` is this rank's weight in means, if they are weighted.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Membership:
         self.meter, self.loss_scale = Meter(), 1.0
         self.divisor, self.agreed = divisor, False
         self.samples: int | None = None
-        self.segments: dict[tuple[int, ...], Segments] = {}
 
     @property
     def waits(self) -> bool:
@@ -175,7 +173,6 @@ class Membership:
         if self.handover.active:
             self.handover.give_up(self.group, self.loss_scale)
         self.recipe = Released(waiting=tuple(self.recipe.memories()))
-        self.segments.clear()
         self.meter.end()
         level = logging.DEBUG if self.group.rank() else logging.WARNING
         _log.log(level, "removed: gradients are averaged uncompressed from now on; %s", averages)

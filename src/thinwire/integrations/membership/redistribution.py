@@ -108,11 +108,11 @@ def _by_rank(states: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]
         saved[each["rank"]] = each
     first = states[0]
     for each in states[1:]:
-        check_belong_together(first, each)
+        check_alike(first, each)
     return saved
 
 
-def check_belong_together(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Raise StateError where states of one step differ in what ranks have in common."""
     for key in sorted((first.keys() | other.keys()) - _OF_ONE_RANK):
         one, two = first.get(key, "absent"), other.get(key, "absent")

@@ -152,7 +152,7 @@ class Copies:
 
     def _depth(self) -> int:
         """Return how many modules are in forward, by the stack: hooks do not learn of a pass that Ctrl-C ends."""
-        return sum(module in self._modules for module in running(_FORWARD, "self"))
+        return sum(held["self"] in self._modules for held in running(_FORWARD))
 
     @torch.inference_mode(False)
     def _agreed(self) -> Sequence[Step]:

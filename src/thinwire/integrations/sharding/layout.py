@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.membership.membership import union
-from thinwire.integrations.membership.redistribution import check_belong_together
+from thinwire.integrations.membership.redistribution import check_alike
 from thinwire.integrations.membership.state import stranger
 from thinwire.integrations.training.gradients import is_dtensor
 from thinwire.memories import Noted
@@ -126,7 +126,7 @@ def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piec
     """Return the state of a piece from those that a replica's shards saved; what a missing one held becomes zeros."""
     first, *others = pieces.values()
     for each in others:
-        check_belong_together(first, each)
+        check_alike(first, each)
     cuts.check(first, StateError)
     memories = [
         _memory({shard: each["memories"][i] for shard, each in pieces.items()}, shards, cuts, piece)

@@ -54,6 +54,7 @@ class Shards(Gathering):
         if self._gathers:
             self._gathers.remove()
         membership.release(averages="what thinwire.shard returned does that")
+        self.attachment._seen.clear()
 
 
 @checked(on_error=raise_on_all(fsdp.mesh_groups))

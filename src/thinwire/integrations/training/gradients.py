@@ -152,7 +152,7 @@ def shape_in_memory(p: Tensor) -> tuple[int, ...]:
 
 def segment_of(p: nn.Parameter, name: str) -> Segment:
     """Return the segment of a parameter, or of this rank's shard of it, in a bucket of its own."""
-    return Segment(name=name, offset=0, length=own_length(p), shape=shape_in_memory(p))
+    return Segment(name=name, offset=0, length=local(p).numel(), shape=shape_in_memory(p))
 
 
 def shaped_like(p: Tensor, flat: Tensor) -> Tensor:
@@ -161,10 +161,14 @@ def shaped_like(p: Tensor, flat: Tensor) -> Tensor:
     return flat.as_strided(part.shape, _stride_in_memory(part), flat.storage_offset())
 
 
+def gapless(x: Tensor) -> bool:
+    """Whether this tensor fills its memory: not one of every few columns, and not one row many times."""
+    return x.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(x))
+
+
 def _stride_in_memory(x: Tensor) -> tuple[int, ...]:
-    """Return the strides of this parameter's gradient: its own, or row by row if it has gaps or repeats a row."""
-    gapless = x.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(x))
-    return x.stride() if gapless else torch.empty(x.shape, device="meta").stride()
+    """Return the strides of this parameter's gradient: its own where it has no gaps, and else row by row."""
+    return x.stride() if gapless(x) else torch.empty(x.shape, device="meta").stride()
 
 
 def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -3,9 +3,8 @@
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
-from operator import call
 from threading import RLock
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar, final
@@ -70,23 +69,21 @@ def take_part(participant: Participant) -> None:
 
 def nested(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this hook's step is part of another of the same optimizer, by the stack: counts err after raises."""
-    return running(_STEP, "self").count(optimizer) > 1
+    return sum(held["args"][0] is optimizer for held in running(_STEP)) > 1
 
 
 def scaled_here() -> bool:
     """Whether a GradScaler that is enabled takes this hook's step, by the stack."""
-    return any(scaler.is_enabled() for scaler in running(_SCALED_STEP, "self"))
+    return any(held["self"].is_enabled() for held in running(_SCALED_STEP))
 
 
-def running(code: CodeType, name: str) -> list[Any]:
-    """Return what a local variable is in each of this code's calls on the stack, the innermost first."""
+def running(code: CodeType) -> Iterator[Mapping[str, Any]]:
+    """Yield the local variables of this code's calls on the stack, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    found = []
     while frame is not None:
         if frame.f_code is code:
-            found.append(frame.f_locals[name])
+            yield frame.f_locals
         frame = frame.f_back
-    return found
 
 
 def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
@@ -124,7 +121,7 @@ class _Alive(Generic[T]):
 
     @property
     def all(self) -> list[T]:
-        return [*filter(None, map(call, self._members))]
+        return [member for each in self._members if (member := each()) is not None]
 
     def add(self, member: T) -> None:
         with self._lock:
@@ -180,20 +177,19 @@ _hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, Callabl
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step whose hook calls this is its class's own, not that of a subclass which goes on to it."""
-    steps = running(_STEP, "func")
-    return not steps or inspect.unwrap(steps[0]) is _hooks[optimizer][2]
+    held = next(running(_STEP), None)
+    return held is None or inspect.unwrap(held["func"]) is _hooks[optimizer][2]
 
 
 def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     if not _is_own(optimizer):
         return None
-    participants = _participants.all
-    for participant in participants:
+    for participant in _participants.all:
         participant.before_step(optimizer)
     closure = _closure(args, kwargs)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
-    for participant in participants:
+    for participant in _participants.all:
         participant.apply(optimizer)
     return None
 
@@ -261,7 +257,7 @@ class Whole:
         """Return the names of those that this optimizer has a gradient for, and that nobody reduces."""
         held: list[nn.Parameter] = []
         for group in optimizer.param_groups:
-            held += [p for p in group["params"] if id(p) not in self._known and p.grad is not None]
+            held += (p for p in group["params"] if id(p) not in self._known and p.grad is not None)
         if not held:
             return []
         alive = [module for each in self._modules if (module := each()) is not None]

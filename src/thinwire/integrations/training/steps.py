@@ -286,7 +286,8 @@ class Steps:
 
     def restart(self, step: int, draw: int) -> None:
         """Go on from this step and draw, and drop what is pending."""
-        self.take_back()
+        self.close()
+        self.settle(set(self.pending), keep=False)
         self.step, self.draw, self.open, self.fresh = step, draw, False, True
 
     def thrown_away(self, name: str) -> None:

@@ -1,6 +1,7 @@
 """What does a message cost, and are some ranks nearer? Latency α and inverse bandwidth β, fitted to a few sizes."""
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from thinwire.collectives import Group, Peers, all_gather, all_reduce
 from thinwire.exchanges import AllGather, AllReduce, Exchange, Link, Transport
-from thinwire.planner.probe.measure import gathered, hosts, longest, timed, timed_busy
+from thinwire.planner.probe.measure import gathered, hosts, longest, synchronize, timed
 
 SMALLEST, USUAL, LARGEST = 1 << 8, 1 << 22, 1 << 26
 """Bytes of the first message, of the last one where time allows, and of the last one where latency is long."""
@@ -117,7 +118,7 @@ def ping(nbytes: int, group: Group, device: torch.device) -> float:
     """Return the seconds of an all-reduce of so many bytes: the best of a few, on the fastest rank. A collective."""
     run = _reduce(torch.zeros(-(-nbytes // 4), device=device), group)
     gathered([0.0], group, device)  # start together
-    return float(gathered([min(timed(run, device) for _ in range(_PINGS))], group, device).min())
+    return float(gathered([min(_timed(run, device)[0] for _ in range(_PINGS))], group, device).min())
 
 
 def contention(group: Group, device: torch.device) -> float:
@@ -131,12 +132,20 @@ def contention(group: Group, device: torch.device) -> float:
 def _sender(name: Transport, group: Group, device: torch.device) -> Callable[[int, int], Sent]:
     def send(size: int, runs: int) -> Sent:
         run = _WAYS[name][0](torch.zeros(size, dtype=torch.uint8, device=device).view(torch.float32), group)
-        columns = zip(*(timed_busy(run, device) for _ in range(runs)), strict=True)
+        columns = zip(*(_timed(run, device) for _ in range(runs)), strict=True)
         # of two the lesser, as the first may set up a connection or find a narrow window
         wall, busy = gathered([median_low(column) for column in columns], group, device).mean(dim=0).tolist()
         return Sent(size, wall, busy)
 
     return send
+
+
+def _timed(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    synchronize(device)
+    start, busy = time.perf_counter(), time.process_time()
+    run()
+    synchronize(device)
+    return time.perf_counter() - start, time.process_time() - busy
 
 
 def _reduce(x: Tensor, group: Group) -> Callable[[], object]:

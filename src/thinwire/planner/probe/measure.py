@@ -44,16 +44,11 @@ def synchronize(device: torch.device) -> None:
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
     """Return the seconds in which a device does what `run` asks of it."""
-    return timed_busy(run, device)[0]
-
-
-def timed_busy(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Return these seconds, and for how many of them the process was busy."""
     synchronize(device)
-    start, busy = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
     run()
     synchronize(device)
-    return time.perf_counter() - start, time.process_time() - busy
+    return time.perf_counter() - start
 
 
 def gathered(figures: Sequence[float], group: Group, device: torch.device | None = None) -> Tensor:

@@ -1,0 +1,101 @@
+"""What follows work on a GPU's stream: in which stream, and when. No GPU is needed, as streams are imitated."""
+
+import importlib
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from imitated_streams import Event, Stream
+from torch.futures import Future
+
+from thinwire.collectives import of_torch
+from thinwire.collectives.queued import Queued
+from thinwire.collectives.thread import Worker
+from thinwire.reducer.base import Mean, joined
+
+GPU = torch.device("cuda", 0)
+HERE = threading.local()
+
+
+@pytest.fixture(autouse=True)
+def _streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each thread has a current stream of its own, as with CUDA."""
+
+    def current(_: object = None) -> Stream:
+        HERE.stream = getattr(HERE, "stream", None) or Stream()
+        return HERE.stream
+
+    monkeypatch.setattr(Stream, "device", GPU)
+    for name, value in {
+        "Stream": Stream,
+        "Event": Event,
+        "current_device": lambda: 0,
+        "current_stream": current,
+        "set_stream": lambda stream: setattr(HERE, "stream", stream),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    real = importlib.import_module("thinwire.collectives.queued")
+    monkeypatch.setattr(real, "Future", lambda devices=(): Future())
+    yield
+    HERE.stream = None
+
+
+class Private:
+    """What torch cannot look into: its futures pickle what they hold."""
+
+    def __reduce__(self) -> NoReturn:
+        raise AssertionError("it is pickled")
+
+
+def test_a_job_comes_after_what_is_queued_and_what_follows_comes_after_it() -> None:
+    worker, seen = Worker("a test's"), list[Any]()
+    before = torch.cuda.current_stream().tick()  # type: ignore[attr-defined]  # of an imitated stream
+
+    def work() -> Private:
+        stream: Any = torch.cuda.current_stream()
+        assert stream.knows(before.clock)
+        seen.append(stream)
+        stream.tick()
+        return Private()
+
+    def follows(done: "Future[Private]") -> Private:
+        seen.append(torch.cuda.current_stream())
+        return done.value()
+
+    assert isinstance(worker.submit(work, GPU).then(follows).wait(), Private)
+    here: Any = torch.cuda.current_stream()
+    assert seen[0] is seen[1] is not here
+    assert here.knows(seen[0].clock)
+    worker.close()
+
+
+def test_what_a_job_raises_reaches_whoever_waits_also_through_torch() -> None:
+    worker = Worker("a test's")
+
+    def work() -> NoReturn:
+        raise ConnectionError("a peer is gone")
+
+    future = worker.submit(work, GPU).then(lambda done: done.value())
+    with pytest.raises(ConnectionError, match="a peer is gone"):
+        future.wait()
+    with pytest.raises(RuntimeError, match="ConnectionError: a peer is gone"):
+        of_torch(future).wait()
+    worker.close()
+
+
+def test_a_bucket_in_several_parts_is_done_with_the_last_and_nobody_waits_before() -> None:
+    worker, go, x = Worker("a test's"), threading.Event(), torch.ones(3)
+    late: Any = worker.submit(lambda: (go.wait(), Mean(True, x))[1], GPU)
+    early: Any = Queued[Mean](Stream()).run(lambda: Mean(False, x))
+    for parts in ([early, late], [late, early]):
+        whole: Any = joined(parts, x)
+        assert not whole.done()
+    arrived = of_torch(whole.then(lambda done: done.value().flat))
+    go.set()
+    assert not whole.wait().finite
+    assert arrived.wait() is x
+    here: Any = torch.cuda.current_stream()
+    assert all(here.knows(each.stream.clock) for each in (early, late))
+    worker.close()
