@@ -38,7 +38,7 @@ class Stream:
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.clock: dict[int, int] = defaultdict(int)
-        self.cuda_stream = id(self)
+        self.cuda_stream, self.priority = id(self), priority
 
     def tick(self) -> "Event":
         """Go on by a piece of work. Return the event after it."""

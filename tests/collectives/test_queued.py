@@ -3,16 +3,18 @@
 import importlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
 from imitated_streams import Event, Stream
 from torch.futures import Future
 
-from thinwire.collectives import of_torch
+from thinwire.collectives import of_torch, used_here
 from thinwire.collectives.queued import Queued
 from thinwire.collectives.thread import Worker
+from thinwire.kernels import memory
+from thinwire.kernels.streams import stream_of
 from thinwire.reducer.base import Mean, joined
 
 GPU = torch.device("cuda", 0)
@@ -42,6 +44,21 @@ def _streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     HERE.stream = None
 
 
+class OnGpu:
+    """What stands for a tensor there: it notes which streams use it."""
+
+    is_cuda = True
+
+    def __init__(self) -> None:
+        self.used_by: list[Any] = []
+        self.record_stream = self.used_by.append
+
+    @staticmethod
+    def get_device() -> int:
+        """Return the GPU's number."""
+        return 0
+
+
 class Private:
     """What torch cannot look into: its futures pickle what they hold."""
 
@@ -67,6 +84,7 @@ def test_a_job_comes_after_what_is_queued_and_what_follows_comes_after_it() -> N
     assert isinstance(worker.submit(work, GPU).then(follows).wait(), Private)
     here: Any = torch.cuda.current_stream()
     assert seen[0] is seen[1] is not here
+    assert seen[0].priority < 0
     assert here.knows(seen[0].clock)
     worker.close()
 
@@ -99,3 +117,40 @@ def test_a_bucket_in_several_parts_is_done_with_the_last_and_nobody_waits_before
     here: Any = torch.cuda.current_stream()
     assert all(here.knows(each.stream.clock) for each in (early, late))
     worker.close()
+
+
+def test_torch_is_given_a_value_in_the_stream_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+
+    class Noting(Future[Any]):
+        def set_result(self, result: Any) -> None:
+            seen.append(torch.cuda.current_stream())
+            super().set_result(result)
+
+    stream = Stream()
+    done = Queued[str](stream).run(lambda: "a mean")
+    monkeypatch.setattr(importlib.import_module("thinwire.collectives.queued"), "Future", lambda devices=(): Noting())
+    assert of_torch(done).wait() == "a mean"  # type: ignore[arg-type]  # as good as torch's
+    assert seen == [stream]
+
+
+def test_what_is_kept_is_waited_for_once_and_its_memory_lasts() -> None:
+    x: Any = OnGpu()
+    made = torch.cuda.current_stream().tick()  # type: ignore[attr-defined]  # of an imitated stream
+    shared = memory._Shared(x)
+    torch.cuda.set_stream(other := cast(Any, Stream()))
+    assert all(shared.here() is x for _ in range(2))
+    assert other.knows(made.clock)
+    assert x.used_by == [other]
+
+
+def test_tensors_that_cross_streams_are_recorded() -> None:
+    x: Any = OnGpu()
+    used_here(x)
+    assert x.used_by == [torch.cuda.current_stream()]
+
+
+def test_streams_of_our_own_go_before_backward() -> None:
+    stream_of.cache_clear()
+    assert stream_of(GPU, "encode").priority < 0
+    stream_of.cache_clear()
