@@ -93,12 +93,7 @@ def _plain(model: DistributedDataParallel, optimizers: Optimizers, density: Dens
 
 
 def _native(
-    model: nn.Module,
-    mesh: DeviceMesh,
-    optimizers: Optimizers,
-    density: Density,
-    gathers: str,
-    itemsize: int = 4,
+    model: nn.Module, mesh: DeviceMesh, optimizers: Optimizers, density: Density, gathers: str, itemsize: int = 4
 ) -> None:
     islands, shards = mesh.shape
     whole = sum(p.numel() for p in model.parameters())

@@ -84,6 +84,9 @@ def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
             return duration(row.seconds_to_target)
         return UNKNOWN if results.target_loss is None else "not reached"
 
+    def identical(row: Row) -> str:
+        return UNKNOWN if row.served else "✓" if row.replicas_identical else "✗"
+
     def sent(name: str) -> Column[Row]:
         return Column(heading=f"{name}\nbytes", text=lambda row: human_bytes(getattr(row.wire_bytes_per_step, name)))
 
@@ -91,7 +94,7 @@ def _byte_and_loss_columns(results: Results) -> list[Column[Row]]:
         *map(sent, ("measured", "declared", "dense")),
         Column(heading=f"loss at\n{after}", text=_loss, rank=lambda row: row.final_loss),
         Column(heading="time to\ntarget", text=to_target, rank=lambda row: row.seconds_to_target),
-        Column(heading="replicas\nidentical", text=_identical),
+        Column(heading="replicas\nidentical", text=identical),
     ]
 
 
@@ -103,12 +106,6 @@ def _memory_columns(results: Results) -> list[Column[Row]]:
     process = {"tensors": "all\ntensors", "resident": "process", "peak": "at its\npeak"}
     parts = {"memory": handle, "process": process} if results.shards > 1 else {}
     return [held(part, *each) for part, named in parts.items() for each in named.items()]
-
-
-def _identical(row: Row) -> str:
-    if row.served:
-        return UNKNOWN
-    return "✓" if row.replicas_identical else "✗"
 
 
 def _loss(row: Row) -> str:

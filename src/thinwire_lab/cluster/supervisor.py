@@ -18,11 +18,7 @@ from thinwire_lab.cluster.link import INTERFACE_VARIABLE, LATENCY_VARIABLE, Rate
 from thinwire_lab.cluster.star import INTERFACE, Star, Unavailable, address
 from thinwire_lab.cluster.worker import Captured, Channel, HungUp, exit_code, fork, serve
 
-_ON_LINKS = {
-    "MASTER_ADDR": address(0),
-    "MASTER_PORT": "29500",
-    "GLOO_SOCKET_IFNAME": INTERFACE,
-}
+_ON_LINKS = {"MASTER_ADDR": address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": INTERFACE}
 _LOOK_AFTER = 0.1  # seconds between checks that all workers live
 _UNAVAILABLE = 3  # exit status
 

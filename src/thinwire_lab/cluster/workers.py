@@ -118,11 +118,7 @@ def wrapped(
     if isinstance(module, DistributedDataParallel):
         return module
     return DistributedDataParallel(
-        module,
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=bucket_cap_mb,
-        process_group=group,
-        **_without_buffer_sync(),
+        module, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mb, process_group=group, **_without_buffer_sync()
     )
 
 

@@ -106,12 +106,10 @@ def _both(models: Mapping[str, Losses], *named: str) -> str:
 
 def _same_then_worse(models: Mapping[str, Losses], same: Sequence[str], last: str) -> tuple[str, str]:
     """Return the verdict on rows that are as good as dense, and a last one that is not, by model."""
-    parts = {
-        model: every(
-            {row: no_worse(losses.over(row), MARGIN) for row in same} | {last: worse(losses.over(last), MARGIN)}
-        )[0]
-        for model, losses in models.items()
-    }
+    parts = {}
+    for model, losses in models.items():
+        words = {row: no_worse(losses.over(row), MARGIN) for row in same} | {last: worse(losses.over(last), MARGIN)}
+        parts[model] = every(words)[0]
     return by_setting(parts)
 
 
@@ -172,12 +170,10 @@ def fitted(dlrm: Losses, text: Losses) -> Outcome:
 def sketches(dlrm: Losses, text: Losses) -> Outcome:
     models = {"DLRM": dlrm, "the transformer": text}
     (mask,), sketch = _exact(_SPLIT, 75), f"Gaussian sketch | 50% | {_SPLIT}"
-    parts = {
-        model: every({"dense": worse(losses.over(sketch), MARGIN), "Top-k": worse(losses.over(sketch, mask), MARGIN)})[
-            0
-        ]
-        for model, losses in models.items()
-    }
+    parts = {}
+    for model, losses in models.items():
+        words = {name: worse(losses.over(sketch, row), MARGIN) for name, row in (("dense", DENSE), ("Top-k", mask))}
+        parts[model] = every(words)[0]
     over_mask = ", ".join(f"{model} {losses.over(sketch, mask)}" for model, losses in models.items())
     return Outcome(*by_setting(parts), measured=f"{_both(models, sketch)}; over Top-k at 75 %: {over_mask}")
 

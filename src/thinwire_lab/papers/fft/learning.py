@@ -23,15 +23,10 @@ def _said(models: Mapping[str, Ways], names: Sequence[str]) -> str:
 @FFT_PAPER.judge("F15", MLP.only(*_FREE).on(5), FC.only(*_FREE).on(5))
 def half_is_free(mlp: Ways, fc: Ways) -> Outcome:
     models = {"MNIST": mlp, "VGG": fc}
-    parts = {
-        name: every(
-            {
-                "0.5": no_worse(points_lost(ways["theta 0.5"], ways["dense"]), HALF_A_POINT),
-                "0.9": worse(points_lost(ways["theta 0.9"], ways["dense"]), HALF_A_POINT),
-            }
-        )[0]
-        for name, ways in models.items()
-    }
+    parts = {}
+    for name, ways in models.items():
+        half, most = (points_lost(ways[way], ways["dense"]) for way in _FREE[1:])
+        parts[name] = every({"0.5": no_worse(half, HALF_A_POINT), "0.9": worse(most, HALF_A_POINT)})[0]
     return Outcome(*by_setting(parts), measured=_said(models, _FREE[1:]))
 
 

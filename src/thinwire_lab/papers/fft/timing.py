@@ -37,16 +37,11 @@ def heavy_models_wait(cnn: Grid, fc: Grid, lm: Grid) -> Outcome:
         place: max(there, key=lambda name: there[name].bytes("dense") / there[name].free)
         for place, there in places.items()
     }
-    parts = {
-        str(place): every(
-            {
-                name: larger(there[heaviest[place]].waits, each.waits)
-                for name, each in there.items()
-                if name != heaviest[place]
-            }
-        )[0]
-        for place, there in places.items()
-    }
+    parts = {}
+    for place, there in places.items():
+        most = there[heaviest[place]].waits
+        words = {name: larger(most, each.waits) for name, each in there.items() if name != heaviest[place]}
+        parts[str(place)] = every(words)[0]
     shares = ", ".join(f"{name} {spans(found, _share, '.0%')}" for name, found in models.items())
     heavy = " or ".join(dict.fromkeys(heaviest.values()))
     return Outcome(*by_setting(parts), measured=shares, said={"heaviest": heavy})

@@ -53,10 +53,6 @@ class Shelf:
         path = self.folder / "made.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def by_today(self, command: str) -> bool:
-        """Whether today's version ran it, as far as is known."""
-        return self.is_current(self.made().get(command, {}))
-
     def is_current(self, note: Mapping[str, Any]) -> bool:
         """Whether what is noted of a run says that it need not run again."""
         return note.get("thinwire", FIRST) == TODAY and (not self.anew or note.get("code") == code())
@@ -130,7 +126,8 @@ class Evidence:
         """
         if self.parts:
             return tuple(command for each in self.parts for command in each.missing(shelf))
-        if not all(map(shelf.by_today, self.commands)):
+        made = shelf.made()
+        if not all(shelf.is_current(made.get(command, {})) for command in self.commands):
             return self.commands
         try:
             self.read(shelf)

@@ -22,12 +22,8 @@ MODELS = {
 SPARSE = ("topk 0.001", "dgc 0.001", "dragonn 0.001", "gtopk 0.001")
 
 
-def gains_lines(shelf: Shelf) -> str:
-    """Return a line for each model and link. Raises Absent where a run is missing."""
-    return "".join(_gains_of(name, runs.read(shelf)) for name, runs in MODELS.items())
-
-
 def _gains_of(name: str, found: Grid) -> str:
+    """Return a line for each link."""
     megabytes = f"{found[Place(4, benches.LINKS[0])].gradient(4) / 1e6:.2g} MB"
     return _gains_line(f"{name} | {megabytes} | 1 Gbit/s", benches.LINKS[1], found) + _gains_line(
         "| | 100 Mbit/s", benches.LINKS[0], found
@@ -94,6 +90,7 @@ def counted(rows: Sequence[ledger.Row]) -> str:
 
 
 def _pages(rows: Mapping[str, ledger.Row], folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the pages with tables, and what they are to say. Raises Absent where a run is missing."""
     for name in ledger.NAMES:
         path, mine = folder / name / "README.md", [row for row in rows.values() if row.paper == name]
         text = _put(_counted(path, mine), HEAD, "".join(map(_line, mine)))
@@ -101,7 +98,8 @@ def _pages(rows: Mapping[str, ledger.Row], folder: Path) -> Iterator[tuple[Path,
     path = folder / "README.md"
     yield path, _put(_counted(path, list(rows.values())), *_numbers(rows))
     path = folder.parent / PAGE
-    yield path, _put(path.read_text(), GAINS_HEAD, gains_lines(Shelf()))
+    gains = "".join(_gains_of(name, runs.read(Shelf())) for name, runs in MODELS.items())
+    yield path, _put(path.read_text(), GAINS_HEAD, gains)
 
 
 def _counted(path: Path, rows: Sequence[ledger.Row]) -> str:
