@@ -58,8 +58,11 @@ def narrowed_each(
 
 
 def fit_of(how: Narrow, wide: torch.dtype | None, dtype: torch.dtype, share: float | None) -> Fit | None:
-    """Return how a kernel writes wide values as `narrowed` does; None if they stay as they are, or codes travel."""
-    if wide is None or isinstance(how, Format) or (how or dtype) == wide:
+    """Return how a kernel writes wide values as `narrowed` does; None if it cannot, they stay, or codes travel.
+
+    float64 becomes 16 bits by way of float32 in torch, and not in a GPU's instructions.
+    """
+    if wide != torch.float32 or isinstance(how, Format) or (how or dtype) == wide:
         return None
     return Fit(how or dtype, None if share is None else _bound(wide, how or dtype, share))
 

@@ -24,8 +24,6 @@ from thinwire_lab.check.material import (
 
 Pieces = Callable[[Callable[[int, int], Tensor], int], list[Tensor]]
 _ALL_FLOATS = (*FLOATS, torch.bfloat16, torch.float16)
-_FITS = (None, Fit(torch.bfloat16), Fit(torch.float16, 1.7))
-"""How values are written: the bound lies between two numbers of its type."""
 
 
 def sums(kit: Kit, pieces: Pieces) -> Iterator[Sum]:
@@ -43,6 +41,12 @@ def sums(kit: Kit, pieces: Pieces) -> Iterator[Sum]:
         yield Sum(rooms(), residuals, gradients, scales, None, rooms(), velocities, DECAY, nesterov)
     room, halves = ([framed(x.bfloat16()) for x in xs] for xs in (rooms(), residuals))
     yield Sum(room, halves, gradients, scales, decays, seeds=[SEED + i for i in range(len(scales))])
+
+
+def _fit(kit: Kit, number: int) -> Fit | None:
+    """Return how to write values of float32. The bound lies between two numbers of its type."""
+    fits = None, Fit(torch.bfloat16), Fit(torch.float16, 1.7)
+    return fits[number % 3] if kit.dtype == torch.float32 else None
 
 
 def _of_one(numel: int) -> Pieces:
@@ -84,7 +88,7 @@ def _largest_of_each(kit: Kit, n: int) -> Trials:
 def _largest_sums(kit: Kit, n: int) -> Trials:
     for i, each in enumerate((*sums(kit, _of_several(n)), *sums(kit, _of_one(n)))):
         if each.how != "rounded":
-            yield Trial((each, [x.numel() // 9 for x in each.outs], [*range(len(each))], _FITS[i % 3]), (0,))
+            yield Trial((each, [x.numel() // 9 for x in each.outs], [*range(len(each))], _fit(kit, i)), (0,))
 
 
 def _draw(numel: int, capacity: int) -> Draw:
@@ -101,7 +105,7 @@ def _sampled(kit: Kit, n: int) -> Trials:
     for i, each in enumerate(sums(kit, _of_several(n))):
         if each.how != "rounded" or n < 100:
             draws = [_draw(x.numel(), n // 50 if i % 2 else n // 16 + 8) for x in each.outs]
-            yield Trial((each, draws, _FITS[i % 3]), (0,))
+            yield Trial((each, draws, _fit(kit, i)), (0,))
 
 
 def _hashed(kit: Kit, n: int) -> Trials:

@@ -19,7 +19,7 @@ from thinwire_lab.cluster.workers import join_group
 
 RANKS = 2
 LINKS = ("10gbit", "25gbit", "100gbit")
-RECIPES = ("bf16", "topk", "dgc", "qsgd", "fading")
+RECIPES = ("bf16", "topk", "dgc", "qsgd", "fading", "orthogonal")
 _HANDLER = f"{__name__}:handle"
 _SOCKETS_ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 

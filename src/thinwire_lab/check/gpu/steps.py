@@ -23,7 +23,7 @@ from thinwire.recipes import METHODS
 from thinwire_lab.problems.transformer import ByteGPT, Shape
 
 PLAIN, HOOK = "plain DDP", "PyTorch's bf16 hook"
-RECIPES = ("bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "qsgd", "signsgd")
+RECIPES = ("bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "qsgd", "signsgd", "orthogonal")
 TOKENS = (4096, 16384, 65536)
 SHAPE = Shape(context=512, width=896, heads=14, layers=13)
 TINY, FEW = Shape(context=16, width=32, heads=2, layers=1), 64
