@@ -106,9 +106,9 @@ def measure(training: Problem, budget: float) -> dict[str, Any]:
     assert isinstance(adaptive, Adaptive)
     while not adaptive.history and runs[WATCHED].count < _MOST:
         runs[WATCHED].step()
-    found |= {"deciding": time.perf_counter() - start, "choice": {}, "reason": "undecided"}
+    found |= {"deciding": time.perf_counter() - start, "choice": dict(plan.choice), "reason": "undecided"}
     for decision in adaptive.history[-1:]:
-        found |= {"choice": dict(decision.choice), "reason": decision.reason}
+        found |= {"reason": decision.reason}
     watched = {name: runs.pop(name) for name in (DENSE, WATCHED, AGAIN)}
     found["measured"] = _in_turns(runs, budget) | _side_by_side(watched, 2 * budget)
     return found | {"same": attached.verify_replicas()}
@@ -173,7 +173,10 @@ def _count(run: Run, budget: float, *, most: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One model, number of workers and link. Seconds of a step: predicted, and of every measured step."""
+    """One model, number of workers and link. Seconds of a step: predicted, and of every measured step.
+
+    choice: the plan's. reason: what "auto" said when it decided.
+    """
 
     model: str
     workers: int

@@ -11,6 +11,7 @@ each link; every worker has a core of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -52,7 +53,7 @@ class Method(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Seconds to dense's loss of an optimizer: of bf16 and of the fastest method here, and uncompressed on a free link.
+    """Seconds to dense's loss of an optimizer: of bf16, of the fastest method here, and of computing alone.
 
     more: how many times dense's steps that method takes.
     """
@@ -109,7 +110,7 @@ def cells(runs: Sequence[Run], profiles: Mapping[str, Profile]) -> Iterator[Cell
         best, more, recipe = min(found)
         own = profiles[optimizer]
         bf16 = total * BF16(own.on(parse_link(rate), world_size=workers), ())
-        free = total * step_seconds(own.on(FREE, world_size=workers))
+        free = total * step_seconds(replace(own.on(FREE, world_size=workers), busy={}))
         yield Cell(optimizer, recipe, workers, rate, more, bf16, best, free)
 
 
@@ -144,7 +145,7 @@ def drawn(found: Sequence[Cell]) -> Figure:
         _dress(axes, workers)
     handles, labels = panels[0].get_legend_handles_labels()
     legend(figure, handles, labels, columns=6)
-    head(figure, "Time to dense bf16's loss, over uncompressed training's on a network without limit (1)")
+    head(figure, "Time to dense bf16's loss, over uncompressed training's if sending took no time (1)")
     return figure
 
 
