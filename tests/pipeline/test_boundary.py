@@ -10,7 +10,7 @@ import torch
 from cases import BOUNDARIES, OFFSET_8, vector
 from torch import Tensor, nn
 
-from thinwire.codecs.thresholding import laplace_quantile
+from thinwire.codecs.laplace_threshold import laplace_quantile
 from thinwire.errors import PayloadError
 from thinwire.formats import Sign
 from thinwire.payloads import narrowed

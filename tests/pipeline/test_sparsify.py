@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.topk import largest_in_rows
+from thinwire.codecs.row_topk import largest_in_rows
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary, sparsify
 
 BOUNDARIES: dict[str, Callable[[], Boundary]] = {

@@ -1,34 +1,19 @@
-"""Send every value, as it is or in fewer bits."""
+"""Send every value, in fewer bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from typing_extensions import override
 
 from thinwire.checked import checked
-from thinwire.codecs.base import BucketCodec, Codec
+from thinwire.codecs.base import Codec
 from thinwire.formats import Format
 from thinwire.kernels.parts import Cut, whole
 from thinwire.payloads import Dense, Payload, Scratch, narrowed
 from thinwire.payloads.numbers import joined_as, narrowed_each
 from thinwire.signals import Signal, Signals
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Identity(BucketCodec):
-    """Send every value as it is."""
-
-    scratch: ClassVar[Scratch] = Scratch()  # nothing: the gradient is the payload
-    elementwise: ClassVar[bool] = True
-
-    @override
-    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Dense:
-        xs, factor = signals.multiples()
-        values = joined_as(xs, signals.dtype, signals.share, factor)
-        return Dense(values=values, numel=numel, regions=cut.regions)
 
 
 @final

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from thinwire import trace
 from thinwire.checked import Part, Range, Share, Whole, checked
 from thinwire.codecs.base import kept
+from thinwire.codecs.row_topk import largest_in_rows
 from thinwire.codecs.thresholding import filled
-from thinwire.codecs.topk import largest_in_rows
 from thinwire.kernels import gather
 from thinwire.payloads import Dense, Narrow, Sparse, Words, narrowed
 from thinwire.trace import Listener

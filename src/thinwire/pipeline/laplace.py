@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from thinwire.checked import Multiple, Share, Whole, checked
-from thinwire.codecs.thresholding import laplace_quantile, near, room
+from thinwire.codecs.laplace_threshold import laplace_quantile
+from thinwire.codecs.thresholding import near, room
 from thinwire.formats import Coded, Format
 from thinwire.payloads import Narrow
 from thinwire.pipeline.boundary import Boundary, Choice

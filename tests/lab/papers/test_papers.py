@@ -15,7 +15,8 @@ from thinwire.codecs import (
     MSTopK,
     SteeredThreshold,
     TopK,
-    thresholding,
+    kept_threshold,
+    steered_threshold,
 )
 from thinwire.exchanges import AllGather, AllReduce, GlobalTopKTree, Link
 from thinwire.formats import OffsetFloat
@@ -190,7 +191,7 @@ def _steps(codec: KeptThreshold | SteeredThreshold, sizes: list[float]) -> list[
 
 
 def test_a_threshold_lives_for_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = _counted(monkeypatch, thresholding, "kth_largest")
+    measured = _counted(monkeypatch, kept_threshold, "kth_largest")
     sent = _steps(KeptThreshold(density=0.01, refresh=schedules.Every(steps=4), bound=2.0), [1.0] * 9)
     assert len(measured) == 3
     assert sent[0] == sent[4] == sent[8] == 200
@@ -215,7 +216,7 @@ def test_steering_finds_the_density_again() -> None:
 
 
 def test_steering_does_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = _counted(monkeypatch, thresholding, "kth_largest")
+    calls = _counted(monkeypatch, steered_threshold, "kth_largest")
     _steps(SteeredThreshold(density=0.01), [1.0] * 20)
     assert len(calls) == 1
 

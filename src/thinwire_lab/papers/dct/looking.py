@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.codecs.base import kept
-from thinwire.codecs.thresholding import laplace_quantile
+from thinwire.codecs.laplace_threshold import laplace_quantile
 from thinwire.pipeline import Boundary
 from thinwire_lab.papers.dct.training import Material, Network, train
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from thinwire.checked import Share, Size, checked
 from thinwire.codecs.base import kept
-from thinwire.codecs.topk import largest_in_rows
+from thinwire.codecs.row_topk import largest_in_rows
 from thinwire.pipeline import LaplaceBoundary, TopKBoundary
 from thinwire_lab.papers.dct.training import INSIDE
 
