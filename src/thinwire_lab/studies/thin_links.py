@@ -11,7 +11,6 @@ each link; every worker has a core of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 from rich.console import Console
 
-from thinwire.exchanges import AllGather, Link
+from thinwire.exchanges import AllGather
 from thinwire.planner import Profile, step_seconds
 from thinwire_lab.apart import Scheme
 from thinwire_lab.bench.rows import first_at
@@ -37,7 +36,6 @@ from thinwire_lab.studies.convergence.training import Run
 RATES = ("10mbit", "25mbit", "100mbit", "300mbit", "1gbit", "10gbit")
 WORLDS = (2, 4, 8)
 SMALLEST = 1024  # elements: smaller tensors stay uncompressed
-FREE = Link(latency=0.0, bandwidth=1e15)
 
 
 class Method(NamedTuple):
@@ -110,7 +108,7 @@ def cells(runs: Sequence[Run], profiles: Mapping[str, Profile]) -> Iterator[Cell
         best, more, recipe = min(found)
         own = profiles[optimizer]
         bf16 = total * BF16(own.on(parse_link(rate), world_size=workers), ())
-        free = total * step_seconds(replace(own.on(FREE, world_size=workers), busy={}))
+        free = total * (own.timeline.computed + own.timeline.rest)
         yield Cell(optimizer, recipe, workers, rate, more, bf16, best, free)
 
 
