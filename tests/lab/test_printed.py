@@ -28,6 +28,7 @@ def _run(reason: str, *args: str) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("reason", [PIPE, FULL])
 @pytest.mark.parametrize(
     ("args", "key"), [(["simulate", "--workers", "8"], "rows"), (["bench", *SMALL], "rows")], ids=["simulate", "bench"]
@@ -41,6 +42,7 @@ def test_what_was_to_be_written_is_there_though_nothing_could_be_printed(
     assert json.loads(path.read_text())[key]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("reason", [PIPE, FULL])
 @pytest.mark.parametrize("args", [["--help"], ["bench", "--list"], ["bench", *SMALL, "--steps", "100000000"]])
 def test_without_files_a_command_ends_as_soon_as_it_cannot_print(reason: str, args: list[str]) -> None:
