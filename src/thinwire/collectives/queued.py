@@ -97,7 +97,7 @@ def of_torch(future: "Future[T]") -> "Future[T]":
 
 def promised(futures: "Sequence[Future[Any]]", device: torch.device) -> "Future[Any]":
     """Return a future for what comes of several, to be fulfilled: `Queued` if all of them are."""
-    if all(isinstance(future, Queued) for future in futures):
+    if {*map(type, futures)} == {Queued}:
         return cast("Future[Any]", Queued(futures[0].stream))  # type: ignore[attr-defined]  # they are
     return Future(devices=[device] if device.type == "cuda" else [])
 
