@@ -37,8 +37,7 @@ def refuse_captured(
 
 def refuse_unfit(what: str, instead: str = "capture the forward pass alone, or remove() the handle") -> None:
     """Raise RuntimeError where no step can be taken: while the current stream is captured, and in inference mode."""
-    if captured():
-        refuse_captured(what, instead)
+    refuse_captured(what, instead)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"{what} within torch.inference_mode(), whose tensors no later step could change: call backward and step "

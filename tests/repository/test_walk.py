@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 WALK = Path(__file__).parents[1] / "walk.py"
-MOST = {"topk": (41, 400, 435), "dgc": (46, 500, 530), "fading": (54, 600, 660)}
+MOST = {"topk": (41, 380, 435), "dgc": (46, 500, 530), "fading": (54, 600, 660)}
 """At most so many files, calls and moves between files in a settled step. How threads meet changes them by a tenth."""
 
 

@@ -127,8 +127,6 @@ def kept(density: schedules.Density, numel: int) -> int:
 
 def fit(signals: Signals, narrow: Narrow) -> Fit | None:
     """Return how a kernel is to write values for `side_by_side`."""
-    if narrow is None and signals.wide == signals.dtype:
-        return None
     return fit_of(narrow, signals.wide, signals.dtype, signals.share)
 
 
