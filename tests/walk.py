@@ -84,16 +84,20 @@ def walked(recipe: str) -> Walk:
     steps, found, x = _Steps(), list[Walk](), torch.randn(32, 128)
     threading.setprofile(steps)
     sys.setprofile(steps)
-    plain = Future.then
+    base: Any = Future.__bases__[0]  # whose methods the futures of collectives have
+    plain = base.then, base.add_done_callback
 
-    def then(future: "Future[Any]", callback: Callable[[Any], Any]) -> "Future[Any]":
-        def counted(done: Any) -> Any:
-            sys.setprofile(steps)  # in whatever thread this is
-            return callback(done)
+    def counting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(future: "Future[Any]", callback: Callable[[Any], Any]) -> Any:
+            def counted(done: Any) -> Any:
+                sys.setprofile(steps)  # in whatever thread this is
+                return callback(done)
 
-        return plain(future, counted)
+            return method(future, counted)
 
-    Future.then = then  # type: ignore
+        return call
+
+    base.then, base.add_done_callback = map(counting, plain)
     for step in range(_SETTLED + _COUNTED):
         optimizer.zero_grad()
         loss = model(x).square().mean()
@@ -102,7 +106,7 @@ def walked(recipe: str) -> Walk:
         optimizer.step()
         steps.counts = False
         found.append(steps.taken())
-    Future.then = plain  # type: ignore
+    base.then, base.add_done_callback = plain
     sys.setprofile(None)
     threading.setprofile(None)
     return max(found[_SETTLED:], key=lambda walk: walk.calls)

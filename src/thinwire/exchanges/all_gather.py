@@ -36,7 +36,7 @@ class AllGather(Exchange):
             gathered = queued(all_gather(there.view(-1), mine, group), mine)
         else:
             gathered = pool.gather(mine)
-        sent, waits = (group.size() - 1) * payload.nbytes, noted_in() is None or on_host(mine)
+        sent, waits = (group.size() - 1) * mine.nbytes, noted_in() is None or on_host(mine)
 
         def finish(done: "Future[Any]") -> Exchanged:
             rows = done.value()  # raises what the collective raised

@@ -42,18 +42,18 @@ class Sum:
     seeds: Sequence[int] | None = None
 
     def __len__(self) -> int:
-        return len(self.outs)
+        return len(self.scales)
 
     def __getitem__(self, some: slice) -> "Sum":
         """Return the sums of some neighbours."""
-        if some.stop - some.start == len(self):
+        if some.stop - some.start == len(self.scales):
             return self
         columns = {name: column[some] for name in COLUMNS if (column := getattr(self, name)) is not None}
         return replace(self, **columns)
 
     def chosen(self, places: Sequence[int]) -> "Sum":
         """Return the sums at these places, which ascend."""
-        if len(places) == len(self):
+        if len(places) == len(self.scales):
             return self
         given = ((name, getattr(self, name)) for name in COLUMNS)
         columns: dict[str, Any] = {name: [xs[i] for i in places] for name, xs in given if xs is not None}

@@ -264,12 +264,18 @@ class Sparse(Keyed, Settling):
         rows = numbers.Rows(buffers, self._header, self.values, self.coded, self.layout.length)
         found, (values, checks, flags) = self.layout.read(rows.named), read(rows)
         shape = (-1,) if checks is None else values.shape
-        total = self._plain(
-            found.view(shape), values.view(shape), self.runs * len(buffers), ascending=self.layout.ascends
-        )
-        return replace(total, unread=(checks, flags))
+        runs, ascending = self.runs * len(buffers), self.layout.ascends
+        return self._plain(found.view(shape), values.view(shape), runs, ascending=ascending, unread=(checks, flags))
 
-    def _plain(self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool) -> Self:
+    def _plain(
+        self,
+        found: Tensor,
+        values: Tensor,
+        runs: tuple[int, ...],
+        *,
+        ascending: bool,
+        unread: _Unread = (None, None),
+    ) -> Self:
         """Return other elements as plain values: not in slots, and not agreed."""
         return replace(
             self,
@@ -281,7 +287,7 @@ class Sparse(Keyed, Settling):
             agreed=False,
             coded=None,
             counted=None,
-            unread=(None, None),
+            unread=unread,
         )
 
     @cached_property

@@ -87,7 +87,7 @@ def pack(head: bytes, *sections: Tensor | Section) -> Tensor:
     for section in map(written, given):
         if section.numel():  # an empty one may have any stride, and no bytes
             parts.append(section.contiguous().view(torch.uint8))
-        if gap := padded(section.nbytes) - section.nbytes:
+        if gap := -section.nbytes % 8:
             parts.append(on(bytes(gap), device))
         end += section.nbytes + gap
     return torch.cat(parts, out=room(end, device))

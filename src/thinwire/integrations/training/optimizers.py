@@ -3,7 +3,7 @@
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from threading import RLock
 from types import CodeType, FrameType
@@ -69,7 +69,7 @@ def take_part(participant: Participant) -> None:
 
 def nested(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this hook's step is part of another of the same optimizer, by the stack: counts err after raises."""
-    return sum(held["args"][0] is optimizer for held in running(_STEP)) > 1
+    return [held["args"][0] for held in running(_STEP)].count(optimizer) > 1
 
 
 def scaled_here() -> bool:
@@ -77,13 +77,15 @@ def scaled_here() -> bool:
     return any(held["self"].is_enabled() for held in running(_SCALED_STEP))
 
 
-def running(code: CodeType) -> Iterator[Mapping[str, Any]]:
-    """Yield the local variables of this code's calls on the stack, the innermost first."""
+def running(code: CodeType) -> Sequence[Mapping[str, Any]]:
+    """Return the local variables of this code's calls on the stack, the innermost first."""
+    found = list[Mapping[str, Any]]()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is code:
-            yield frame.f_locals
+            found.append(frame.f_locals)
         frame = frame.f_back
+    return found
 
 
 def step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
@@ -177,8 +179,8 @@ _hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, Callabl
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step whose hook calls this is its class's own, not that of a subclass which goes on to it."""
-    held = next(running(_STEP), None)
-    return held is None or inspect.unwrap(held["func"]) is _hooks[optimizer][2]
+    steps = running(_STEP)
+    return not steps or inspect.unwrap(steps[0]["func"]) is _hooks[optimizer][2]
 
 
 def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
@@ -257,7 +259,9 @@ class Whole:
         """Return the names of those that this optimizer has a gradient for, and that nobody reduces."""
         held: list[nn.Parameter] = []
         for group in optimizer.param_groups:
-            held += (p for p in group["params"] if id(p) not in self._known and p.grad is not None)
+            for p in group["params"]:
+                if id(p) not in self._known and p.grad is not None:
+                    held.append(p)
         if not held:
             return []
         alive = [module for each in self._modules if (module := each()) is not None]

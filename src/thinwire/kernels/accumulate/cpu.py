@@ -19,14 +19,14 @@ def accumulate(sums: Sum) -> None:
     if sums.seeds is not None:
         for i, seed in enumerate(sums.seeds):
             _round(sums, i, seed)
-    elif sums.velocities is None and (sums.decays is not None or len(sums.outs) > 1):
+    elif sums.velocities is None and (sums.decays is not None or len(sums.scales) > 1):
         _add_each(sums)
     else:
         reference.accumulate(sums)
 
 
 def _add_each(sums: Sum) -> None:
-    if len(sums.outs) == 1:
+    if len(sums.scales) == 1:
         out, residual, gradient, scale, decay, *_ = arguments(sums)
         map_ranges(lambda lo, hi: _sum_loop(out[lo:hi], residual[lo:hi], gradient[lo:hi], scale, decay), out.size)
         return

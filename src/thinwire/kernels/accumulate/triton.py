@@ -39,7 +39,7 @@ def accumulate(sums: Sum) -> None:
     One that is large is read faster by a kernel that knows where it begins; a small one needs fewer launches otherwise.
     """
     plain = sums.how == "sum" and sums.gradients[0].dtype == sums.dtype
-    alone = len(sums.outs) == 1 and (plain or not is_single_threaded(sums.outs[0].numel()))
+    alone = len(sums.scales) == 1 and (plain or not is_single_threaded(sums.outs[0].numel()))
     if not alone and sums.how != "rounded":
         _each(sums)
         return

@@ -56,8 +56,7 @@ def scatter(
         _scatter_loop(whole, lo, hi, *found, cursors, ends, tile, stream)
 
     for offset, length in cut_at(tuple(regions)).joined.regions:
-        part = out[offset : offset + length]
-        map_ranges(partial(write, offset, streams(part)), length, align=_GROUP)
+        map_ranges(partial(write, offset, streams(out[offset : offset + length])), length, align=_GROUP)
 
 
 def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:

@@ -32,7 +32,7 @@ def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
     if sums.seeds is not None:
         accumulate(sums)
         return select(out, threshold, capacity)
-    stream = streams(out, *(sums.moving or ()))
+    stream = all(map(streams, (out, *(sums.moving or ()))))
     return _over_ranges(loops.accumulate_select, out, threshold, capacity, stream, *arguments(sums))
 
 
@@ -122,9 +122,9 @@ def _counted(x: Tensor, k: int) -> Tensor:
     return _number((2**11 - 1 - np.searchsorted(above, k)) << shift, x)
 
 
-def streams(*outs: Tensor) -> bool:
-    """Whether results are so large that the cache would not hold them: they are written past it."""
-    return all(out.nbytes >= STREAM_BYTES and out.data_ptr() % 64 == 0 for out in outs)
+def streams(out: Tensor) -> bool:
+    """Whether a result is so large that the cache would not hold it: it is written past it."""
+    return out.nbytes >= STREAM_BYTES and out.data_ptr() % 64 == 0
 
 
 def _number(bits: Any, like: Tensor) -> Tensor:
