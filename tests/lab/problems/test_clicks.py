@@ -3,6 +3,7 @@
 import gzip
 import math
 import re
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -15,28 +16,36 @@ from thinwire_lab.problems import Batch, build, clicks, dlrm
 from thinwire_lab.problems.clicks import Impressions
 
 TEACHER = clicks.teacher(np.random.default_rng(0))
-MANY = TEACHER.show(np.random.default_rng(1), 200_000)
-CHANCES = TEACHER.chances(MANY)
+
+
+@cache  # not at import: every process of a run imports this, and one needs it
+def _many() -> Impressions:
+    return TEACHER.show(np.random.default_rng(1), 200_000)
+
+
+@cache
+def _chances() -> clicks.Floats:
+    return TEACHER.chances(_many())
 
 
 def _few(count: int) -> Impressions:
-    return Impressions(dense=MANY.dense[:count], ids=MANY.ids[:count].copy(), labels=MANY.labels[:count])
+    return Impressions(dense=_many().dense[:count], ids=_many().ids[:count].copy(), labels=_many().labels[:count])
 
 
 def test_the_best_loss_is_what_the_teacher_reaches_on_its_labels() -> None:
-    losses = -np.log(np.where(MANY.labels, CHANCES, 1 - CHANCES))
+    losses = -np.log(np.where(_many().labels, _chances(), 1 - _chances()))
     # Given p, a loss is -log p or -log(1 - p): its variance is p (1 - p) (log odds)^2.
-    variance = (CHANCES * (1 - CHANCES) * np.log(CHANCES / (1 - CHANCES)) ** 2).mean()
+    variance = (_chances() * (1 - _chances()) * np.log(_chances() / (1 - _chances())) ** 2).mean()
     bound = 4 * math.sqrt(variance / len(losses))
     assert bound < 0.01
-    assert abs(losses.mean() - clicks.entropy(CHANCES)) < bound
+    assert abs(losses.mean() - clicks.entropy(_chances())) < bound
 
 
 def test_about_a_quarter_is_clicked_and_knowing_more_than_that_helps() -> None:
-    rate = float(CHANCES.mean())
-    assert MANY.labels.mean() == pytest.approx(rate, abs=4 * 0.5 / math.sqrt(len(CHANCES)))
+    rate = float(_chances().mean())
+    assert _many().labels.mean() == pytest.approx(rate, abs=4 * 0.5 / math.sqrt(len(_chances())))
     assert 0.22 < rate < 0.28
-    assert clicks.entropy(CHANCES) < clicks.entropy(np.array([rate])) - 0.15
+    assert clicks.entropy(_chances()) < clicks.entropy(np.array([rate])) - 0.15
 
 
 def test_the_description_tells_the_best_loss_on_the_held_out_clicks() -> None:
@@ -49,9 +58,9 @@ def test_the_description_tells_the_best_loss_on_the_held_out_clicks() -> None:
 
 def test_chances_are_those_of_the_formula() -> None:
     for row, chance in enumerate(TEACHER.chances(_few(20))):
-        rows = MANY.ids[row] + TEACHER.starts
+        rows = _many().ids[row] + TEACHER.starts
         met = [float(TEACHER.vectors[a] @ TEACHER.vectors[b]) for a, b in combinations(rows[clicks._MEETING], 2)]
-        alone = TEACHER.effects[rows[clicks._TELLING]].sum() + (MANY.dense[row] - 1) @ TEACHER.slopes
+        alone = TEACHER.effects[rows[clicks._TELLING]].sum() + (_many().dense[row] - 1) @ TEACHER.slopes
         assert chance == pytest.approx(1 / (1 + math.exp(-clicks._BIAS - alone - sum(met))), rel=1e-6)
 
 
@@ -69,7 +78,7 @@ def test_some_features_say_nothing_and_the_others_something() -> None:
 
 def test_ids_follow_zipfs_law() -> None:
     for feature, rows in enumerate(clicks.ROWS.tolist()):
-        ids = MANY.ids[:, feature]
+        ids = _many().ids[:, feature]
         weights = np.arange(1, rows + 1) ** -clicks._STEEPNESS
         shares = weights / weights.sum()
         assert 0 <= ids.min() <= ids.max() < rows
@@ -88,8 +97,8 @@ def test_training_learns_more_than_the_rate_of_clicks() -> None:
         optimizer.step()
     with torch.no_grad():
         losses = [problem.loss(problem.model, batch).item() for batch in problem.held_out(0, 1)[:20]]
-    rate = clicks.entropy(np.array([CHANCES.mean()]))
-    assert clicks.entropy(CHANCES) - 0.02 < np.mean(losses) < rate - 0.02
+    rate = clicks.entropy(np.array([_chances().mean()]))
+    assert clicks.entropy(_chances()) - 0.02 < np.mean(losses) < rate - 0.02
 
 
 def test_features_have_embeddings_of_their_own_and_meet_as_dot_products() -> None:
