@@ -1,14 +1,14 @@
 """What the user asked of a bench run, checked."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from thinwire.schedules import Schedule, exponential_warmup
-from thinwire_lab.bench.methods import BENCHED, GATHERS
+from thinwire_lab.bench.methods import BENCHED, GATHERS, Benched
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.workers import in_group, world_size
 from thinwire_lab.inputs import BadInput, check_density, counts, names, numbers
@@ -165,22 +165,24 @@ class Options:
             return (True,)
         return (False, True) if self.servers and BENCHED[name].served else (False,)
 
+    def _first(self, fits: Callable[[Benched], bool]) -> str:
+        """Return the first method that fits; "" if none does."""
+        return next((name for name, _ in map(_named, self.recipes) if fits(BENCHED[name])), "")
+
     def _check_optimizer(self) -> None:
         check_optimizer(self.optimizer)
-        unable = [name for name, _ in map(_named, self.recipes) if self.optimizer != "sgd" and BENCHED[name].needs_sgd]
-        if unable:
+        if self.optimizer != "sgd" and (name := self._first(lambda method: method.needs_sgd)):
             raise BadInput(
-                f"{unable[0]} takes over SGD's momentum, and --optimizer is {self.optimizer}: leave {unable[0]} out of "
+                f"{name} takes over SGD's momentum, and --optimizer is {self.optimizer}: leave {name} out of "
                 "--recipes, or train with --optimizer sgd"
             )
 
     def _check_embeddings(self) -> None:
-        names = [_named(recipe)[0] for recipe in self.recipes]
-        unable = [name for name in names if not BENCHED[name].sparse_embeddings]
+        unable = self._first(lambda method: not method.sparse_embeddings)
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings and unable:
-            able = ",".join(name for name in names if name not in unable)
+            able = ",".join(name for name, _ in map(_named, self.recipes) if BENCHED[name].sparse_embeddings)
             raise BadInput(
-                f"{unable[0]} cannot reduce the sparse gradients of {self.model}; try --recipes {able or 'dense'}"
+                f"{unable} cannot reduce the sparse gradients of {self.model}; try --recipes {able or 'dense'}"
             )
 
     def _check_pipeline(self) -> None:
@@ -194,9 +196,8 @@ class Options:
             check_density(boundary, "--boundary")
         if self.pipeline == 1 and self.boundaries != (1.0,):
             raise BadInput("--boundary is about a model's cuts; give --pipeline STAGES as well")
-        unable = [name for name, _ in map(_named, self.recipes) if not BENCHED[name].pipelines]
-        if self.pipeline > 1 and unable:
-            raise BadInput(f"{unable[0]} does not follow a pipeline's steps; name a recipe instead")
+        if self.pipeline > 1 and (name := self._first(lambda method: not method.pipelines)):
+            raise BadInput(f"{name} does not follow a pipeline's steps; name a recipe instead")
 
     def _check_shard(self, shards: int) -> None:
         if shards < 2:
@@ -210,15 +211,11 @@ class Options:
             )
         if self.pipeline > 1:
             raise BadInput("--shard and --pipeline both split the model: give one of the two")
-        unable = [name for name, _ in map(_named, self.recipes) if BENCHED[name].install_sharded is None]
-        if unable:
+        if name := self._first(lambda method: method.install_sharded is None):
+            raise BadInput(f"{name} works in DistributedDataParallel alone: leave it out of --recipes with --shard")
+        if self.workers == shards and (name := self._first(lambda method: not method.scatters)):
             raise BadInput(
-                f"{unable[0]} works in DistributedDataParallel alone: leave it out of --recipes with --shard"
-            )
-        apart = [name for name, _ in map(_named, self.recipes) if not BENCHED[name].scatters]
-        if self.workers == shards and apart:
-            raise BadInput(
-                f"{apart[0]} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"
+                f"{name} needs replicas of the shards: leave it out of --recipes, or give --workers {2 * shards}"
             )
         if self.model in PROBLEMS and PROBLEMS[self.model].sparse_embeddings:
             raise BadInput(f"FSDP2 cannot shard the sparse embeddings of {self.model}; try --model transformer")
@@ -262,10 +259,10 @@ class Options:
     def _check_one_worker(self) -> None:
         if self.slow > 1 or self.kill:
             raise BadInput("--slow and --kill are about the last of several workers: give --workers 2 or more")
-        if unable := [name for name, _ in map(_named, self.recipes) if not BENCHED[name].served]:
+        if name := self._first(lambda method: not method.served):
             raise BadInput(
-                f"--workers is 1, so all rows are served, and {unable[0]} cannot be: leave {unable[0]} out of "
-                "--recipes, or give --workers 2"
+                f"--workers is 1, so all rows are served, and {name} cannot be: leave {name} out of --recipes, or give "
+                "--workers 2"
             )
 
     def _densities(self, name: str, own: float | None) -> tuple[float, ...]:

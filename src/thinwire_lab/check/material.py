@@ -192,7 +192,7 @@ def _kind(x: Tensor) -> str:
 
 Trials = Iterable[Trial]
 SCALE, DECAY = 0.25, 0.5  # powers of two: a fused multiply-add then rounds like two operations
-SEED, WIDTH = 2**40 + 7, 32
+SEED = 2**40 + 7
 FLOATS = (torch.float32, torch.float64)
 
 

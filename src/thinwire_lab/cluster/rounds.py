@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -11,7 +11,21 @@ import torch
 import torch.distributed as dist
 
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.cluster.worker import Emit
+from thinwire_lab.cluster.worker import Emit, Handler
+from thinwire_lab.cluster.workers import join_group
+
+PINGS = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]
+"""Bytes of the messages of `ping`."""
+
+
+def doing(**tasks: Callable[..., None]) -> Handler:
+    """Return a worker's handler: it joins the group at the first job, and then does the task that a job names."""
+
+    def handle(job: dict[str, Any], emit: Emit) -> None:
+        join_group()
+        tasks[job.pop("task")](emit, **job)
+
+    return handle
 
 
 def start_together(lead: float) -> None:
@@ -21,10 +35,10 @@ def start_together(lead: float) -> None:
     time.sleep(max(0.0, moment.item() - time.perf_counter()))
 
 
-def ping(emit: Emit, *, sizes: list[int], repeats: int) -> None:
-    """Between ranks 0 and 1, emit the one-way seconds of messages of these sizes, after a warm-up message."""
+def ping(emit: Emit, *, repeats: int) -> None:
+    """Between ranks 0 and 1, emit the one-way seconds of messages of `PINGS`, after a warm-up message."""
     rank = dist.get_rank()
-    for number, size in enumerate(sizes[:1] + sizes * repeats if rank < 2 else []):
+    for number, size in enumerate(PINGS[:1] + PINGS * repeats if rank < 2 else []):
         message = torch.zeros(size, dtype=torch.uint8)
         start = time.perf_counter()
         for sender in (0, 1):

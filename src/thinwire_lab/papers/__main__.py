@@ -67,7 +67,10 @@ def run(
     deciding = _asked(names)
     if quick:
         with TemporaryDirectory() as folder:
-            raise typer.Exit(int(_smoke(deciding.shrunk(), Shelf(folder=Path(folder), data=data))))
+            short, shelf = deciding.shrunk(), Shelf(folder=Path(folder), data=data)
+            failed, judged = _run(short, shelf), len(short.rows(shelf))
+        console.print(f"{judged} of {len(short.judges)} claims could be judged; no verdict is kept")
+        raise typer.Exit(int(failed))
     _base(json)  # a file that is not a ledger is refused before anything runs
     shelf = Shelf(folder=RUNS, data=data, anew=anew)
     failed = _run(deciding, shelf)
@@ -106,13 +109,6 @@ def _base(json: Path) -> dict[str, Row]:
         return ledger.read(json if json.exists() else LEDGER)
     except ValueError as problem:
         sys.exit(str(problem))
-
-
-def _smoke(deciding: Deciding, shelf: Shelf) -> bool:
-    """Run and judge all the same. Return whether anything failed."""
-    failed = _run(deciding, shelf)
-    console.print(f"{len(deciding.rows(shelf))} of {len(deciding.judges)} claims could be judged; no verdict is kept")
-    return failed
 
 
 def _run(deciding: Deciding, shelf: Shelf) -> bool:

@@ -52,6 +52,17 @@ Feed = tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor]
 """Arguments of a pipeline's first stage, keyword arguments of every stage, and the target; batch dimension first."""
 
 
+def feed(batch: Batch) -> Feed:
+    """`Parts.feed` of a model that reads one tensor: (inputs, targets) -> those, and no keyword arguments."""
+    inputs, targets = batch
+    return (inputs,), {}, targets
+
+
+def classes(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats of int64 targets (...) under logits (..., classes), a scalar."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """How to split a model into the stages of a pipeline.
@@ -64,8 +75,8 @@ class Parts:
     """
 
     split: Callable[[nn.Module, int], list[nn.Module]]
-    feed: Callable[[Batch], Feed]
-    criterion: Callable[[Tensor, Tensor], Tensor]
+    feed: Callable[[Batch], Feed] = feed
+    criterion: Callable[[Tensor, Tensor], Tensor] = classes
 
     def loss(self, stages: Iterable[nn.Module], batch: Batch) -> Tensor:
         """Return the mean loss in nats of all stages in order, each fed with what the one before it sends, a scalar."""
@@ -129,11 +140,6 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross entropy in nats of int64 targets (...) under the model's logits (..., classes), a scalar."""
     inputs, targets = batch
     return classes(model(inputs), targets)
-
-
-def classes(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats of int64 targets (...) under logits (..., classes), a scalar."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 @torch.no_grad()
@@ -239,12 +245,6 @@ def chosen(name: str, known: Mapping[int, list[nn.Module]], stages: int) -> list
         numbers = " or ".join(map(str, known))
         raise BadInput(f"the model {name} can be split into {numbers} stages, not {stages}; choose {numbers}")
     return known[stages]
-
-
-def feed(batch: Batch) -> Feed:
-    """`Parts.feed` of a model that reads one tensor: (inputs, targets) -> those, and no keyword arguments."""
-    inputs, targets = batch
-    return (inputs,), {}, targets
 
 
 def parts_of(problem: Problem) -> Parts:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thinwire_lab.problems import clicks
-from thinwire_lab.problems.base import Batch, Chain, Draw, Feed, Options, Parts, Problem, chosen, held_out, made, spaced
+from thinwire_lab.problems.base import Batch, Chain, Draw, Options, Parts, Problem, chosen, held_out, made, spaced
 from thinwire_lab.problems.clicks import CATEGORIES, DENSE
 
 WIDTH, BOTTOM, TOP = 16, (512, 256, 64, 16), (512, 256, 128, 1)
@@ -66,7 +66,11 @@ class DLRM(nn.Module):
 def make(options: Options) -> Problem:
     """The problem on the file `options.data` of Criteo's clicks, or on generated ones."""
     source = _generated() if options.data is None else _criteo(options.data)
-    parts = Parts(split=_split, feed=_feed, criterion=_criterion)
+    parts = Parts(
+        split=_split,
+        feed=lambda batch: ((batch[0],), {"ids": batch[1]}, batch[2]),
+        criterion=lambda logits, labels: F.binary_cross_entropy_with_logits(logits.flatten(), labels.float()),
+    )
     return made(
         "dlrm",
         "DLRM",
@@ -142,12 +146,3 @@ def _split(model: nn.Module, stages: int) -> list[nn.Module]:
     two = [start, DLRM(rest, whole.interaction, top)]
     three = [start, DLRM(rest, whole.interaction, top[:4]), top[4:]]
     return chosen("dlrm", {2: two, 3: three}, stages)
-
-
-def _feed(batch: Batch) -> Feed:
-    dense, ids, labels = batch
-    return (dense,), {"ids": ids}, labels
-
-
-def _criterion(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits.flatten(), labels.float())

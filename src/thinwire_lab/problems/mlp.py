@@ -12,20 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from thinwire_lab.inputs import reading, require
-from thinwire_lab.problems.base import (
-    Batch,
-    Chain,
-    Indices,
-    Options,
-    Parts,
-    Problem,
-    chosen,
-    classes,
-    feed,
-    held_out,
-    made,
-    spaced,
-)
+from thinwire_lab.problems.base import Batch, Chain, Indices, Options, Parts, Problem, chosen, held_out, made, spaced
 
 EXPECTED = "a directory with MNIST's four files, train-images-idx3-ubyte[.gz] and so on"
 PIXELS, HIDDEN, CLASSES = 28 * 28, 1024, 10
@@ -61,7 +48,7 @@ def make(options: Options) -> Problem:
         network=_network,
         draw=train.draw,
         rest=held_out(spaced(len(test.labels), HELD_OUT), BATCH, test.take),
-        parts=Parts(split=_split, feed=feed, criterion=classes),
+        parts=Parts(split=_split),
     )
 
 

@@ -57,14 +57,9 @@ def _muon(model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
 def _adam(parameters: list[nn.Parameter], model: nn.Module, problem: Problem) -> list[torch.optim.Optimizer]:
     """AdamW, and SparseAdam for embeddings with sparse gradients, which AdamW cannot take."""
     rate, sparse = RATES[problem.name].adamw, sparse_weights(model)
-    dense = [p for p in parameters if p not in sparse]
-    rows = [p for p in parameters if p in sparse]
-    found: list[torch.optim.Optimizer] = []
-    if dense:
-        found.append(torch.optim.AdamW(dense, lr=rate, betas=BETAS))
-    if rows:
-        found.append(torch.optim.SparseAdam(rows, lr=rate, betas=BETAS))
-    return found
+    dense, rows = ([p for p in parameters if (p in sparse) == apart] for apart in (False, True))
+    kinds = ((torch.optim.AdamW, dense), (torch.optim.SparseAdam, rows))
+    return [make(some, lr=rate, betas=BETAS) for make, some in kinds if some]
 
 
 def served_optimizers(name: str, problem: Problem, trainers: int) -> tuple[MakeOptimizer, MakeOptimizer]:

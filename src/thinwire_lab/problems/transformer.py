@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire_lab.inputs import reading
-from thinwire_lab.problems.base import Chain, Options, Parts, Problem, chosen, classes, feed, held_out, made, spaced
+from thinwire_lab.problems.base import Chain, Options, Parts, Problem, chosen, held_out, made, spaced
 from thinwire_lab.problems.text import Windows, source_texts
 
 BATCH, HELD_OUT = 12, 144
@@ -127,7 +127,7 @@ def make(options: Options) -> Problem:
         network=lambda: ByteGPT(shape),
         draw=partial(train.draw, count=BATCH),
         rest=held_out(spaced(len(rest), HELD_OUT), BATCH, rest.take),
-        parts=Parts(split=_split, feed=feed, criterion=classes),
+        parts=Parts(split=_split),
     )
 
 

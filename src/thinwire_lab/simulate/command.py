@@ -14,19 +14,7 @@ from rich.console import Console
 
 from thinwire.files import write_atomically
 from thinwire_lab.inputs import check_writable
-from thinwire_lab.show.canvas import (
-    COLOURS,
-    DASHES,
-    FAINT,
-    INK,
-    MUTED,
-    blank,
-    check_drawable,
-    head,
-    legend,
-    name,
-    restrain,
-)
+from thinwire_lab.show import canvas
 from thinwire_lab.show.page import page
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_table, print_written, say
@@ -66,7 +54,7 @@ class Files:
 
     def __post_init__(self) -> None:
         check_writable((self.json, self.plot, self.html))
-        check_drawable(self.plot)
+        canvas.check_drawable(self.plot)
 
     def show(self, outcome: Outcome) -> None:
         """Write the files and print it: what reads the output may stop early, as `head` does."""
@@ -171,7 +159,7 @@ _INCHES = (12.0, 5.0)
 
 def scales_figure(found: Sequence[Scale], title: str) -> Figure:
     """Draw the step on logarithmic axes, and beside it the efficiency from 0 to 1."""
-    figure = blank(_INCHES)
+    figure = canvas.blank(_INCHES)
     step, efficiency = figure.subplots(1, 2)
     for label, colour, dash, width in _styled(list(found[0].seconds)):
         worlds = [scale.world_size for scale in found]
@@ -184,8 +172,8 @@ def scales_figure(found: Sequence[Scale], title: str) -> Figure:
     over_workers(step, [scale.world_size for scale in found])
     share_axes(efficiency, max(scale.efficiency(label) for scale in found for label in scale.seconds))
     handles, labels = step.get_legend_handles_labels()
-    legend(figure, handles, labels, columns=8)
-    head(figure, title)
+    canvas.legend(figure, handles, labels, columns=8)
+    canvas.head(figure, title)
     return figure
 
 
@@ -195,23 +183,25 @@ def over_workers(axes: Axes, worlds: Sequence[int]) -> None:
     axes.set_xticks(worlds[:: -(-len(worlds) // 12)])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", color=FAINT, linewidth=0.8)
-    restrain(axes)
+    axes.grid(axis="y", color=canvas.FAINT, linewidth=0.8)
+    canvas.restrain(axes)
 
 
 def share_axes(axes: Axes, most: float = 1.0) -> None:
     """Show shares from 0 to 1, or only to somewhat above the largest if that is small."""
     axes.set_ylim(0, 1.05 if most > 0.3 else 1.15 * most)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    name(axes, "Scaling efficiency", "workers; throughput over that of as many that never wait")
+    canvas.name(axes, "Scaling efficiency", "workers; throughput over that of as many that never wait")
 
 
 def _step_axes(axes: Axes, alone: float) -> None:
     axes.set_yscale("log")
-    axes.axhline(1e3 * alone, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, label="one worker alone")
+    axes.axhline(
+        1e3 * alone, color=canvas.MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, label="one worker alone"
+    )
     axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.9g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    name(axes, "Time of one step", "workers; milliseconds, both on log scales")
+    canvas.name(axes, "Time of one step", "workers; milliseconds, both on log scales")
 
 
 def _styled(labels: Sequence[str]) -> Iterator[tuple[str, str, str, float]]:
@@ -219,7 +209,7 @@ def _styled(labels: Sequence[str]) -> Iterator[tuple[str, str, str, float]]:
     others = [label for label in labels if label not in ("dense", PLANNED)]
     for label in labels:
         if label in others:
-            turn, place = divmod(others.index(label), len(COLOURS))
-            yield label, COLOURS[place], DASHES[turn % len(DASHES)], 1.8
-    yield from ((label, INK, "-", 1.8) for label in labels if label == "dense")
-    yield PLANNED, MUTED, "--", 2.6
+            turn, place = divmod(others.index(label), len(canvas.COLOURS))
+            yield label, canvas.COLOURS[place], canvas.DASHES[turn % len(canvas.DASHES)], 1.8
+    yield from ((label, canvas.INK, "-", 1.8) for label in labels if label == "dense")
+    yield PLANNED, canvas.MUTED, "--", 2.6

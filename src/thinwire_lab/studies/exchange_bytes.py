@@ -5,15 +5,8 @@ They predict the mean over ranks, without the transport's overhead. Messages of 
 
 from functools import singledispatch
 
-from thinwire.exchanges import (
-    AllGather,
-    AllReduce,
-    Exchange,
-    GlobalTopKTree,
-    OwnerSharded,
-    RecursiveDoubling,
-    UnionAllReduce,
-)
+from thinwire import exchanges
+from thinwire.exchanges import Exchange
 from thinwire.exchanges.merging import complete_bytes, table
 from thinwire.payloads import Keyed, Payload
 from thinwire.trace import ring_bytes
@@ -26,17 +19,17 @@ def sent_bytes(exchange: Exchange, payload: Payload, world_size: int) -> float:
 
 
 @sent_bytes.register
-def _(exchange: AllReduce, payload: Payload, world_size: int) -> float:
+def _(exchange: exchanges.AllReduce, payload: Payload, world_size: int) -> float:
     return ring_bytes(payload.values.nbytes, world_size)
 
 
 @sent_bytes.register
-def _(exchange: AllGather, payload: Payload, world_size: int) -> float:
+def _(exchange: exchanges.AllGather, payload: Payload, world_size: int) -> float:
     return (world_size - 1) * payload.nbytes
 
 
 @sent_bytes.register
-def _(exchange: RecursiveDoubling, payload: Payload, world_size: int) -> float:
+def _(exchange: exchanges.RecursiveDoubling, payload: Payload, world_size: int) -> float:
     # Each round sends what 1, 2, 4, … ranks picked together; ranks beyond a power of two send first, and get the sum.
     own, core = table(payload, "RecursiveDoubling"), 1 << (world_size.bit_length() - 1)
     together = [world_size / core * (1 << bit) for bit in range(core.bit_length() - 1)]
@@ -45,7 +38,7 @@ def _(exchange: RecursiveDoubling, payload: Payload, world_size: int) -> float:
 
 
 @sent_bytes.register
-def _(exchange: OwnerSharded, payload: Payload, world_size: int) -> float:
+def _(exchange: exchanges.OwnerSharded, payload: Payload, world_size: int) -> float:
     # All but 1/K of its rows, then 1/K of all rows to each rank.
     own = table(payload, "OwnerSharded")
     shard, total = (_named(own, _union(own, ranks) / world_size) for ranks in (1, world_size))
@@ -53,14 +46,14 @@ def _(exchange: OwnerSharded, payload: Payload, world_size: int) -> float:
 
 
 @sent_bytes.register
-def _(exchange: GlobalTopKTree, payload: Payload, world_size: int) -> float:
+def _(exchange: exchanges.GlobalTopKTree, payload: Payload, world_size: int) -> float:
     # K − 1 messages go up the tree in all, and as many down.
     exact = 2 * payload.values.nbytes if exchange.exact_values else 0
     return (world_size - 1) / world_size * (2 * table(payload, "GlobalTopKTree").nbytes + exact)
 
 
 @sent_bytes.register
-def _(exchange: UnionAllReduce, payload: Payload, world_size: int) -> float:
+def _(exchange: exchanges.UnionAllReduce, payload: Payload, world_size: int) -> float:
     # The bitmap, and the rows as `packed` makes them.
     own = table(payload, "UnionAllReduce")
     rows = _union(own, world_size) * own.rows.shape[1] * own.rows.element_size()

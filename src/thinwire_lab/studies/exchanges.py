@@ -33,9 +33,8 @@ from thinwire.recipes import METHODS
 from thinwire_lab.bench.rows import HEADER_BYTES, percentiles
 from thinwire_lab.cluster.link import Meter, Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.cluster.rounds import durations, events, line, ping, start_together
+from thinwire_lab.cluster.rounds import doing, durations, events, line, ping, start_together
 from thinwire_lab.cluster.worker import Emit
-from thinwire_lab.cluster.workers import join_group
 from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import plain
@@ -72,12 +71,6 @@ WAYS = {
 }
 
 
-def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Join the group at the first job, then do the job."""
-    join_group()
-    _TASKS[job.pop("task")](emit, **job)
-
-
 def vector(rank: int, numel: int) -> Tensor:
     """Return normal float32 numbers, the same for a rank in every job: multiples of 2⁻¹², so that sums are exact."""
     return (torch.randn(numel, generator=torch.Generator().manual_seed(rank)) * 2**12).round() / 2**12
@@ -94,7 +87,8 @@ def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) 
             emit({"kind": "round", "repeat": repeat, "formula": sent_bytes(chosen.exchange, mine, world)} | event)
     right = None
     if chosen.exact and dist.get_rank() == 0:
-        right = torch.equal(total.to(torch.float64), _float64_sum(codec, numel, world))
+        every = [codec.encode(vector(rank, numel)).dense().to(torch.float64) for rank in range(world)]
+        right = torch.equal(total.to(torch.float64), torch.stack(every).sum(dim=0))
     digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
     emit({"kind": "sum", "digest": digest, "right": right, "payload": mine.nbytes})
 
@@ -111,12 +105,7 @@ def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> 
     return {"start": start, "end": end, "declared": done.sent_bytes} | meter.drain(), done.total.dense()
 
 
-def _float64_sum(codec: Codec, numel: int, world: int) -> Tensor:
-    payloads = (codec.encode(vector(rank, numel)) for rank in range(world))
-    return torch.stack([payload.dense().to(torch.float64) for payload in payloads]).sum(dim=0)
-
-
-_TASKS: dict[str, Callable[..., None]] = {"measure": _measure, "ping": ping}
+handle = doing(measure=_measure, ping=ping)
 
 
 Event = Mapping[str, Any]
@@ -188,7 +177,6 @@ def _rounds(events: Iterable[Event]) -> list[Event]:
 
 HANDLER = "thinwire_lab.studies.exchanges:handle"
 SCHEMA = "thinwire.exchanges/2"
-SIZES = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]  # bytes of ping-pong messages
 
 console = Console()
 
@@ -237,7 +225,7 @@ def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple
         with Cluster(world, rate, HANDLER) as cluster:
             console.print(f"{world} workers, {cluster.label}", style="dim", highlight=False)
             link = str(rate) if cluster.throttled else "unthrottled"
-            pings += events(cluster, task="ping", sizes=SIZES, repeats=job["repeats"])
+            pings += events(cluster, task="ping", repeats=job["repeats"])
             limited = [events(cluster, task="measure", way=way, **job) for way in WAYS]
             cluster.limit(None)
             lifted = [events(cluster, task="measure", way=way, **job) for way in WAYS]

@@ -7,22 +7,10 @@ from torch import Tensor
 
 from thinwire.kernels import Draw, Sum
 from thinwire.kernels.parts import Fit
-from thinwire_lab.check.material import (
-    DECAY,
-    FLOATS,
-    SCALE,
-    SEED,
-    WIDTH,
-    Case,
-    Kit,
-    Near,
-    Trial,
-    Trials,
-    framed,
-    several,
-)
+from thinwire_lab.check.material import DECAY, FLOATS, SCALE, SEED, Case, Kit, Near, Trial, Trials, framed, several
 
 Pieces = Callable[[Callable[[int, int], Tensor], int], list[Tensor]]
+_WIDTH = 32
 _ALL_FLOATS = (*FLOATS, torch.bfloat16, torch.float16)
 
 
@@ -133,11 +121,11 @@ CASES: Mapping[str, Case] = {
     "accumulate_sampled_select": Case(make=_sampled),
     "accumulate_select": Case(make=_selecting(_summed)),
     "block_energies": Case(
-        make=lambda kit, n: [Trial((kit.vector(n), width)) for width in (WIDTH, 3000)], near=_ADDING
+        make=lambda kit, n: [Trial((kit.vector(n), width)) for width in (_WIDTH, 3000)], near=_ADDING
     ),
     "largest": Case(make=lambda kit, n: [Trial((kit.vector(n), k)) for k in {1, n // 100, n}], dtypes=_ALL_FLOATS),
     "largest_blocks": Case(
-        make=lambda kit, n: [Trial((kit.vector(n), WIDTH, -(-n // WIDTH) // 3))], contents=("whole", "zeros")
+        make=lambda kit, n: [Trial((kit.vector(n), _WIDTH, -(-n // _WIDTH) // 3))], contents=("whole", "zeros")
     ),  # sums without rounding
     "largest_in_rows": Case(make=_largest_in_rows, dtypes=_ALL_FLOATS),
     "largest_of_each": Case(make=_largest_of_each, dtypes=_ALL_FLOATS),

@@ -123,16 +123,12 @@ def _settled(outs: Any, positions: Tensor, arrived: Arrived, parts: Any, mine: A
     return Trial((outs, positions, arrived, flags, parts, *mine, cuts), (0, 3, 4))
 
 
+_CHUNKS: dict[str, Any] = {"contents": ("normal",), "alike": _same_coefficients, "nbytes": 100}
 CASES: Mapping[str, Case] = {
-    "accumulate_chunk_topk": Case(make=_summed, contents=("normal",), alike=_same_coefficients, nbytes=100),
+    "accumulate_chunk_topk": Case(make=_summed, **_CHUNKS),
     "chunk_settle": Case(make=_settling, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=200),
     "chunk_put": Case(make=_putting, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
-    "chunk_topk": Case(
-        make=lambda kit, n: [Trial((_pieces(kit, n), _cuts(n)))],
-        contents=("normal",),
-        alike=_same_coefficients,
-        nbytes=100,
-    ),
+    "chunk_topk": Case(make=lambda kit, n: [Trial((_pieces(kit, n), _cuts(n)))], **_CHUNKS),
     "inverse_fourier": Case(make=_inverse_fourier, contents=FINITE, near_on_gpu=_LIBRARY, nbytes=100),
     "orthonormal": Case(make=_orthonormal, contents=("normal",), near_on_gpu=_LIBRARY, nbytes=150),
     "outer_sums": Case(make=_outer_sums, contents=FINITE),

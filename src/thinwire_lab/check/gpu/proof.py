@@ -134,25 +134,23 @@ def _buckets(proof: Proof) -> None:
 
 def _late(proof: Proof) -> None:
     steps = 3 if proof.interpreted else 14  # nothing is captured without a GPU
-
-    def work(case: Case) -> Row:
-        with gpu_path() if proof.interpreted else nullcontext():
-            check_late(case, proof.device, steps)
-        return {"ok": True}
-
     cases = (Case(recipe=name, tensors=6, dtype=dtype, numel=6 * 2048) for name, dtype in product(RECIPES, DTYPES))
-    proof.part("late", ((case.name, partial(work, case)) for case in cases))
+    _compared(proof, "late", lambda case: check_late(case, proof.device, steps), cases)
 
 
 def _freed(proof: Proof) -> None:
+    numel, steps = (2048, 4) if proof.interpreted else (10 * _SMALL, 20)
+    cases = (Case(recipe=name, tensors=1, dtype="float32", numel=numel) for name in ("topk", "orthogonal"))
+    _compared(proof, "freed", lambda case: check_freed(case, proof.device, steps), cases)
+
+
+def _compared(proof: Proof, part: str, check: Callable[[Case], None], cases: Iterator[Case]) -> None:
     def work(case: Case) -> Row:
         with gpu_path() if proof.interpreted else nullcontext():
-            check_freed(case, proof.device, 4 if proof.interpreted else 20)
+            check(case)
         return {"ok": True}
 
-    numel = 2048 if proof.interpreted else 10 * _SMALL
-    cases = (Case(recipe=name, tensors=1, dtype="float32", numel=numel) for name in ("topk", "orthogonal"))
-    proof.part("freed", ((case.name, partial(work, case)) for case in cases))
+    proof.part(part, ((case.name, partial(work, case)) for case in cases))
 
 
 def _kernels(proof: Proof) -> None:

@@ -1,6 +1,7 @@
 """What arrives at the other side, and in how many bytes? And statements on convergence."""
 
 import math
+import operator
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -39,7 +40,9 @@ def crowd(material: Material) -> Finding:
     kurtosis = [float(((x - x.mean()) ** 4).mean() / x.var() ** 2) - 3 for x in tensors]
     crowded = [float((x.abs() < x.std() / 2).double().mean()) for x in tensors]
     # Both laws have two parameters here, so the better likelihood has the better AIC.
-    laplace = sum(_laplace_loss(x) < _normal_loss(x) for x in tensors) / len(tensors)
+    normal_losses = [0.5 * math.log(2 * math.pi * math.e * float(x.var())) for x in tensors]
+    laplace_losses = [1 + math.log(2 * float((x - x.median()).abs().mean())) for x in tensors]
+    laplace = sum(map(operator.lt, laplace_losses, normal_losses)) / len(tensors)
     median = sorted(kurtosis)[len(kurtosis) // 2]
     inside = sum(crowded) / len(crowded)
     figure = (
@@ -66,14 +69,6 @@ def packing(material: Material) -> Finding:
         figure=figure,
         said={"numel": x.numel(), "copy": 4e-09 * copy, "times": rates["ours"] / rates["a Python loop"]},
     )
-
-
-def _normal_loss(x: Tensor) -> float:
-    return 0.5 * math.log(2 * math.pi * math.e * float(x.var()))
-
-
-def _laplace_loss(x: Tensor) -> float:
-    return 1 + math.log(2 * float((x - x.median()).abs().mean()))
 
 
 @FFT_PAPER.claim("F4")

@@ -7,7 +7,6 @@ all-reduce and all-gather over so many bytes a rank, medians, and the least and 
 rank to the end of the last. `pings`: one-way seconds.
 """
 
-import json as js
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +22,9 @@ from torch import Tensor
 
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.cluster.rounds import durations, events, ping, start_together
+from thinwire_lab.cluster.rounds import doing, durations, events, ping, start_together
 from thinwire_lab.cluster.worker import Emit
-from thinwire_lab.cluster.workers import join_group
+from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared.shelf import Combined, Document
 
@@ -34,7 +33,6 @@ SCHEMA = "thinwire.sweep/1"
 SMALL = [2**8, 2**12]  # bytes, for collectives alone
 SIZES = [2**power for power in range(16, 28, 2)] + [2**27]
 LEAD = 0.05  # seconds for all ranks to settle before they start together
-PINGS = [1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000]
 
 console = Console()
 
@@ -57,9 +55,9 @@ def main(
                 console.print(f"{world} workers, {cluster.label}", style="dim", highlight=False)
                 link = text if cluster.throttled else "unthrottled"
                 found["collectives"] += list(_collectives(cluster, rate, link, world, sizes, longest, repeats))
-                pings = events(cluster, task="ping", sizes=PINGS, repeats=repeats) if world == 2 else []
+                pings = events(cluster, task="ping", repeats=repeats) if world == 2 else []
                 found["pings"] += [{"link": link, **event} for event in pings]
-    json.write_text(js.dumps({"schema": SCHEMA, "environment": environment(repeats=repeats), **found}, indent=1))
+    write_document(json, SCHEMA, environment=environment(repeats=repeats), **found)
 
 
 def _collectives(
@@ -72,12 +70,6 @@ def _collectives(
             times = durations(events(cluster, task="collective", kind=kind, nbytes=size, repeats=repeats))
             spread = {"seconds": median(times), "least": min(times), "most": max(times)}
             yield {"kind": kind, "link": link, "world": world, "bytes": size} | spread
-
-
-def handle(job: dict[str, Any], emit: Emit) -> None:
-    """What a worker does: join the group at the first job, then do the job."""
-    join_group()
-    _TASKS[job.pop("task")](emit, **job)
 
 
 def _collective(emit: Emit, *, kind: str, nbytes: int, repeats: int) -> None:
@@ -96,7 +88,7 @@ def _all_gather(x: Tensor) -> Callable[[], object]:
     return lambda: dist.all_gather(rows, x)
 
 
-_TASKS: dict[str, Callable[..., None]] = {"collective": _collective, "ping": ping}
+handle = doing(collective=_collective, ping=ping)
 COLLECTIVES: dict[str, Callable[[Tensor], Callable[[], object]]] = {
     "all-reduce": lambda x: lambda: dist.all_reduce(x),
     "all-gather": _all_gather,

@@ -71,29 +71,15 @@ def run_all(
     anew: Annotated[bool, typer.Option("--anew", help="Run again what other sources of this version wrote.")] = False,
 ) -> None:
     """Train with every combination that the file does not have, and add each to it."""
+    asked = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
+    asked |= {"data": text_of(model, data), "elsewhere": "/".join(elsewhere.parts[-2:]) if elsewhere else ""}
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high" if autocast else "highest")
     combinations = product(
         recipe or ["dense()"], optimizer or ["adamw()"], map(float, rate.split(",")), map(int, seeds.split(","))
     )
     for each, by, at, seed in combinations:
-        settings = Settings(
-            model=model,
-            recipe=each,
-            optimizer=by,
-            rate=at,
-            schedule=schedule,
-            steps=steps,
-            workers=workers,
-            seed=seed,
-            batch=batch,
-            warm_up=warm_up,
-            device=device,
-            scale=scale,
-            autocast=autocast,
-            data=text_of(model, data),
-            elsewhere="/".join(elsewhere.parts[-2:]) if elsewhere else "",
-        )
+        settings = Settings(**asked | {"recipe": each, "optimizer": by, "rate": at, "seed": seed})
         there = (run for run in read(file) if run.thinwire == TODAY and (not anew or run.made.get("code") == code()))
         if settings in {run.settings for run in there}:
             continue
