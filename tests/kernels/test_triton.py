@@ -270,10 +270,11 @@ def test_mask(numel: int, dtype: torch.dtype) -> None:
     values = framed(vector(numel, dtype=dtype).round().index_fill(0, torch.arange(min(1, numel)), torch.nan))
     found = framed(vector(3000, dtype=dtype))
     expected = found.clone()
-    kernels.mask.gpu([found], [0], indices, values, [numel])
-    kernels.mask.reference([expected], [0], indices, values, [numel])
-    assert torch.equal(found, expected)
-    assert intact(found)
+    for offset in (0, 7):
+        kernels.mask.gpu([found], [offset], indices + offset, values, [numel])
+        kernels.mask.reference([expected], [offset], indices + offset, values, [numel])
+        assert torch.equal(found, expected)
+        assert intact(found)
 
 
 @pytest.mark.grid

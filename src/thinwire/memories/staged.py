@@ -8,8 +8,10 @@ from torch import Tensor
 
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Cut, Parts
+from thinwire.waits import on_host
 
-_LINE = 64  # bytes: a large tensor that begins at a cache line is written past the cache
+_LINE = 64
+"""Bytes: in main memory, a large tensor that begins at a cache line is written past the cache."""
 
 
 @final
@@ -125,7 +127,8 @@ class Staged:
     def _lay(self, names: Sequence[str], likes: Sequence[Tensor]) -> "_Pair":
         dtype = self._held(likes[0])
         lengths = likes.cut.lengths if isinstance(likes, Parts) else [like.numel() for like in likes]
-        cut = Cut([0] * len(lengths), lengths).packed(_LINE // dtype.itemsize)
+        multiple = _LINE // dtype.itemsize if on_host(likes[0]) else 1  # without gaps, a GPU takes them as one vector
+        cut = Cut([0] * len(lengths), lengths).packed(multiple)
         return _Pair(names, cut, empty(cut.end, dtype, likes[0].device).zero_())
 
     def _held(self, like: Tensor) -> torch.dtype:

@@ -112,7 +112,8 @@ class Dense(Payload):
 
     @override
     def subtract_from(self, parts: Sequence[Tensor]) -> None:
-        torch._foreach_sub_(list(parts), list(self._values()))
+        there = whole(parts)
+        torch._foreach_sub_(there, [self.values] if len(there) == 1 else list(self._values()))
 
     @classmethod
     @override

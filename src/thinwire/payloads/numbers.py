@@ -1,7 +1,6 @@
 """The numbers of a payload on the wire: plain values, or the scales and packed codes of a format."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, final
 
 import torch
@@ -126,7 +125,8 @@ class Rows:
 
     def __init__(self, buffers: Tensor, head: bytes, values: Tensor, coded: Coded | None, *named: int) -> None:
         self._buffers, self._values, self._coded, self._start = buffers, values, coded, len(head)
-        self._fixed, self._error = wire.unread(buffers, head, *lengths(values, coded), *named)
+        used = 0 if coded is None else values.numel() * coded.format.bits % 8
+        self._fixed, self._error = wire.unread(buffers, head, *lengths(values, coded), *named, bits=used)
         self._verdict = None if on_host(buffers) else noted_in()
         if self._verdict is None:
             refuse_if(kernels.differ(buffers, self._fixed), self._error)
@@ -172,11 +172,8 @@ class Rows:
 
     def _arrived(self) -> Arrived:
         values, coded, buffers = self._values, self._coded, self._buffers
-        own, packed = (0, 0) if coded is None else lengths(values, coded)
+        own = 0 if coded is None else coded.scales.nbytes
         start, bits = self._start + wire.padded(own), 0 if coded is None else coded.format.bits
-        if used := values.numel() * bits % 8:
-            spare = f"the last byte of codes has a bit set; expected zeros after its first {used} bits"
-            refuse_if(buffers[:, start + packed - 1] >= 1 << used, partial(PayloadError, spare))
         groups = Groups((values.numel(),)) if coded is None else coded.format.groups(coded.runs)
         table = values.new_empty(0) if coded is None else coded.format.on(values.device)
         wrong, fixed = ([], self._fixed[:, :0]) if self._verdict is None else (self._verdict.checks, self._fixed)

@@ -132,32 +132,43 @@ def check_buffers(buffers: Tensor, head: bytes, *sections: int) -> None:
     refuse_if(kernels.differ(buffers, fixed), error)
 
 
-def unread(buffers: Tensor, head: bytes, *sections: int) -> tuple[Tensor, Error]:
-    """Check only what the host can see, and return what `kernels.differ` compares, and the error if it does differ."""
-    fixed = _fixed(head, sections)
+def unread(buffers: Tensor, head: bytes, *sections: int, bits: int = 0) -> tuple[Tensor, Error]:
+    """Check only what the host can see, and return what `kernels.differ` compares, and the error if it does differ.
+
+    Of the last byte of the second section, which holds codes, only so many bits are used; 0: all of them are.
+    """
+    fixed = _fixed(head, sections, bits)
     nbytes = len(head) + sum(map(padded, sections))
     if buffers.dtype != torch.uint8 or buffers.dim() != 2 or buffers.shape[1] != nbytes:
         raise PayloadError(f"got {buffers.dtype} of shape {tuple(buffers.shape)}; expected buffers of {nbytes} uint8")
-    return constant(fixed, torch.int32, buffers.device).view(3, -1), partial(_unlike, buffers, head, sections)
+    error = partial(_unlike, buffers, head, sections, bits)
+    return constant(fixed, torch.int32, buffers.device).view(3, -1), error
 
 
 @lru_cache(maxsize=1024)  # layouts stay the same from step to step
-def _fixed(head: bytes, sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what `kernels.differ` compares: the header's bytes, and the zeros behind each section."""
+def _fixed(head: bytes, sections: tuple[int, ...], bits: int) -> tuple[int, ...]:
+    """Return what `kernels.differ` compares: the header's bytes, and the zeros behind each section and behind codes."""
     places, end = list(range(len(head))), len(head)
     for nbytes in sections:
         places += range(end + nbytes, end := end + padded(nbytes))
-    return (*places, *head, *[0] * (len(places) - len(head)), *[255] * len(places))
+    masks = [255] * len(places)
+    if bits:
+        places.append(len(head) + padded(sections[0]) + sections[1] - 1)
+        masks.append(256 - (1 << bits))
+    return (*places, *head, *[0] * (len(places) - len(head)), *masks)
 
 
-def _unlike(buffers: Tensor, head: bytes, sections: tuple[int, ...]) -> PayloadError:
+def _unlike(buffers: Tensor, head: bytes, sections: tuple[int, ...], bits: int) -> PayloadError:
     heads, expected = buffers[:, : len(head)].cpu(), torch.frombuffer(bytearray(head), dtype=torch.uint8)
     unlike = (heads != expected).any(dim=1).nonzero().flatten().tolist()
     if not unlike:
         ends = accumulate(map(padded, sections), initial=len(head))
         spare = zip(sections, ends, strict=False)
         found = (nbytes for nbytes, end in spare if buffers[:, end + nbytes : end + padded(nbytes)].any())
-        return _not_padded(next(found, 0))
+        nbytes = next(found, None if bits else 0)
+        if nbytes is not None:
+            return _not_padded(nbytes)
+        return PayloadError(f"the last byte of codes has a bit set; expected zeros after its first {bits} bits")
     pairs = zip(_FIELDS, _fields(heads[unlike[0]]), _fields(expected), strict=True)
     differing = [f"{name} {theirs}, not {mine}" for name, theirs, mine in pairs if theirs != mine]
     return PayloadError(

@@ -60,7 +60,7 @@ LAYER = {
     "terngrad": (4, 4, 3, 2),
     "signsgd": (3, 4, 4, 3),
 }
-"""Of a GPT's layer: matrices, vectors that are cut otherwise, and vectors so small that they are not compressed."""
+"""With vectors so small that they are not compressed: of a GPT's layer, and of three vectors of odd lengths."""
 SUMMED_APART = {"dgc", "dragonn"}  # small vectors are summed, and then cast
 SUMMED_WIDE = {"fading", "orthogonal", "signsgd"}  # their sums may not fit into 16 bits, and are repaired
 
@@ -77,8 +77,13 @@ sizes = [(1, 2048), (6, 12288), (100, 204800), (6, 6553344)]
 sizes = sizes[: int(sys.argv[2])]
 w, cases = 768, [Case(recipe=name, tensors=n, dtype=sys.argv[1], numel=numel) for name in RECIPES for n, numel in sizes]
 shapes = ((w,), (w,), (3 * w, w), (3 * w,), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,), (w, 4 * w), (w,))
-cases += [Case(recipe=name, tensors=12, dtype=sys.argv[1], numel=0, shapes=shapes) for name in RECIPES]
-print(json.dumps([[case.recipe, bool(case.shapes), counted(case)] for case in cases]))
+layer = [Case(recipe=name, tensors=12, dtype=sys.argv[1], numel=0, shapes=shapes) for name in RECIPES]
+shapes = ((1007,), (2048,), (515,))
+layer += [Case(recipe=name, tensors=3, dtype=sys.argv[1], numel=0, shapes=shapes) for name in RECIPES]
+shapes = ((1007, 3), (2049,), (5150,), (1331,), (100, 33))
+odd = [name for name in RECIPES if name not in ("fading", "orthogonal")]
+cases += [Case(recipe=name, tensors=5, dtype=sys.argv[1], numel=0, shapes=shapes) for name in odd]
+print(json.dumps([[case.recipe, case in layer, counted(case)] for case in cases + layer]))
 """
 
 
@@ -94,14 +99,14 @@ def test_a_bucket_launches_no_more_than_it_did(dtype: str, sizes: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COUNT, dtype, str(sizes)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
-    for name, of_a_layer, counted in json.loads(done.stdout):
+    for name, mixed, counted in json.loads(done.stdout):
         found = [*(counted["launches"][phase] for phase in PHASES), counted["copies"]]
         half = dtype == "float16"
-        cast = dtype != "float32" and of_a_layer and name in SUMMED_APART
-        repair = (18 + 3 * of_a_layer) * (half and name in SUMMED_WIDE)
-        more = (cast, 0, half + repair, half * of_a_layer + (2 + 2 * of_a_layer) * (repair > 0))
-        allowed = [most + each for most, each in zip((LAYER if of_a_layer else LAUNCHES)[name], more, strict=True)]
-        assert all(map(int.__le__, found, allowed)), f"{name}{' of a layer' * of_a_layer}: {found}, at most {allowed}"
+        cast = dtype != "float32" and mixed and name in SUMMED_APART
+        repair = (18 + 3 * mixed) * (half and name in SUMMED_WIDE)
+        more = (cast, 0, half + repair, half * mixed + (2 + 2 * mixed) * (repair > 0))
+        allowed = [most + each for most, each in zip((LAYER if mixed else LAUNCHES)[name], more, strict=True)]
+        assert all(map(int.__le__, found, allowed)), f"{name}{' with small ones' * mixed}: {found}, at most {allowed}"
 
 
 @pytest.fixture

@@ -41,7 +41,8 @@ def scatter_add(
     """See `reference.scatter_add`; elements with value 0 are skipped, so padding needs no order."""
     if len(outs) == 1 and len(runs) > _FEW:
         regions = ((0, outs[0].numel()),)
-        _launch(_owned(outs[0], regions, _counted(indices, offsets[0]), values, runs, sign), CLEAR=False)
+        found = indices - offsets[0] if offsets[0] else indices
+        _launch(_owned(outs[0], regions, found, values, runs, sign), CLEAR=False)
         outs = ()
     if outs or masked:
         _each(outs, masked, offsets, indices, values, runs, sign)
@@ -117,17 +118,13 @@ def _added(
     like = (outs or masked)[0].new_empty(0)  # its type alone counts
     if len(runs) == 1:
         out, mask_ = ((xs or (None,))[0] for xs in (outs, masked))
-        args = (like, values, _counted(indices, offsets[0]), out, mask_, None, None, indices.numel(), None, sign)
+        args = (like, values, indices, out, mask_, offsets[0], None, indices.numel(), None, sign)
         return tiles_of(indices.numel(), _CHUNK), args
     tiles = tiles_of_each(tuple(runs), values.device, _CHUNK)
     *starts, _ = edges = list(accumulate(runs, initial=0))
     columns = addresses(outs or masked), addresses(masked or outs), offsets, starts, edges[1:]
     out, mask_, *places = table(values.device, *columns)
     return len(tiles), (like, values, indices, out if outs else None, mask_ if masked else None, *places, tiles, sign)
-
-
-def _counted(indices: Tensor, offset: int) -> Tensor:
-    return indices - offset if offset else indices
 
 
 def _written(out: Tensor, regions: Regions, indices: Tensor, values: Tensor, runs: Ints, ascending: bool) -> Part:
@@ -195,7 +192,9 @@ def _clear(out, start, stop, TILE: tl.constexpr):
     tl.store(out + start.to(tl.int64) + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < stop - start)
 
 
-@triton.jit(do_not_specialize=["many", "count", "extent", "gap", "per_row", "ranks", "stride", "fixed_count", "n"])
+@triton.jit(
+    do_not_specialize=["many", "count", "extent", "offset", "gap", "per_row", "ranks", "stride", "fixed_count", "n"]
+)
 def _settle(
     like, many, out, starts, stops, indices, values, edges, count, extent, sign,
     own_values, own_indices, x, masked, offset, begin, end, tiles, own_sign,
@@ -273,7 +272,7 @@ def _add(like, values, indices, x, masked, offset, begin, end, tiles, sign, prog
     if tiles is None:
         place = program * CHUNK + tl.arange(0, CHUNK)
         there = place < end
-        index = tl.load(indices + place, mask=there, other=0).to(tl.int64)
+        index = tl.load(indices + place, mask=there, other=0).to(tl.int64) - offset
     else:
         vector, within = tl.load(tiles + 3 * program), tl.load(tiles + 3 * program + 1)
         place = tl.load(begin + vector) + within + tl.arange(0, CHUNK)
