@@ -54,7 +54,7 @@ class OrthogonalMomentum(AppliedMomentum):
     @property
     def scratch(self) -> Scratch:
         """The polynomials and products of one matrix at a time on a CPU, and of all matrices on a GPU."""
-        return Scratch(longest=29.5)
+        return Scratch(longest=25)
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95
@@ -157,7 +157,7 @@ def orthogonal(x: Tensor) -> Tensor:
         for _ in range(_ITERATIONS):
             gram = y @ y.mT
             if on_host(y):
-                y = a * y + (b * gram + c * gram @ gram) @ y
+                y = ((c * gram @ gram).add_(gram.mul_(b)) @ y).add_(y.mul_(a))  # in place: a third of the memory
             else:  # fewer launches, other roundings
                 y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return (y.mT if x.shape[-2] > x.shape[-1] else y).to(x.dtype)
