@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.collectives.groups import Group
-from thinwire.trace import ring_bytes
+from thinwire.trace import ring_bytes, span
 
 
 @final
@@ -23,11 +23,13 @@ class Peers:
 
     def send(self, message: Tensor, to: int) -> None:
         """Send to a rank that already knows the length."""
-        self.cross({to: message}, {})
+        with span(f"send to {to}"):
+            self.cross({to: message}, {})
 
     def receive(self, nbytes: int, source: int) -> Tensor:
         """Receive a message of `nbytes` bytes."""
-        return self.cross({}, {source: nbytes})[source]
+        with span(f"receive from {source}"):
+            return self.cross({}, {source: nbytes})[source]
 
     def swap(self, outgoing: Mapping[int, Tensor], sources: Iterable[int]) -> dict[int, Tensor]:
         """Send each rank its message and return what the `sources` send. Lengths travel first, 8 bytes each."""

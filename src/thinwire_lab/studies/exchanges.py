@@ -7,13 +7,15 @@ the formulas assume. For each exchange you see: the bytes per worker, as declare
 link counts them, with the packets' headers (66 each) counted apart; the time, beside the model's prediction from a
 latency and a bandwidth that two workers found by ping-pong; the time of the same exchange with the links lifted;
 whether all ranks hold the same bits; and whether these are the float64 sum. The models know messages only. Computing,
-and waiting for a turn on the shared cores, come on top: they are what is left with the links lifted.
+and waiting for a turn on the shared cores, come on top: they are what is left with the links lifted. Of the tree it
+also says what each message took on the path that ended last, and what was between them.
 
 Without permission for network namespaces it says so, and runs unthrottled, with no bytes counted on the link.
 """
 
 import hashlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from thinwire.codecs import BlockTopK, Codec
 from thinwire.exchanges import Exchange, Link, OwnerSharded
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
+from thinwire.trace import Recorder, listen
 from thinwire_lab.bench.rows import HEADER_BYTES, percentiles
 from thinwire_lab.cluster.link import Meter, Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
@@ -40,6 +43,7 @@ from thinwire_lab.machine import environment
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.studies.exchange_bytes import sent_bytes
+from thinwire_lab.studies.exchange_path import Hop, path
 
 LEAD = 0.1  # seconds for all ranks to settle before they start together
 
@@ -84,11 +88,12 @@ def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) 
     for repeat in range(repeats + 1):
         event, total = _exchange(chosen.exchange, mine, meter, seed=repeat)
         if repeat:
-            emit({"kind": "round", "repeat": repeat, "formula": sent_bytes(chosen.exchange, mine, world)} | event)
+            formula = sent_bytes(chosen.exchange, mine, world)
+            emit({"kind": "round", "rank": dist.get_rank(), "repeat": repeat, "formula": formula} | event)
     right = None
     if chosen.exact and dist.get_rank() == 0:
-        every = [codec.encode(vector(rank, numel)).dense().to(torch.float64) for rank in range(world)]
-        right = torch.equal(total.to(torch.float64), torch.stack(every).sum(dim=0))
+        every = (codec.encode(vector(rank, numel)).dense().to(torch.float64) for rank in range(world))
+        right = torch.equal(total.to(torch.float64), sum(every))  # type: ignore[arg-type]  # one vector at a time
     digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
     emit({"kind": "sum", "digest": digest, "right": right, "payload": mine.nbytes})
 
@@ -99,10 +104,12 @@ def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> 
     assert group is not None
     start_together(LEAD)
     meter.skip()
-    start = time.perf_counter()
-    done = exchange.start(mine, group, seeds=[seed]).wait()
-    end = time.perf_counter()
-    return {"start": start, "end": end, "declared": done.sent_bytes} | meter.drain(), done.total.dense()
+    with listen(Recorder()) as recorder:
+        start = time.perf_counter()
+        done = exchange.start(mine, group, seeds=[seed]).wait()
+        end = time.perf_counter()
+    event = {"start": start, "end": end, "spans": recorder.spans, "declared": done.sent_bytes}
+    return event | meter.drain(), done.total.dense()
 
 
 handle = doing(measure=_measure, ping=ping)
@@ -116,7 +123,8 @@ class Row:
     """One exchange at one number of workers. Bytes are means per worker; `excess`: measured over declared + headers.
 
     `lifted_seconds`: without the links' limits. `identical`: all ranks hold the same bits. `right`: they are the
-    float64 sum; None if that is not promised.
+    float64 sum; None if that is not promised. `path`, and the seconds of its messages: see `exchange_path`, of the
+    repeat in the middle; None where no single messages are sent.
     """
 
     exchange: str
@@ -130,6 +138,8 @@ class Row:
     seconds: dict[str, float]
     lifted_seconds: dict[str, float]
     predicted_seconds: float
+    message_seconds: dict[str, float] | None
+    path: Sequence[Hop] | None
     identical: bool
     right: bool | None
 
@@ -153,7 +163,7 @@ def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Eve
     measured = fmean(event["measured"] for event in rounds) if counted else None
     headers = HEADER_BYTES * fmean(event["packets"] for event in rounds) if counted else None
     link = Link(latency=found.latency, bandwidth=found.bandwidth)
-    payload = fmean(event["payload"] for event in sums)
+    payload, paths = fmean(event["payload"] for event in sums), _paths(rounds)
     return Row(
         exchange=way,
         world_size=world_size,
@@ -166,6 +176,8 @@ def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Eve
         seconds=asdict(percentiles(durations(rounds))),
         lifted_seconds=asdict(percentiles(durations(_rounds(lifted)))),
         predicted_seconds=WAYS[way].exchange.seconds(payload, world_size, link),
+        message_seconds=asdict(percentiles(list(map(_messages, paths)))) if paths else None,
+        path=paths[len(paths) // 2] if paths else None,
         identical=len({event["digest"] for event in sums}) == 1,
         right=next((event["right"] for event in sums if event["right"] is not None), None),
     )
@@ -173,6 +185,18 @@ def row(way: str, world_size: int, events: Sequence[Event], lifted: Sequence[Eve
 
 def _rounds(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event["kind"] == "round"]
+
+
+def _paths(rounds: Iterable[Event]) -> list[Sequence[Hop]]:
+    """Return the path of every repeat in which single messages were sent, by the seconds of its messages."""
+    repeats = defaultdict[int, list[Event]](list)
+    for event in rounds:
+        repeats[event["repeat"]].append(event)
+    return sorted(filter(None, map(path, repeats.values())), key=_messages)
+
+
+def _messages(hops: Iterable[Hop]) -> float:
+    return sum(hop.seconds for hop in hops)
 
 
 HANDLER = "thinwire_lab.studies.exchanges:handle"
@@ -236,13 +260,18 @@ def _compare(rate: Rate | None, worlds: list[int], job: dict[str, Any]) -> tuple
 
 
 def show(rows: list[Row], fits: list[Fit]) -> None:
-    """Print a table for each link and number of workers."""
+    """Print a table for each link and number of workers, and the paths there."""
     for found in fits:
         link = f"{1e3 * found.latency:.2f} ms per message, {8e-6 * found.bandwidth:.1f} Mbit/s (R² {found.r2:.4f})"
         mine = [each for each in rows if each.link == found.link]
         for world in dict.fromkeys(each.world_size for each in mine):
             title = f"{world} workers, {found.link}: {link}"
-            print_titled(console, plain([asdict(each) for each in mine if each.world_size == world], title=title))
+            here = [each for each in mine if each.world_size == world]
+            print_titled(console, plain([asdict(each) | {"path": len(each.path or ())} for each in here], title=title))
+            for each in here:
+                if each.path:
+                    title = f"{each.exchange}: the messages that the last one waited for"
+                    print_titled(console, plain([asdict(hop) for hop in each.path], title=title))
 
 
 if __name__ == "__main__":
