@@ -19,7 +19,7 @@ from thinwire_lab.papers.dct.served import Served
 from thinwire_lab.papers.dragonn import learning, steps
 from thinwire_lab.papers.gtopk import timing
 from thinwire_lab.papers.registry import PAPERS
-from thinwire_lab.papers.shared import ledger, tables
+from thinwire_lab.papers.shared import benches, ledger, tables
 from thinwire_lab.papers.shared.benches import Benches, Place, Steps, at_every, by_workers, faster, gains, span
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Paper, over_seeds, spread_out, together
 from thinwire_lab.papers.shared.deciding import Deciding
@@ -301,14 +301,60 @@ def test_the_target_is_what_both_dgc_and_hashed_slots_reach() -> None:
     assert math.isinf(learning.steps(ways)["hashed"])
 
 
+def _exchange(name: str, world: int, behind: float, lifted: float = 0.0, **more: float) -> dict[str, Any]:
+    """Return a row of a document on exchanges; `more` are other seconds, by name."""
+    times = {"seconds": behind, "lifted_seconds": lifted, **more}
+    quantiles = {key: dict.fromkeys(("p20", "p50", "p80"), each) for key, each in times.items()}
+    return {"exchange": name, "world_size": world, "link": "10 Mbit/s", "predicted_seconds": 1.0, **quantiles}
+
+
 def test_a_tree_is_judged_without_what_it_takes_with_the_links_lifted() -> None:
-    def judged(behind: float, lifted: float) -> str:
-        times = [dict.fromkeys(("p20", "p50", "p80"), each) for each in (behind, lifted)]
-        row = {"exchange": "tree", "world_size": 4, "link": "1gbit", "predicted_seconds": 1.0}
-        return timing.tree_costs({"rows": [{**row, "seconds": times[0], "lifted_seconds": times[1]}]}).verdict
+    def judged(behind: float, lifted: float, **more: float) -> str:
+        return timing.tree_costs({"rows": [_exchange("tree", 4, behind, lifted, **more)]}, None).verdict
 
     found = [judged(3.0, 2.0), judged(3.0, 1.0), judged(1.0, 0.0), judged(3.0, 3.0)]
     assert found == [HOLDS, FAILS, HOLDS, UNDECIDED]
+    assert judged(3.0, 1.0, message_seconds=1.1) == HOLDS, "its messages are known"
+    few, many = {"rows": [_exchange("tree", 4, 1.0)]}, {"rows": [_exchange("tree", 32, 1.5)]}
+    assert timing.tree_costs(few, many).verdict == DEPENDS
+
+
+def test_32_workers_decide_what_8_stand_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(few: str, tree: float, gather: float = 2.0, dense: float = 3.0) -> str:
+        monkeypatch.setattr(timing, "_as_the_model", lambda _: few)
+        times = {"tree": tree, "all-gather": gather, "dense": dense}
+        rows = [_exchange(name, world, each) for name, each in times.items() for world in (16, 32)]
+        return timing.scales(text, {"rows": rows}).verdict
+
+    text = benches.TEXT_STEPS.read(Shelf())
+    assert [judged(UNDECIDED, tree) for tree in (1.0, 2.0, 2.5, 4.0)] == [HOLDS, UNDECIDED, FAILS, FAILS]
+    assert judged(UNDECIDED, 2.5, gather=3.0, dense=2.0) == FAILS, "dense is a rival, too"
+    assert judged(HOLDS, 1.0) == HOLDS
+    assert judged(FAILS, 1.0) == DEPENDS, "what 8 workers decide counts"
+    monkeypatch.setattr(timing, "_as_the_model", lambda _: UNDECIDED)
+    assert timing.scales(text, None).verdict == UNDECIDED
+
+
+def test_a_claim_rests_on_what_was_run_of_what_is_not_needed(tmp_path: Path) -> None:
+    paper, shelf = Paper(name="gtopk"), Shelf(folder=tmp_path)
+    few = Document(name="few", words="few")
+    many, wide = (Document(name=name, words=name, needed=False) for name in ("many", "wide"))
+
+    @paper.judge("G1", replace(many, otherwise=few), wide)
+    def decide(found: list[int], more: list[int] | None) -> Outcome:
+        return Outcome(verdict=HOLDS, measured=f"{found} {more}", how="by hand")
+
+    def found(name: str) -> tuple[str, list[str]]:
+        (tmp_path / f"{name}.json").write_text(json.dumps(name))
+        row = deciding.rows(shelf)["G1"]
+        return row.measured, [command.split()[0] for command in row.command]
+
+    deciding = Deciding.of([paper], ["gtopk"])
+    assert deciding.rows(shelf) == {}
+    assert found("few") == ("few None", ["few"])
+    assert [command.split()[0] for command in deciding.commands(shelf)] == ["many", "wide"]
+    assert found("wide") == ("few wide", ["few", "wide"])
+    assert found("many") == ("many wide", ["many", "wide"])
 
 
 def test_a_document_is_made_once_judged_and_noted(tmp_path: Path) -> None:

@@ -12,9 +12,21 @@ from thinwire_lab.cluster.rounds import line, straight
 from thinwire_lab.papers.shared import benches
 from thinwire_lab.papers.shared.benches import Grid, Place, Steps, at_every, gains, span
 from thinwire_lab.papers.shared.claims import GRADIENTS, GTOPK
-from thinwire_lab.papers.shared.judging import by_setting, every, verdict
+from thinwire_lab.papers.shared.judging import by_setting, every, sooner, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.sweep import EXCHANGES, ROUTES, SWEEP, Found, collective, kept, routes, worlds
+from thinwire_lab.papers.shared.sweep import (
+    EXCHANGES,
+    REPEATED,
+    ROUTES,
+    SWEEP,
+    WIDE,
+    Found,
+    collective,
+    exchanges,
+    kept,
+    routes,
+    worlds,
+)
 
 
 def _line(found: Found, link: str) -> tuple[float, float, float]:
@@ -92,17 +104,18 @@ def _against_formula(found: Found, off_on: Callable[[Found, str], Sequence[_Off]
     off = {link: off_on(found, link) for link in kept(found)}
     measured = "; ".join(f"{link}: {_spread(each)}" for link, each in off.items())
     parts, workers = {link: _within(each) for link, each in off.items()}, ", ".join(map(str, worlds(found)))
-    return Outcome(*by_setting(parts), measured=measured, said={"workers": workers})
+    said = {"workers": workers, "repeats": found["environment"]["repeats"]}
+    return Outcome(*by_setting(parts), measured=measured, said=said)
 
 
-GTOPK.judge("G1", SWEEP)(lambda found: _against_formula(found, _off_ring))
-GTOPK.judge("G2", SWEEP)(lambda found: _against_formula(found, _off_gather))
+GTOPK.judge("G1", REPEATED)(lambda found: _against_formula(found, _off_ring))
+GTOPK.judge("G2", REPEATED)(lambda found: _against_formula(found, _off_gather))
 
 
-@GTOPK.judge("G3", EXCHANGES)
-def tree_costs(found: Mapping[str, Any]) -> Outcome:
+@GTOPK.judge("G3", EXCHANGES, WIDE)
+def tree_costs(found: Mapping[str, Any], wide: Mapping[str, Any] | None) -> Outcome:
     parts, times = {}, dict[str, list[str]]()
-    for row in found["rows"]:
+    for row in (*found["rows"], *(wide["rows"] if wide else ())):
         if row["exchange"] == "tree":
             off = _off_tree(row)
             word = FAILS if off.least > _FIT else HOLDS if abs(off.middle) <= _FIT else UNDECIDED
@@ -113,8 +126,10 @@ def tree_costs(found: Mapping[str, Any]) -> Outcome:
 
 
 def _off_tree(row: Mapping[str, Any]) -> _Off:
-    """Return how far the tree is off the formula, less what it takes with the links lifted."""
+    """Return how far the messages are off the formula; of older runs, the tree less what it takes with links lifted."""
     behind, lifted = row["seconds"], row["lifted_seconds"]
+    if noted := row.get("message_seconds"):
+        behind, lifted = noted, dict.fromkeys(noted, 0.0)
     pairs = (("p50", "p50"), ("p20", "p80"), ("p80", "p20"))
     return _Off(*((behind[a] - lifted[b]) / row["predicted_seconds"] - 1 for a, b in pairs))
 
@@ -122,10 +137,31 @@ def _off_tree(row: Mapping[str, Any]) -> _Off:
 _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 
 
-@GTOPK.judge("G11", benches.TEXT_STEPS)
-def scales(text: Grid) -> Outcome:
-    parts = at_every(text, _as_the_model, workers=(8,))
-    return Outcome(*by_setting(parts), measured=f"over Top-k {gains(text, _TREE, _GATHER)}")
+@GTOPK.judge("G11", benches.TEXT_STEPS, WIDE)
+def scales(text: Grid, wide: Mapping[str, Any] | None) -> Outcome:
+    parts, measured = at_every(text, _as_the_model, workers=(8,)), f"over Top-k {gains(text, _TREE, _GATHER)}"
+    asked = _at_their_size(wide) if wide else {}
+    if asked:  # what 8 workers leave undecided stands in for this no longer; what they decide counts
+        parts = {place: word for place, word in parts.items() if word != UNDECIDED}
+        parts |= {f"P = {_THEIRS} at {link}": word for link, (word, _) in asked.items()}
+        alone = ", ".join(f"{link} {said}" for link, (_, said) in asked.items())
+        measured += f"; the exchange alone over Top-k's and dense's (P = {_THEIRS}) {alone}"
+    return Outcome(*by_setting(parts), measured=measured)
+
+
+_THEIRS = 32
+
+
+def _at_their_size(wide: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return by link whether the tree is ahead of both others, and how many times as fast it is."""
+    found = {}
+    for link in dict.fromkeys(row["link"] for row in wide["rows"] if row["world_size"] == _THEIRS):
+        each = exchanges(wide, link, _THEIRS)
+        others = {name: each[name] for name in ("all-gather", "dense")}
+        ahead = {name: sooner(each["tree"].around, other.around) for name, other in others.items()}
+        said = " and ".join(f"{other.ms / each['tree'].ms:.2f}" for other in others.values())
+        found[link] = every(ahead)[0], said
+    return found
 
 
 def _as_the_model(steps: Steps) -> str:

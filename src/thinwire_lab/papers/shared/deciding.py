@@ -54,15 +54,17 @@ class Deciding:
     def row(self, name: str, shelf: Shelf) -> Row:
         """Judge a claim that has a judge. Raises Absent where a run is missing, ValueError where one is damaged."""
         judge = self.judges[name]
-        read = [each.read(shelf) for each in judge.evidence]
-        spreads = (each.spread(what) for each, what in zip(judge.evidence, read, strict=True))
+        asked = [each.used(shelf) for each in judge.evidence]
+        read = [each and each.read(shelf) for each in asked]
+        used = [each for each in asked if each]
+        spreads = (each.spread(what) for each, what in zip(asked, read, strict=True) if each)
         outcome = replace(judge.decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
         outcome = replace(outcome, how=outcome.how or catalogue()[name].how.format(**outcome.said))
         if outcome.verdict == UNDECIDED:
-            more = outcome.more or " or ".join(dict.fromkeys(each.more for each in judge.evidence))
+            more = outcome.more or " or ".join(dict.fromkeys(each.more for each in used))
             outcome = replace(outcome, how=f"{outcome.how}. {DECIDES}{more}")
-        seeds = [seed for each in judge.evidence for seed in each.seeds]
-        commands = [command for each in judge.evidence for command in each.commands]
+        seeds = [seed for each in used for seed in each.seeds]
+        commands = [command for each in used for command in each.commands]
         return judged(catalogue()[name], outcome, seeds, commands)
 
     def unfounded(self, rows: Mapping[str, Row], shelf: Shelf) -> Iterator[str]:

@@ -9,9 +9,10 @@ rank to the end of the last. `pings`: one-way seconds.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from thinwire_lab.cluster.rounds import doing, durations, events, ping, start_to
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.inputs import write_document
 from thinwire_lab.machine import environment
+from thinwire_lab.papers.shared.judging import Range
 from thinwire_lab.papers.shared.shelf import Combined, Document
 
 HANDLER = "thinwire_lab.papers.shared.sweep:handle"
@@ -106,6 +108,14 @@ SWEEP = Document(
     quick="--worlds 2,4 --links 1gbit --largest 1048576 --repeats 1",
     apart=_repeats,
 )
+REPEATED = replace(
+    SWEEP,
+    name="sweep-repeated",
+    words=f"{SWEEP.words} --links 100mbit,1gbit --largest 67108864 --repeats 9",
+    needed=False,
+    otherwise=SWEEP,
+)
+"""The sweep at the rates that judge, with the repeats that it takes to tell a formula from noise."""
 ROUTES = Document(
     name="routes",
     words="python -m thinwire_lab.papers.shared.timed routes",
@@ -125,6 +135,27 @@ EXCHANGES = Document(
     quick="--worlds 2 --links none --numel 20000 --repeats 1",
     apart=_apart,
 )
+WIDE = replace(
+    EXCHANGES,
+    name="exchanges-wide",
+    words=f"{EXCHANGES.words} --worlds 16,32 --links 10mbit,30mbit,100mbit --density 0.02",
+    needed=False,
+)
+"""Links so slow that two cores keep up with so many workers."""
+
+
+class Exchanged(NamedTuple):
+    """Milliseconds, and their 20th and 80th percentile."""
+
+    ms: float
+    around: Range
+
+
+def exchanges(found: Mapping[str, Any], link: str, world: int) -> dict[str, Exchanged]:
+    """Return how long each exchange takes there."""
+    rows = (row for row in found["rows"] if row["link"] == link and row["world_size"] == world)
+    times = ((row, {name: 1e3 * each for name, each in row["seconds"].items()}) for row in rows)
+    return {row["exchange"]: Exchanged(ms["p50"], (ms["p20"], ms["p80"])) for row, ms in times}
 
 
 SYNCHRONISING = Combined(documents=(SWEEP, ROUTES), combine=lambda found: found[0] | found[1])
