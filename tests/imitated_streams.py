@@ -2,15 +2,17 @@
 
 Tensors are fake ones in main memory that say they lie on a GPU. Each stream has vector clocks (Mattern 1988), which
 events, waits and collectives pass on. To touch what another stream has written or read without having waited for it is
-a race. A kernel may write to everything that it is given, but for kept constants.
+a race. A kernel may write to everything that it is given, but for kept constants and what lies outside its regions.
+The host, which writes to pinned memory, counts as a stream: what is queued comes after what it did.
 """
 
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from inspect import signature
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,15 +22,32 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
-from thinwire.kernels import memory, replay, streams
+from thinwire import trace
+from thinwire.kernels import Kernel, memory, replay, streams
+from thinwire.kernels.parts import Regions
 from thinwire.reducer import Reducer
 from thinwire_lab.check.gpu import counting
 from thinwire_lab.check.gpu.buckets import WORLD, Case, Work
 
 CPU = torch.device("cpu")
 _Group: Any = dist.ProcessGroup  # whose stubs want every old overload of what is overridden
-Access = tuple[int, bool]
-"""A storage, and whether it is written."""
+
+
+class Access(NamedTuple):
+    """Bytes of a storage, from `begin` to before `end`, and whether they are written."""
+
+    storage: int
+    begin: int
+    end: int
+    write: bool
+
+    def meets(self, other: "Access") -> bool:
+        """Whether the order matters, in one storage."""
+        return (self.write or other.write) and self.begin < other.end and other.begin < self.end
+
+    def holds(self, other: "Access") -> bool:
+        """Whether it touches all that the other one does, in one storage."""
+        return self.write >= other.write and self.begin <= other.begin and other.end <= self.end
 
 
 class Stream:
@@ -76,7 +95,8 @@ class Event:
         self.clock = dict(stream.clock)
 
     def synchronize(self) -> None:
-        """Do nothing: the host's waits are not looked at."""
+        """Have the host wait."""
+        Races.now.host.wait_event(self)
 
 
 class Graph:
@@ -108,6 +128,7 @@ class Graph:
 
     def replay(self) -> None:
         """Do it in the current stream."""
+        Races.now.replays += 1
         Races.now.access(self._accesses)
 
 
@@ -119,20 +140,26 @@ class Races(counting._Count):
     def __init__(self) -> None:
         super().__init__()
         Races.now = self
-        self.stream, self.found = Stream(), list[str]()
+        self.stream, self.host, self.found = Stream(), Stream(), list[str]()
         self.captured: Graph | None = None
-        self._written: dict[int, tuple[int, int]] = {}
-        self._read: dict[int, dict[int, int]] = defaultdict(dict)
+        self.replays = 0
+        self._done: dict[int, list[tuple[Access, int, int]]] = defaultdict(list)  # by storage: what, where and when
         self._kept: list[Any] = []  # or another tensor could lie there
         self._constants: set[int] = set()
+        self._cut: dict[Access, list[Access]] = {}
+        self._pinned: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if (kwargs or {}).get("pin_memory"):
+            self._pinned.add(out.untyped_storage()._cdata)
         if func.is_view or func.overloadpacket.__name__ in counting.ALLOCATIONS | counting.QUESTIONS:
             return out
         places = zip(func._schema.arguments, args, strict=False)
-        changed = [x for place, x in places if place.alias_info is not None and place.alias_info.is_write]
-        self.access([*self._of((args, kwargs), write=False), *self._of((changed, out), write=True)])
+        changed = tree_leaves([x for place, x in places if place.alias_info is not None and place.alias_info.is_write])
+        accesses = [*self._of((args, kwargs), write=False), *self._of((changed, out), write=True)]
+        by_host = any(x.untyped_storage()._cdata in self._pinned for x in changed)
+        self._touch(accesses, self.host) if by_host else self.access(accesses)
         return out
 
     def moved(self, given: Any) -> None:
@@ -145,28 +172,46 @@ class Races(counting._Count):
         """Note that nobody writes to a tensor."""
         self._constants.add(x.untyped_storage()._cdata)
 
+    @contextmanager
+    def cut(self, out: Tensor, regions: Regions) -> Iterator[None]:
+        """Within, take it that of a tensor only its regions, each an offset and a length, are touched."""
+        for write in (True, False):
+            whole = self._access(out, write=write)
+            edges = ((whole.begin + offset * out.itemsize, length * out.itemsize) for offset, length in regions)
+            self._cut[whole] = [whole._replace(begin=begin, end=begin + nbytes) for begin, nbytes in edges]
+        yield
+        self._cut.clear()
+
     def access(self, accesses: Sequence[Access]) -> None:
         """Note accesses in the current stream, or in the graph that is captured."""
         if self.captured is not None:
             self.captured.note(accesses)
             return
-        me = self.stream.cuda_stream
-        self.stream.tick()
-        for place, write in accesses:
-            others = [self._written[place]] if place in self._written else []
-            others += self._read[place].items() if write else []
-            if not all(self.stream.knows({stream: time}) for stream, time in others):
-                self.found.append(f"{'writes' if write else 'reads'} what it did not wait for: {_where()}")
-            if write:
-                self._written[place] = me, self.stream.clock[me]
-                self._read[place].clear()
-            else:
-                self._read[place][me] = self.stream.clock[me]
+        self.stream.wait_stream(self.host)
+        self._touch(accesses, self.stream)
+
+    def _touch(self, accesses: Sequence[Access], by: Stream) -> None:
+        me = by.cuda_stream
+        by.tick()
+        for new in accesses:
+            done = self._done[new.storage]
+            if not all(by.knows({stream: time}) for old, stream, time in done if new.meets(old)):
+                self.found.append(f"{'writes' if new.write else 'reads'} what it did not wait for: {_where()}")
+            # Who waits for this one has waited for what it follows.
+            done[:] = [each for each in done if not (new.holds(each[0]) and (new.write or each[1] == me))]
+            done.append((new, me, by.clock[me]))
 
     def _of(self, given: Any, *, write: bool) -> list[Access]:
-        held = [x.untyped_storage() for x in tree_leaves(given) if isinstance(x, Tensor)]
-        self._kept += held
-        return [(each._cdata, write and each._cdata not in self._constants) for each in held]
+        held = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.numel()]
+        self._kept += [x.untyped_storage() for x in held]
+        whole = [self._access(x, write=write) for x in held]
+        return [part for each in whole for part in self._cut.get(each, [each])]
+
+    def _access(self, x: Tensor, *, write: bool) -> Access:
+        storage, begin = x.untyped_storage()._cdata, x.storage_offset() * x.itemsize
+        span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        end = begin + span * x.itemsize
+        return Access(storage, int(begin), int(end), write and storage not in self._constants)
 
 
 def _where() -> str:
@@ -221,12 +266,17 @@ class Group(_Group):  # type: ignore[misc]  # so its base has no type
 @contextmanager
 def imitating() -> Iterator[Races]:
     """Have fake tensors lie on a GPU, whose streams are imitated, and note races."""
-    kept = memory.kept.__call__
+    kept, call = memory.kept.__call__, Kernel.__call__
 
     def constant(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         x: Tensor = kept(self, *args, **kwargs)
         Races.now.constant(x)
         return x
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature(self).bind(*args, **kwargs).arguments
+        with Races.now.cut(given["out"], given["regions"]) if {"out", "regions"} <= given.keys() else nullcontext():
+            return call(self, *args, **kwargs)
 
     def set_stream(stream: Stream) -> None:
         Races.now.stream = stream
@@ -244,6 +294,7 @@ def imitating() -> Iterator[Races]:
             patch.setattr(torch.cuda, name, value)
         patch.setattr(FakeTensor, "record_stream", lambda self, stream: None, raising=False)
         patch.setattr(memory.kept, "__call__", constant)
+        patch.setattr(Kernel, "__call__", called)
         patch.setattr(counting, "_Count", Races)
         patch.setattr(FakeTensor, "is_cuda", True, raising=False)
         patch.setattr(replay, "LANES", {"cpu": replay.Lane})
@@ -254,14 +305,24 @@ def imitating() -> Iterator[Races]:
 
 
 def _forget() -> None:
+    counting.forget()  # constants know streams, too
     replay._lane.cache_clear()
     streams.stream_of.cache_clear()
 
 
-def races(make: Callable[[], Reducer], *, apart: bool, steps: int = 5) -> list[str]:
-    """Return what is wrong with a recipe's steps, from launches one by one to replays. `apart`: see `Group`."""
+def raced(
+    make: Callable[[], Reducer],
+    *,
+    apart: bool,
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: str,
+    steps: int = 5,
+    listeners: tuple[trace.Listener, ...] = (),
+) -> Races:
+    """Return what is noted in a recipe's steps, from launches one by one to replays. `apart`: see `Group`."""
+    case = Case(recipe="dense", tensors=len(shapes), dtype=dtype, numel=0, shapes=shapes)
     with imitating() as found:
-        works = [Work(Case(recipe="dense", tensors=3, dtype="float32", numel=3 * 2048), CPU) for _ in "ab"]
+        works = [Work(case, CPU, listeners) for _ in "ab"]
         group = Group(apart=apart)
         for work in works:
             work.group, work.recipe = group, make()
@@ -273,4 +334,4 @@ def races(make: Callable[[], Reducer], *, apart: bool, steps: int = 5) -> list[s
                 future.wait()
             for work in works:
                 work.end()
-        return found.found
+        return found

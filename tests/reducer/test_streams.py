@@ -4,13 +4,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
-from imitated_streams import races
+from imitated_streams import Event, Stream, imitating, raced
 
 from thinwire.codecs import TopK
 from thinwire.memories import ErrorFeedback
@@ -28,6 +32,9 @@ RECIPE: dict[str, Callable[[], Reducer]] = {
     "topk to owners": lambda: ToOwners(memory=ErrorFeedback(), codec=TopK(density=0.01)),
 }
 FEW = {"topk", "fading", "bf16", "orthogonal", "topk to owners"}
+NEVER = {"dense", "bf16", "powersgd", "randomk", "topk to owners"}  # are captured: no all-gather, or drawn by torch
+EQUAL, RAGGED = ((32, 64),) * 3, ((7,), (2048,), (515,))
+BUCKETS = [(EQUAL, "float32"), (RAGGED, "float32"), (RAGGED, "bfloat16")]
 APART = pytest.mark.parametrize("apart", [True, False], ids=["collectives apart", "collectives in the current stream"])
 
 
@@ -39,14 +46,48 @@ def _group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def _cases() -> Iterator[Any]:
+    for (shapes, dtype), name in product(BUCKETS, RECIPE):
+        often = name in FEW if shapes is EQUAL else (name, dtype) == ("topk", "bfloat16")
+        bucket = f"{name}-{'equal' if shapes is EQUAL else 'ragged'}-{dtype}"
+        yield pytest.param(name, shapes, dtype, id=bucket, marks=() if often else pytest.mark.slow)
+
+
 @APART
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW)) for name in RECIPE])
-def test_no_stream_touches_what_it_has_not_waited_for(name: str, apart: bool) -> None:
-    assert not races(RECIPE[name], apart=apart)
+@pytest.mark.parametrize(("name", "shapes", "dtype"), [*_cases()])
+def test_no_stream_touches_what_it_has_not_waited_for(
+    name: str, shapes: tuple[tuple[int, ...], ...], dtype: str, apart: bool
+) -> None:
+    races = raced(RECIPE[name], apart=apart, shapes=shapes, dtype=dtype)
+    assert not races.found
+    assert (races.replays > 0) == (name not in NEVER)
 
 
 @APART
 @pytest.mark.parametrize("module", ["thinwire.collectives.queued", "thinwire.kernels.replay"])
 def test_a_stream_that_does_not_wait_is_noticed(module: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module(module), "follow", lambda stream, other: None)
-    assert races(RECIPE["topk"], apart=apart)
+    assert raced(RECIPE["topk"], apart=apart, shapes=RAGGED, dtype="bfloat16").found
+
+
+def test_a_host_that_does_not_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Event, "synchronize", lambda self: None)
+    assert raced(RECIPE["qsgd"], apart=True, shapes=EQUAL, dtype="float32").found
+
+
+def test_no_replay_writes_to_what_listeners_hold() -> None:
+    held = list[Any]()
+    listener = SimpleNamespace(took=lambda *_: None, add=lambda name, x: held.append(x) if name == "values" else None)
+    raced(RECIPE["topk"], apart=True, shapes=EQUAL, dtype="float32", steps=9, listeners=(listener,))
+    assert len({x.untyped_storage()._cdata for x in held}) == len(held) == 18
+
+
+def test_neighbours_in_one_storage_do_not_wait_for_each_other() -> None:
+    with imitating() as imitated:
+        x = torch.empty(16, dtype=torch.bfloat16)
+        x[:7].fill_(1)
+        imitated.stream = Stream()
+        x[7:].fill_(2)
+        assert not imitated.found
+        x[6:8].fill_(3)
+        assert imitated.found

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from thinwire import trace, waits
 from thinwire.kernels import Kernel, dispatch, memory
+from thinwire.kernels.replay import recording
 
 QUESTIONS = {"device", "promote_types", "scalar_tensor"}  # asked of fake tensors alone, or about numbers on the host
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh", "_unsafe_view"}
@@ -84,8 +85,9 @@ def counting() -> Iterator[_Count]:
             count.moved(args)
 
     def tabled(device: torch.device, columns: Callable[[], Sequence[Any]]) -> Tensor:
-        found = plain_table(device, columns)
-        count.tabled(found, columns())
+        found, recorder = plain_table(device, columns), recording()
+        # Of work that is recorded, what changes with the step may be read here, as it is when it is sent.
+        count.tabled(found, columns() if recorder is None else recorder.reading(columns)[0])
         return found
 
     def sent(x: Tensor, device: torch.device) -> Tensor:
