@@ -31,7 +31,7 @@ from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
 
 SCHEMA = "thinwire.kernels/2"
-COMPARED = 1 << 22  # elements, up to which kernels are compared with the reference, and that is timed
+COMPARED = 1 << 22  # elements, up to which a CPU's kernels are compared with the reference, and that is timed
 
 console = Console(width=None if sys.stdout.isatty() else 150)
 
@@ -100,7 +100,7 @@ def _step(name: str, numel: int, device: torch.device, repeats: int) -> Row:
 def _kernel(name: str, numel: int, device: torch.device, repeats: int) -> Row:
     kernel, args = KERNELS[name], next(iter(CASES[name].make(Kit(device), numel))).args
     row = Row(name=name, elements=numel, backend=implementation(kernel, *args))
-    found = check_kernel(name, device, Limits(sizes=(min(numel, COMPARED),)))
+    found = check_kernel(name, device, Limits(sizes=compared(numel, device)))
     if found.ok is False:
         return replace(row, correct=False, why=found.said)
     moved = sum(x.nbytes for x in (*tensors(args), *tensors(tuple(flat(kernel(*args))))))
@@ -109,6 +109,12 @@ def _kernel(name: str, numel: int, device: torch.device, repeats: int) -> Row:
         return row
     plain = min(speed.timed(lambda: kernel.reference(*args), device) for _ in range(2))
     return replace(row, reference=plain / row.seconds["p50"])
+
+
+def compared(numel: int, device: torch.device) -> tuple[int, ...]:
+    """Return where a kernel is compared with its reference: on a GPU at the size itself, too, if that is quick."""
+    least = min(numel, COMPARED)
+    return (least, numel) if device.type == "cuda" and least < numel else (least,)
 
 
 def _timed(row: Row, work: Callable[[], object], device: torch.device, repeats: int) -> Row:

@@ -21,12 +21,13 @@ from torch.futures import Future
 from typer.testing import CliRunner
 
 from thinwire_lab.check.findings import Wrong
+from thinwire_lab.check.gpu import proof
 from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import fake_group
 from thinwire_lab.check.gpu.late import LateGroup, check_late
-from thinwire_lab.check.gpu.proof import Proof
 from thinwire_lab.check.gpu.steps import note_overlap
 from thinwire_lab.cli import app
+from thinwire_lab.studies.kernels import numbers
 
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: pip install -e '.[triton]'"
@@ -163,12 +164,29 @@ def test_what_a_run_took_that_was_cut_off_counts(tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     path = tmp_path / "gpu.json"
-    one = Proof(CPU, True, path, Console(quiet=True), {"seconds": {"late": 100.0}, "parts": {}})
+    one = proof.Proof(CPU, True, path, Console(quiet=True), {"seconds": {"late": 100.0}, "parts": {}})
     with pytest.raises(KeyboardInterrupt):
         one.part("late", iter([("a", dict), ("b", cut_off)]))
     document = json.loads(path.read_text())
     assert document["parts"] == {"late": {"a": {}}}
     assert document["seconds"]["late"] > 100
+
+
+@pytest.mark.parametrize(
+    ("device", "quick", "largest"), [("cuda", False, 1 << 27), ("cuda", True, 1 << 20), ("cpu", True, 1000)]
+)
+def test_kernels_are_compared_up_to_the_largest_size(
+    device: str, quick: bool, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[str]()
+
+    def written(_: str, *options: str, to: str) -> dict[str, list[object]]:
+        given.extend(options)
+        return {"rows": []}
+
+    monkeypatch.setattr(proof, "_written", written)
+    proof._kernels(proof.Proof(torch.device(device), quick, None, Console(quiet=True), {"seconds": {}, "parts": {}}))
+    assert max(numbers(given[given.index("--sizes") + 1])) == largest
 
 
 def test_what_backward_hides_is_what_a_step_is_not_longer_by() -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from thinwire import kernels
 from thinwire_lab.check import speed
 from thinwire_lab.check.kernels import KERNELS
-from thinwire_lab.studies.kernels import Row, main, measured, numbers
+from thinwire_lab.studies.kernels import COMPARED, Row, compared, main, measured, numbers
 
 CPU = torch.device("cpu")
 
@@ -65,6 +65,12 @@ def test_what_raises_is_not_correct_either(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_pass_moves_what_it_reads_and_writes() -> None:
     assert _row("accumulate").moved == 3 * 4 * 5000
     assert _row("encode, momentum correction").moved == 5 * 4 * 5000
+
+
+def test_a_gpus_kernels_are_compared_at_the_size_itself() -> None:
+    assert compared(1 << 27, torch.device("cuda")) == (COMPARED, 1 << 27)
+    assert compared(1 << 27, CPU) == (COMPARED,)
+    assert compared(1000, torch.device("cuda")) == compared(1000, CPU) == (1000,)
 
 
 def test_sizes_as_people_write_them() -> None:

@@ -155,7 +155,7 @@ def _compared(proof: Proof, part: str, check: Callable[[Case], None], cases: Ite
 
 def _kernels(proof: Proof) -> None:
     """Time every kernel beside a copy; a few, without a GPU."""
-    sizes = "2^20" if proof.quick else f"{_LARGE},126.72M"
+    sizes = "2^20" if proof.quick else f"{_LARGE},2^27"
     options: tuple[str, ...] = ("--device", "cuda", "--sizes", sizes, "--repeats", "7")
     if proof.interpreted:
         options = ("--device", "cpu", "--sizes", "1000", "--repeats", "1", "--only", "largest,scatter")
