@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from thinwire_lab.check.gpu import cost
-from thinwire_lab.check.gpu.buckets import Case, counted
+from thinwire_lab.check.gpu.buckets import RECIPES, Case, counted
 
 PAGE = Path(__file__).parents[3] / "docs/measurements/gpu.md"
 ROW: dict[str, Any] = {"elements": cost.BUCKET // 4, "launches": {"encode": 3, "decode": 2}, "bytes": 4 * cost.BUCKET}
@@ -44,12 +44,20 @@ def test_the_page_has_what_is_predicted_today() -> None:
     pytest.importorskip("triton")
     page = PAGE.read_text()
     table = page[page.index("| recipe | BERT-base |") :].split("\n\n")[0].splitlines()[2:]
-    said = {cells[0].strip(" `"): cells[1:] for cells in (line.strip("|").split("|") for line in table)}
+    lines = [line.strip("|").split("|") for line in table]
+    said = {recipe: cells for names, *cells in lines for recipe in re.findall(r"`(\w+)`", names)}
+    assert set(said) == set(RECIPES)
     tensors, each = 6, cost.BUCKET // 4 // 6 // 64 * 64
+    cases = [Case(recipe=recipe, tensors=tensors, dtype="float32", numel=tensors * each) for recipe in RECIPES]
+    rows = cost.predicted([{"recipe": case.recipe, "elements": case.numel} | counted(case) for case in cases])
+    evens = dict[str, set[int]]()
     for recipe, cells in said.items():
-        case = Case(recipe=recipe, tensors=tensors, dtype="float32", numel=tensors * each)
-        row = {"recipe": recipe, "elements": case.numel} | counted(case)
-        for found, cell in zip(cost.predicted([row]), cells, strict=True):
+        its = [row for row in rows if row["recipe"] == recipe]
+        evens[recipe] = {round(row[cost.EVEN]) for row in its}
+        for found, cell in zip(its, cells, strict=True):
             figures = [f"{found[link]:,.0f}" for link in cost.LINKS]
             assert [*map(str.strip, re.split("/", cell))] == figures[: cell.count("/") + 1], (recipe, found)
             assert set(figures[cell.count("/") :]) == {figures[-1]}  # the last one holds for all that follow
+    assert evens.pop("dense") == evens.pop("bf16") == {0}
+    slower, others = min(evens.pop("orthogonal")), set().union(*evens.values())
+    assert f"beat bf16 up to {min(others)} to {max(others)} Gbit/s, `orthogonal` up to {slower}." in page
