@@ -44,8 +44,8 @@ _ARRIVED = {"rows": BYTE, "flags": "*i1", "given": "*i1", "fixed": INT} | dict.f
 _DECODED = {"table": FLOAT, "out": "*fp64"}
 _NORMS = dict.fromkeys(("begin", "size", "first", "width"), LONG)
 _SUBSETS = {"wrong": "*i1", **dict.fromkeys(("programs", "total", "stride"), "i32")}
-_CUT = {**_TILES, **dict.fromkeys(("height", "width", "kept"), "i32")} | dict.fromkeys(
-    ("n", "chunks", "across", "columns", "starts"), LONG
+_CUT = _TILES | dict.fromkeys(
+    ("a", "b", "kinds", "n", "chunks", "across", "columns", "height", "width", "kept", "starts"), LONG
 )
 _DIGITS = {"LEVELS": 4, "TILE": 4096}
 
@@ -266,30 +266,36 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         (
             "chunks",
             "_topk",
-            {
-                "x": FLOAT,
-                "a": FLOAT,
-                "b": FLOAT,
-                "positions": "*i16",
-                "values": FLOAT,
-                "at": LONG,
-                **_CUT,
-                **given,
-            },
-            {"HOW": how, "TOGETHER": 1, "HEIGHT": 64, "WIDTH": 64, "PLAIN": False, "BITS": 31, "STEP": 16},
+            {"like": FLOAT, "positions": "*i16", "values": FLOAT, "at": LONG, **_CUT, **given},
+            {"HOW": how, "SIZES": sizes, "KINDS": len(sizes), "BITS": 31, "STEP": 16, "num_warps": warps},
         )
-        for how, given in (("given", {}), ("fading", {"gradient_like": "*bf16", **_SUMS}))
+        for how, sizes, warps, given in (
+            ("given", ((1, 64, 64, False),), 16, {}),
+            ("fading", ((1, 64, 64, False), (4, 1, 256, False)), 16, {"gradient_like": "*bf16", **_SUMS}),
+            ("fading", ((4, 16, 16, False), (16, 1, 64, False)), 4, {"gradient_like": "*bf16", **_SUMS}),
+        )
     ),
     *(
         (
             "chunks",
             "_inverse",
             {
-                **{"out": "*bf16", "part": "*bf16", "positions": "*i16", "groups": "i32", **_CUT, **given},
-                **dict.fromkeys(("values", "a", "b", "room"), FLOAT),
+                **{
+                    "out": "*bf16",
+                    "part": "*bf16",
+                    "positions": "*i16",
+                    "values": FLOAT,
+                    "room": FLOAT,
+                    **_CUT,
+                    **given,
+                },
                 **dict.fromkeys(("at", "wheres", "whats", "firsts", "widths", "ranks", "each", "subtract"), LONG),
+                **{"most": "i32", "groups": "i32"},
             },
-            {"TOGETHER": 8, "HEIGHT": 16, "WIDTH": 16, "BITS": bits, "LAST": (1 << bits) - 1, "FIXED": 64},
+            {
+                **{"SIZES": ((8, 16, 16, False), (16, 1, 64, False)), "KINDS": 2, "num_warps": 4},
+                **{"BITS": bits, "LAST": (1 << bits) - 1, "FIXED": 64},
+            },
         )
         for given, bits in (
             ({}, 0),

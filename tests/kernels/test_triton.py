@@ -569,11 +569,20 @@ def test_vectors_of_several_shapes_take_one_launch(monkeypatch: pytest.MonkeyPat
         launch(kernel, *args, **constants)
 
     monkeypatch.setattr(module, "launch", counted)
-    cuts = [cut_as(shape, 16, "dct", 6 / 256) for shape in ((32, 64), (48, 32), (31, 160))]
+    cuts = [cut_as(shape, 16, "dct", 6 / 256) for shape in ((32, 64), (31, 160), (30, 7), (500,), (67,))]
+    cuts += [cut_as((16, 24), 16, "hadamard"), cut_as((17, 33), 16, None)]
     xs = [vector(cut.numel).to(DEVICE) for cut in cuts]
     positions, values = kernels.chunk_topk.gpu(xs, cuts)
-    kernels.chunk_put.gpu([torch.empty_like(x) for x in xs], positions[None], values[None], cuts, subtract=False)
-    assert names == ["_topk", "_inverse"]
+    expected = kernels.chunk_topk.reference(xs, cuts)[1]
+    parts = (each.split([cut.count for cut in cuts]) for each in (positions, values, expected))
+    for where, found, least, cut in zip(*parts, cuts, strict=True):
+        assert_chosen(where, found, least, cut)
+    for subtract in (False, True):
+        outs, wanted = ([x.clone() for x in xs] for _ in range(2))
+        kernels.chunk_put.gpu(outs, positions[None], values[None], cuts, subtract)
+        kernels.chunk_put.reference(wanted, positions[None], values[None], cuts, subtract)
+        assert all(map(torch.equal, outs, wanted))
+    assert names == ["_topk", "_inverse", "_inverse"]
 
 
 def test_chunks_that_the_kernels_leave_to_the_reference() -> None:

@@ -51,14 +51,6 @@ class Sum:
         columns = {name: column[some] for name in COLUMNS if (column := getattr(self, name)) is not None}
         return replace(self, **columns)
 
-    def chosen(self, places: Sequence[int]) -> "Sum":
-        """Return the sums at these places, which ascend."""
-        if len(places) == len(self.scales):
-            return self
-        given = ((name, getattr(self, name)) for name in COLUMNS)
-        columns: dict[str, Any] = {name: [xs[i] for i in places] for name, xs in given if xs is not None}
-        return replace(self, **columns)
-
     def one(self, i: int) -> "Sum":
         """Return one of them. A decay of 1 is none."""
         return Sum(

@@ -89,15 +89,17 @@ def factors(like: Tensor, numbers: Sequence[float]) -> "NDArray[Any]":
 
 
 @kept
-def tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int = TILE) -> Tensor:
+def tiles_of_each(lengths: tuple[int, ...], device: torch.device, tile: int | tuple[int, ...] = TILE) -> Tensor:
     """Return the tiles of vectors of these lengths, one vector's after another's: kept because layouts stay.
 
-    int32 (tiles, 3): for each its vector, where it begins there, and the number of the vector's first tile.
+    int32 (tiles, 3): for each its vector, where it begins there, and the number of the vector's first tile. The tiles
+    of each vector may have a size of their own.
     """
-    tiles = [-(-length // tile) for length in lengths]
+    each = np.broadcast_to(tile, len(lengths))
+    tiles = -(-np.array(lengths, np.int64) // each)
     vector = np.repeat(np.arange(len(lengths)), tiles)
     first = np.repeat(np.cumsum([0, *tiles[:-1]]), tiles)
-    of = np.stack([vector, (np.arange(len(vector)) - first) * tile, first], axis=1).astype(np.int32)
+    of = np.stack([vector, (np.arange(len(vector)) - first) * each[vector], first], axis=1).astype(np.int32)
     room = bytearray(of.tobytes() + bytes(12))  # a row more, as nothing can be made of an empty buffer
     return sent(torch.frombuffer(room, dtype=torch.int32).view(-1, 3), device)[:-1]
 

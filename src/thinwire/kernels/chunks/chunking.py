@@ -1,9 +1,8 @@
 """How a tensor is cut into chunks, and the transform of each: what codec, payload and kernels must agree on."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate as running
 from math import prod, sqrt
 from typing import Literal, Self
 
@@ -88,21 +87,6 @@ class Chunking:
         """Return A (height, height) and B (width, width), of the dtype and device of `like`: Z = A·X·Bᵀ."""
         a, b = (_matrix_on(size, self.transform, like.dtype, like.device) for size in (self.height, self.width))
         return a, b
-
-
-@lru_cache(maxsize=256)
-def alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[Sequence[Chunking], Sequence[int], Sequence[int]]]:
-    """Return tensors whose chunks are transformed alike: how each is cut, which, and where its coefficients begin."""
-    found: dict[Hashable, list[tuple[Chunking, int, int]]] = {}
-    starts = running((cut.count for cut in chunkings), initial=0)
-    for i, (cut, start) in enumerate(zip(chunkings, starts, strict=False)):
-        found.setdefault((cut.height, cut.width, cut.kept, cut.transform), []).append((cut, i, start))
-    return [([cut for cut, *_ in some], [i for _, i, _ in some], [at for *_, at in some]) for some in found.values()]
-
-
-def shapes(cuts: Sequence[Chunking]) -> Iterable[tuple[int, ...]]:
-    """Return columns: how many elements each tensor has, chunks, chunks side by side, and columns."""
-    return zip(*((cut.numel, cut.chunks, cut.across, cut.columns) for cut in cuts), strict=True)
 
 
 @lru_cache(maxsize=256)
