@@ -17,6 +17,7 @@ from thinwire_lab.machine import TODAY, code
 from thinwire_lab.papers import __main__ as program
 from thinwire_lab.papers.dct.served import Served
 from thinwire_lab.papers.dragonn import learning, steps
+from thinwire_lab.papers.dragonn import timing as single
 from thinwire_lab.papers.gtopk import timing
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared import benches, ledger, tables
@@ -333,6 +334,15 @@ def test_32_workers_decide_what_8_stand_in_for(monkeypatch: pytest.MonkeyPatch) 
     assert judged(FAILS, 1.0) == DEPENDS, "what 8 workers decide counts"
     monkeypatch.setattr(timing, "_as_the_model", lambda _: UNDECIDED)
     assert timing.scales(text, None).verdict == UNDECIDED
+
+
+def test_a_lead_on_links_too_fast_for_ours_is_computed_from_coding_and_bytes() -> None:
+    coding = {"mask": {"encode": 2.0, "decode one by one": 7.0}, "hashed": {"encode": 1.0, "decode": 1.0}}
+    rows = [
+        {"route": route, "world": 5, "density": 0.001, "bytes": 4, "sent": 25e9 / 8 / 4, **times}
+        for route, times in coding.items()
+    ]
+    assert single._computed_lead({"routes": rows}, 5) == (2 + 7 + 1) / (1 + 1 + 1), "four payloads arrive in a second"
 
 
 def test_a_claim_rests_on_what_was_run_of_what_is_not_needed(tmp_path: Path) -> None:
