@@ -146,7 +146,8 @@ class _Sums:
     """When exchanges began and ended. Those that overlap count once."""
 
     def fold_into(self, total: "_Sums") -> None:
-        self.add_noted()
+        if self.noted:
+            self.add_noted()
         total.steps += self.steps
         for name, amount in self.amounts.items():
             if name != "gradient" or "waiting" in self.amounts:

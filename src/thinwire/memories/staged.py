@@ -77,7 +77,7 @@ class Staged:
             pair = self._at[next(iter(done))]
             pair.turn(done & pair.live)
             done -= pair.live
-        gone = _among(self._closing, names)
+        gone = self._closing and _among(self._closing, names)
         self.rollback(names)
         if gone:
             self.drop(gone)

@@ -1,4 +1,4 @@
-"""On a GPU a step is read once, before the optimizer takes it. Main memory is read so here, and no GPU is needed."""
+"""On a GPU a step is read once, when the next one begins. Main memory is read so here, and no GPU is needed."""
 
 from typing import Any
 
@@ -29,17 +29,17 @@ def _waiting(training: Training) -> list[Tensor]:
     return [x.clone() for state in held for fields in state.values() for x in fields.values()]
 
 
-def _trained(recipe: str, scenario: str, gpu: bool) -> tuple[str, list[Tensor], int, list[int]]:
-    """Train, with one step that is not finite. Return the model, what waits, the step, and how often was read."""
-    reads, read = [0], outcomes._numbers
+def _trained(recipe: str, scenario: str, taken: bool, gpu: bool) -> tuple[str, list[Tensor], int, list[int]]:
+    """Train, with one step that is not finite; is it taken? Return model, what waits, step, and how often was read."""
+    reads, read = [0], outcomes.Sent.read
 
-    def counted(found: Any) -> Any:
-        reads[-1] += bool(found)
-        return read(found)
+    def counted(sent: outcomes.Sent) -> Any:
+        reads[-1] += 1
+        return read(sent)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "_ONLY_REFERENCE", True)
-        patch.setattr(outcomes, "_numbers", counted)
+        patch.setattr(outcomes.Sent, "read", counted)
         if gpu:
             patch.setattr(waits, "HOST", frozenset())
             patch.setattr(orthogonal_momentum, "on_host", lambda x: True)  # a GPU's products round differently
@@ -48,6 +48,8 @@ def _trained(recipe: str, scenario: str, gpu: bool) -> tuple[str, list[Tensor], 
             if step == 3 and dist.get_rank() == 0:
                 hook = training.model.module[2].weight.register_hook(lambda g: g * torch.inf)
             training.step(step)
+            if step == 3 and taken:
+                training.optimizer.step()
             if step == 3 and dist.get_rank() == 0:
                 hook.remove()
             reads.append(0)
@@ -56,10 +58,11 @@ def _trained(recipe: str, scenario: str, gpu: bool) -> tuple[str, list[Tensor], 
 
 
 @pytest.mark.grid
+@pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("scenario", ["several buckets", "no_sync"])
 @pytest.mark.parametrize("recipe", ONE_COLLECTIVE)
-def test_what_is_read_later_is_no_different(ranks: Ranks, recipe: str, scenario: str) -> None:
-    plain, unread = (ranks.run(2, _trained, recipe, scenario, gpu) for gpu in (False, True))
+def test_what_is_read_later_is_no_different(ranks: Ranks, recipe: str, scenario: str, taken: bool) -> None:
+    plain, unread = (ranks.run(2, _trained, recipe, scenario, taken, gpu) for gpu in (False, True))
     for (model, waiting, step, _), (now, waits_now, step_now, reads) in zip(plain, unread, strict=True):
         assert model == now
         assert step == step_now
@@ -67,8 +70,8 @@ def test_what_is_read_later_is_no_different(ranks: Ranks, recipe: str, scenario:
         assert sum(reads) <= STEPS, "once a step, however many buckets"
 
 
-def _malformed(buckets: int) -> tuple[str, bool, bool, bool]:
-    """Receive a wrong byte in the first `buckets` of a step."""
+def _malformed(buckets: int, asked: str) -> tuple[str, bool, bool, bool]:
+    """Receive a wrong byte in the first `buckets` of a step. Return what is said when somebody asks."""
     received = all_gather.received
     damage = 0
 
@@ -86,21 +89,26 @@ def _malformed(buckets: int) -> tuple[str, bool, bool, bool]:
         recipe = Compressed(memory=ErrorFeedback(), codec=SampledThreshold(density=0.1), exchange=AllGather())
         training = Training("several buckets", recipe, momentum=0.9)
         training.run(range(2))
-        before, waiting = digest(training.model), _waiting(training)
-        damage = buckets
+        training.attachment.steps.close_if_done()
+        waiting, damage = _waiting(training), buckets
+        training.step(2)
+        zeros = [name for name, gradient in training.gradients().items() if not gradient.any()]
+        stepped, damage = digest(training.model), 0
         with pytest.raises(PayloadError) as raised:
-            training.step(2)
-        unchanged = digest(training.model) == before
+            training.step(3) if asked == "the next step" else training.attachment.state_dict()
+        unchanged = digest(training.model) == stepped
         rolled_back = all(map(torch.equal, waiting, _waiting(training)))
-        damage = 0
         training.step(3)
-        return str(raised.value), unchanged, rolled_back, digest(training.model) != before
+        training.attachment.steps.close_if_done()
+        goes_on = not all(map(torch.equal, waiting, _waiting(training)))
+        return str(raised.value), unchanged and len(zeros) >= min(buckets, 2), rolled_back, goes_on
 
 
+@pytest.mark.parametrize("asked", ["the next step", "the state"])
 @pytest.mark.parametrize("buckets", [1, 99])
-def test_malformed_payloads_call_the_step_off(ranks: Ranks, buckets: int) -> None:
-    for said, unchanged, rolled_back, goes_on in ranks.run(2, _malformed, buckets):
+def test_malformed_payloads_count_as_zeros_until_somebody_asks(ranks: Ranks, buckets: int, asked: str) -> None:
+    for said, zeros, rolled_back, goes_on in ranks.run(2, _malformed, buckets, asked):
         assert said.startswith("rank 1 sent a header with ")
-        assert unchanged
+        assert zeros
         assert rolled_back
         assert goes_on

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire import waits
 from thinwire.integrations.training.outcomes import Reduced
 from thinwire.integrations.training.steps import Steps
+from thinwire.kernels import dispatch
 
 RATE = 0.05
 LINEAR = [name for name, case in RECIPES.items() if not case.momentum and case.conserving]
@@ -472,9 +474,13 @@ def test_parameters_that_thaw_too_late_are_said_once(ranks: Ranks, recipe: str) 
     assert "'0.weight', which were unfrozen or added" in ranks.run(2, _late, recipe)[0]
 
 
-def _taken_twice() -> list[str]:
-    training = Training("several buckets", "dgc", scaler=torch.amp.GradScaler("cpu"))
-    with warnings.catch_warnings(record=True) as found:
+def _taken_twice(unread: bool) -> list[str]:
+    """With `unread` main memory counts as a GPU's: a step is read when the next one begins."""
+    with warnings.catch_warnings(record=True) as found, pytest.MonkeyPatch.context() as patch:
+        if unread:
+            patch.setattr(waits, "HOST", frozenset())
+            patch.setattr(dispatch, "_ONLY_REFERENCE", True)
+        training = Training("several buckets", "dgc", scaler=torch.amp.GradScaler("cpu"))
         warnings.simplefilter("always")
         training.run(range(2))
         assert not found
@@ -483,8 +489,9 @@ def _taken_twice() -> list[str]:
     return [str(each.message) for each in found]
 
 
-def test_a_step_by_a_gradient_that_is_taken_is_said_where_momentum_has_moved(ranks: Ranks) -> None:
-    (message,) = ranks.run(1, _taken_twice)[0]
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_step_by_a_gradient_that_is_taken_is_said_where_momentum_has_moved(ranks: Ranks, unread: bool) -> None:
+    (message,) = ranks.run(1, _taken_twice, unread)[0]
     assert "SGD steps twice on one gradient" in message
 
 

@@ -337,11 +337,10 @@ class Attachment(Attached):
             MomentumError: Instead of the warning, if the memory holds their momentum. Also if the recipe applies
                 momentum, and a gradient was added to after it was reduced.
             RuntimeError: Within the capture of a CUDA graph, and in inference mode.
-            PayloadError: If what a GPU has received was malformed.
         """
         if unfit() and self.exchanges and self.steps.owned_by(optimizer):
             refuse_unfit(f"{type(optimizer).__name__} steps")
-        self.steps.refuse_malformed(optimizer)
+        self.steps.send(optimizer)
         if self.membership.handover.corrects:
             self._refuse_added(optimizer)
         if not self.exchanges:
@@ -408,8 +407,9 @@ class Attachment(Attached):
             )
 
     def _take_exactly(self, optimizer: torch.optim.Optimizer) -> None:
-        waited = self.waits
-        if not self.steps.stepped(optimizer) or not self.waits:
+        waited, owned = self.waits, self.steps.stepped(optimizer)
+        self.steps.close_if_done()
+        if not owned or not self.waits:
             return
         if not waited:
             self.forget()

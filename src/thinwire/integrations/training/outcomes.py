@@ -1,8 +1,8 @@
-"""What became of a bucket's means? The host looks at once; on a GPU, before the optimizer steps: one read for all."""
+"""What became of a bucket's means? The host looks at once; on a GPU, when the next step begins: one read for all."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -122,12 +122,29 @@ def look(
     return Unread(torch.cat(found), verdict, bucket, witnesses, watch) if found else Reduced()
 
 
-def settled(outcomes: Sequence[Reduced | Unread]) -> list[Reduced]:
-    """Read what is not read yet. The host waits once, for all of it."""
-    numbers = iter(_numbers([outcome.found for outcome in outcomes if isinstance(outcome, Unread)]))
-    return [o.understood(next(numbers)) if isinstance(o, Unread) else o for o in outcomes]
+@final
+class Sent:
+    """What was found, on its way to the host, which then waits for that alone, and not for what is queued later."""
+
+    def __init__(self, outcomes: Sequence[Reduced | Unread]) -> None:
+        self.outcomes = list(outcomes)
+        found = [outcome.found for outcome in outcomes if isinstance(outcome, Unread)]
+        self._lengths = [x.numel() for x in found]
+        joined = torch.cat([x.to(found[0].device, non_blocking=True) for x in found])
+        self._there, self._ready = to_host(joined)
+
+    def read(self) -> list[Reduced]:
+        """Return the outcomes."""
+        self._ready()
+        numbers = iter(x.tolist() for x in self._there.split(self._lengths))
+        return [o.understood(next(numbers)) if isinstance(o, Unread) else o for o in self.outcomes]
 
 
-def _numbers(found: Sequence[Tensor]) -> Sequence[Sequence[float]]:
-    joined = torch.cat([x.to(found[0].device, non_blocking=True) for x in found]).cpu()
-    return [x.tolist() for x in joined.split([x.numel() for x in found])]
+def to_host(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
+    """Return a tensor in main memory that will hold `x`, and what waits for that."""
+    if not x.is_cuda:
+        return x, lambda: None
+    there, copied = torch.empty(x.shape, dtype=x.dtype, pin_memory=True), torch.cuda.Event()
+    there.copy_(x, non_blocking=True)
+    copied.record(torch.cuda.current_stream(x.device))
+    return there, copied.synchronize

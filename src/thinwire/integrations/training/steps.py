@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from thinwire.integrations.training.gradients import Gradients, accumulator
 from thinwire.integrations.training.optimizers import skipped_by_scaler
-from thinwire.integrations.training.outcomes import Questions, Reduced, Unread, Witness, settled
+from thinwire.integrations.training.outcomes import Questions, Reduced, Sent, Unread, Witness
 from thinwire.memories import Memory
 
 _ERROR, _BAD, _NOTHING = map(attrgetter, ("error", "bad", "nothing"))  # of an outcome
@@ -49,6 +49,8 @@ class Steps:
         self._seen: set[str] = set()
         self._started = 0
         self._outcomes: list[Reduced | Unread] = []
+        self._sent: Sent | None = None  # all of them
+        self._taken: list[tuple[torch.optim.Optimizer, list[str]]] = []  # before they were read
         self._witnesses: list[Witness] = []
         self._stepped: set[str] = set()  # held by an optimizer that has stepped
         self._known: set[str] = set()  # and these by one that will
@@ -164,8 +166,12 @@ class Steps:
 
     def close_if_done(self) -> None:
         """Close the reduction if all of it has arrived. While it is in flight, nothing has been settled yet."""
-        if len(self._seen) == len(self.parameters) and len(self._outcomes) == self._started:
+        if self._arrived:
             self.close()
+
+    @property
+    def _arrived(self) -> bool:
+        return len(self._seen) == len(self.parameters) and len(self._outcomes) == self._started
 
     def close(self) -> None:
         """Close the reduction, if any; drop incomplete or non-finite means, and on PayloadError all of it."""
@@ -181,7 +187,8 @@ class Steps:
         self.pending = (self.pending | seen) - bad
         self._kept -= seen
         if done and not self._joined:
-            self.gradients.note_reduced(seen)
+            if self._sent is None:
+                self.gradients.note_reduced(seen)
             self._nothing = self._nothing + 1 if all(map(_NOTHING, outcomes)) else 0
             if self._nothing == _EMPTY:
                 warnings.warn(_ZEROS.format(count=_EMPTY), stacklevel=2)
@@ -192,14 +199,17 @@ class Steps:
         self.draw += whole
         self.open |= whole
         self._seen.clear()
-        self._started, self._outcomes = 0, []
+        self._started, self._outcomes, self._sent = 0, [], None
+        taken, self._taken = self._taken, []
+        for optimizer, names in taken:
+            self._take(optimizer, names)
         if error is not None:
             raise error
 
     def _read(self) -> list[Reduced]:
         """Return the outcomes. The first call makes the host wait for a GPU, once for all buckets."""
         if Unread in map(type, self._outcomes):
-            self._outcomes[:] = settled(self._outcomes)
+            self._outcomes[:] = (self._sent or Sent(self._outcomes)).read()
         return list(self._outcomes)  # type: ignore[arg-type]  # none is Unread
 
     def know(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -215,15 +225,21 @@ class Steps:
 
     def takes_again(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer has taken the gradients in place already, and nothing has been added since."""
-        if self._takers.get(optimizer) != self.draw or self._seen or self.gradients.added:
+        taken = self._takers.get(optimizer) == self.draw and not self._seen
+        if not (taken or optimizer in dict(self._taken)) or self.gradients.added:
             return False
         return any(self.parameters[name].grad is not None for name in self.owned_by(optimizer))
 
-    def refuse_malformed(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read what has arrived before this optimizer takes it, if any of it may be malformed. Raises PayloadError."""
-        for outcome in self._outcomes:
-            if isinstance(outcome, Unread) and outcome.verdict.errors and self.owned_by(optimizer):
-                return self.close_if_done()
+    def send(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have a GPU send what became of the means that this optimizer is about to take: the next step reads it.
+
+        The host does not wait here, or the GPU would wait for the host. A malformed mean is zero.
+        """
+        unread = self._sent is None and Unread in map(type, self._outcomes)
+        if unread and self._arrived and self.owned_by(optimizer):
+            self._sent = Sent(self._outcomes)
+            if not self._joined:
+                self.gradients.note_reduced(self._seen)
 
     def added_to_means(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return for which parameters of this optimizer something was added to a mean that is in place."""
@@ -239,15 +255,23 @@ class Steps:
         owned = self.owned_by(optimizer)
         if not owned:
             return False
-        self.close_if_done()
+        if self._sent is None:
+            self.close_if_done()
         self._known.update(owned)
         self._stepped.update(owned)
         if not skipped_by_scaler(optimizer):
-            taken = [name for name in owned if name in self.pending and self.parameters[name].grad is not None]
-            self.settle(taken, keep=True)
-            if taken:
-                self._takers[optimizer] = self.draw
+            there = [name for name in owned if self.parameters[name].grad is not None]
+            if self._sent is None:
+                self._take(optimizer, there)
+            else:
+                self._taken.append((optimizer, there))
         return True
+
+    def _take(self, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None:
+        taken = self.pending.intersection(names)
+        self.settle(taken, keep=True)
+        if taken:
+            self._takers[optimizer] = self.draw
 
     def settle(self, names: Collection[str], *, keep: bool) -> None:
         """Keep or drop what the memories staged for these. This ends the step."""
