@@ -166,6 +166,26 @@ def _far() -> tuple[int, list[float]]:
     return calls[0], [size for size, _ in found.encode.points]
 
 
+def test_of_ranks_the_slowest_counts_and_of_repeats_the_fastest(ranks: Ranks) -> None:
+    """They share processors, and wait for each other; whatever else runs there only ever adds."""
+    first, second = ranks.run(2, _uneven)
+    assert first == second == pytest.approx((2.0, 1.0, 7.0), abs=0.1)  # messages take the rest
+
+
+def _uneven() -> tuple[float, ...]:
+    """Steps of one tensor: seconds to encode and decode it, and of all, of this rank, busy in the first."""
+    encode, decode = (2.0, 0.5) if dist.get_rank() else (0.1, 1.0)
+    repeats = itertools.cycle([30.0, 0.0])
+
+    def step(*arguments: Any) -> tuple[float, float, float]:
+        busy = next(repeats)
+        return encode + busy, decode + busy, 10.0 + 3 * busy
+
+    with patch.object(probe, "_step", step):
+        found = _probed(1e-9, (1 << 21,))
+    return tuple(curve(1 << 21) for curve in (found.encode, found.decode, found.exchange))
+
+
 def test_of_repeats_on_busy_cores_the_least_counts(ranks: Ranks) -> None:
     for computed, rest in ranks.run(2, _disturbed):
         assert (computed, rest) == (1.0, 2.0)

@@ -112,14 +112,16 @@ def _point(
 ) -> tuple[float, float, float, float, float, float]:
     """Return, per tensor: seconds to encode, decode, decode one more rank, exchange; bytes; and what that took."""
     start, reducer, segments = time.perf_counter(), candidate.reducer(), load.segments
-    longest(0.0, group, device)  # start together; later steps do so by themselves
     steps = [_step(reducer, load.size, segments, step, group, device) for step in range(repeats)]
-    encode, decode, total = map(min, zip(*steps, strict=True))  # whatever else runs there only ever adds
-    mine = [encode, decode, _each(reducer, load.size, device), total - encode - decode]
-    rows = gathered([*mine, time.perf_counter() - start], group, device)
-    encode, decode, each, _, _ = rows.mean(dim=0).tolist()
-    extra = max(0.0, float(rows[:, 3].min()) - load.messages)
-    return encode / segments, decode / segments, each, extra / segments, float(load.nbytes), float(rows[:, 4].max())
+    mine = [seconds for step in steps for seconds in step]
+    rows = gathered([*mine, _each(reducer, load.size, device), time.perf_counter() - start], group, device)
+    every = rows[:, :-2].view(group.size(), repeats, 3)
+    # Ranks that share processors slow each other down, and all wait for the slowest: it counts. Of the repeats the
+    # fastest does: whatever else runs there only ever adds.
+    encode, decode, total = every.amax(dim=0).amin(dim=0).tolist()
+    each, took = rows[:, -2:].amax(dim=0).tolist()
+    extra = max(0.0, total - encode - decode - load.messages)
+    return encode / segments, decode / segments, each, extra / segments, float(load.nbytes), took
 
 
 def _step(
@@ -130,6 +132,7 @@ def _step(
     places = tuple(Segment(name=f"{i}", offset=i * size, length=size, shape=shape) for i in range(segments))
     at = Round(step=step, group=group, scale=1 / group.size())
     torch.empty(_CACHE, dtype=torch.uint8, device=device).fill_(step)  # as backward leaves it
+    longest(0.0, group, device)  # start together, or who is last would have the processors for itself
     with trace.listen(trace.Recorder()) as recorder:
         total = timed(lambda: reducer.reduce(Bucket(flat=flat, segments=places), at).wait(), device)
     for memory in reducer.memories():
