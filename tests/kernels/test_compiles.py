@@ -336,6 +336,24 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
     ),
     (
         "accumulate",
+        "_look",
+        {
+            **{"like": "*fp16", "wide_like": FLOAT, "found": INT, "count": "i32", **_TILES},
+            **dict.fromkeys(("mean", "wide_", "size"), LONG),
+        },
+        {},
+    ),
+    (
+        "accumulate",
+        "_clamp",
+        {
+            **{"like": "*fp16", "wide_like": FLOAT, "found": INT, "programs": "i32", "finite": "*i1", "added": FLOAT},
+            **{"scale": "fp32", "bound": "fp32", **dict.fromkeys(("mean", "wide_", "size", "begin"), LONG), **_TILES},
+        },
+        {"ROOM": 1024},
+    ),
+    (
+        "accumulate",
         "_subtract_rounded",
         {"x": "*bf16", "indices": INT, "values": FLOAT, "n": "i32", "high": "i32", "low": "i32"},
         {"FEW": 1024},

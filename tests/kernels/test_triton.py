@@ -707,6 +707,7 @@ LONG = {"chunk_settle", "exponents_decode", "numbers_read", "scaled_encode", "se
 CHECKED = [pytest.param(name, marks=[pytest.mark.slow] * (name in ABOVE | LONG)) for name in sorted(CASES)]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("name", CHECKED)
 def test_what_a_machine_is_checked_for(name: str) -> None:
     kernel, case = getattr(kernels, name), CASES[name]
@@ -914,6 +915,7 @@ def test_where_plain_torch_is_as_good() -> None:
         "accumulate_hashed_slots",
         "accumulate_largest_of_each",
         "chunk_settle",
+        "clamped",
         "elias_fano_read",
         "gather_each",
         "joined",

@@ -49,6 +49,7 @@ from thinwire.kernels.sums import Sum as Sum
 
 accumulate = Kernel(_accumulate.accumulate, by="sums")
 joined = Kernel(_accumulate.joined, by="*xs")
+clamped = Kernel(_accumulate.clamped, by="*means *wide")
 subtract_rounded = Kernel(_accumulate.subtract_rounded, by="x indices", any_dtype=True)
 
 select = Kernel(_select.select, by="x")

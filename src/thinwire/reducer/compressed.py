@@ -20,8 +20,9 @@ from thinwire.kernels import replay
 from thinwire.kernels.parts import Parts
 from thinwire.kernels.replay import Piece, Replays
 from thinwire.memories import Memory
-from thinwire.payloads import Dense, Payload, fitted
+from thinwire.payloads import Dense, Payload
 from thinwire.payloads.base import widening
+from thinwire.payloads.numbers import fit_of
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Seeds, Segment, completed
 from thinwire.signals import Signals
 from thinwire.waits import Verdict, noting, on_host
@@ -232,20 +233,13 @@ class Compressed(Reducer):
         """
         flat = bucket.flat
         bounded = total.values.dtype == flat.dtype and not total.transformed  # see `payloads.fitted`
-        if bounded or torch.finfo(flat.dtype).max > torch.finfo(torch.float32).max / 2:
+        fit = fit_of(None, torch.float32, flat.dtype, 1.0)
+        if bounded or fit is None or fit.bound is None:
             return False
-        wide, cut = torch.zeros_like(flat, dtype=torch.float32), bucket.segments.cut
+        wide, cut = torch.empty_like(flat, dtype=torch.float32), bucket.segments.cut
         total.write(wide)
-        x, narrow = (kernels.joined(Parts(each, cut), each.dtype) for each in (wide, flat))
-        finite, fits = (kernels.peak_of_each([each]) < torch.inf for each in (x, narrow))
-        needed = finite & ~fits  # also where a sum left the range on its way
-        mean = torch.where(needed, fitted(x, flat.dtype), narrow)
-        minus_overflow = torch.where(needed, (mean - x).mul_(scale), 0)
-        means, rest = (
-            Dense(values=values, numel=flat.numel(), regions=cut.regions) for values in (mean, minus_overflow)
-        )
-        means.write(flat)
-        self.memory.retain(bucket.segments.names, rest)
+        finite, minus_overflow = kernels.clamped(Parts(flat, cut), Parts(wide, cut), scale, fit.bound)
+        self.memory.retain(bucket.segments.names, Dense(values=minus_overflow, numel=flat.numel(), regions=cut.regions))
         return finite
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.hashing.reference import mix
-from thinwire.kernels.parts import whole
+from thinwire.kernels.parts import Vectors, whole
 from thinwire.kernels.sums import Sum
 
 
@@ -48,6 +48,20 @@ def joined(xs: Sequence[Tensor], dtype: torch.dtype, factor: float = 1.0, bound:
 
 def _narrowed(x: Tensor, dtype: torch.dtype, bound: float | None) -> Tensor:
     return (x if bound is None else torch.where(x.isinf(), x, x.clamp(-bound, bound))).to(dtype)
+
+
+def clamped(means: Vectors, wide: Vectors, scale: float, bound: float) -> tuple[Tensor, Tensor]:
+    """Where all of `wide` is finite, and a mean that was made of it is not, overwrite the means: clamped to ±`bound`.
+
+    Return whether all of `wide` is finite, 0-dim; and what was added to it, times `scale`, one vector after another's.
+    """
+    narrow, x = (joined(each, each[0].dtype) for each in (means, wide))
+    finite, fits = x.isfinite().all(), narrow.isfinite().all()
+    needed = finite & ~fits  # also where a sum left the range on its way
+    mean = torch.where(needed, _narrowed(x, narrow.dtype, bound), narrow)
+    added = torch.where(needed, (mean - x).mul_(scale), 0)
+    torch._foreach_copy_(list(means), list(mean.split([each.numel() for each in means])))
+    return finite, added
 
 
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from thinwire.kernels.accumulate import reference
 from thinwire.kernels.hashing.triton import hash32, signed_keys
-from thinwire.kernels.parts import sizes, whole
+from thinwire.kernels.parts import Vectors, sizes, whole
 from thinwire.kernels.ranges import is_single_threaded
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import (
+    PROGRAMS,
     TILE,
     addresses,
     factor,
@@ -90,6 +91,22 @@ def joined(xs: Sequence[Tensor], dtype: torch.dtype, factor: float = 1.0, bound:
     return out
 
 
+def clamped(means: Vectors, wide: Vectors, scale: float, bound: float) -> tuple[Tensor, Tensor]:
+    """See `reference.clamped`. Two launches: one looks, and one writes."""
+    lengths, (like, wider) = tuple(sizes(means).tolist()), (means[0], wide[0])
+    tiles = tiles_of_each(lengths, like.device)
+    if not len(tiles):
+        return reference.clamped(means, wide, scale, bound)
+    programs, starts = min(PROGRAMS, len(tiles)), [*running(lengths[:-1], initial=0)]
+    columns = table(like.device, addresses(means), addresses(wide), lengths, starts)
+    found = torch.empty(programs, dtype=torch.int32, device=like.device)
+    launch(_look, programs, like, wider, found, *columns[:3], tiles, len(tiles), TILE=TILE)
+    finite, added = found.new_empty((), dtype=torch.bool), wider.new_empty(sum(lengths))
+    args = (like, wider, found, programs, *columns, finite, added, scale, bound, tiles)
+    launch(_clamp, len(tiles), *args, ROOM=PROGRAMS, TILE=TILE)
+    return finite, added
+
+
 def subtract_rounded(x: Tensor, indices: Tensor, values: Tensor, seed: int) -> None:
     args = (x, indices, values, indices.numel(), *signed_keys(seed))
     launch(_subtract_rounded, tiles_of(indices.numel(), _FEW), *args, FEW=_FEW)
@@ -114,6 +131,39 @@ def _join(out, like, at, size, begin, factor, bound, tiles, TIMES: tl.constexpr,
     if TIMES:
         x = (wide(x) * tl.load(factor_at(factor, vector, like))).to(x.dtype)
     tl.store(out + tl.load(begin + vector) + place, fitting(x, bound, out), mask=there)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _look(like, wide_like, found, mean, wide_, size, tiles, count, TILE: tl.constexpr):
+    """Find whether there is a mean, or a wide one, that is not finite."""
+    means, wides = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
+    for tile in range(tl.program_id(0), count, tl.num_programs(0)):
+        vector, at = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1).to(tl.int64) + tl.arange(0, TILE)
+        there = at < tl.load(size + vector)
+        narrow = wide(tl.load(pointer(mean, vector, like) + at, mask=there, other=0.0))
+        x = tl.load(pointer(wide_, vector, wide_like) + at, mask=there, other=0.0)
+        means |= tl.where(tl.abs(narrow) < float("inf"), 0, 1)
+        wides |= tl.where(tl.abs(x) < float("inf"), 0, 2)
+    tl.store(found + tl.program_id(0), tl.max(means, 0) + tl.max(wides, 0))
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _clamp(
+    like, wide_like, found, programs, mean, wide_, size, begin, finite, added, scale, bound, tiles,
+    ROOM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    each = tl.arange(0, ROOM)
+    seen = tl.load(found + each, mask=each < programs, other=0)
+    beyond, infinite = tl.max(seen & 1, 0) > 0, tl.max(seen & 2, 0) > 0
+    tl.store(finite, infinite == 0, mask=tl.program_id(0) == 0)
+    needed = beyond & (infinite == 0)
+    vector, start = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
+    at = start.to(tl.int64) + tl.arange(0, TILE)
+    there = at < tl.load(size + vector)
+    x = tl.load(pointer(wide_, vector, wide_like) + at, mask=there & needed, other=0.0)
+    fits = fitting(x, bound, like)
+    tl.store(pointer(mean, vector, like) + at, fits, mask=there & needed)
+    tl.store(added + tl.load(begin + vector) + at, (wide(fits) - x) * scale, mask=there)
 
 
 @triton.jit(do_not_specialize=["high", "low"])

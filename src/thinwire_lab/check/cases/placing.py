@@ -88,6 +88,12 @@ def _joined(kit: Kit, n: int) -> Trials:
         yield Trial(([framed(x[: n // 3]), framed(x[n // 3 :])], torch.float16, factor, bound))
 
 
+def _clamped(kit: Kit, n: int) -> Trials:
+    for factor in (1.0, 1e5):
+        wide = [framed(x * factor) for x in several(kit.vector(n))]
+        yield Trial(([framed(x.half()) for x in wide], wide, 0.25, 65472.0), (0,))
+
+
 def _gather_each(kit: Kit, n: int) -> Trials:
     pieces, offsets, indices, _, runs = _in_pieces(kit, n)
     starts = kit.seeds(offsets).repeat_interleave(kit.seeds(runs))
@@ -209,6 +215,7 @@ def _in_slots(kit: Kit, n: int) -> Tensor:
 CASES: Mapping[str, Case] = {
     "differ": Case(make=_differ, **WHOLE, alike=_as_wrong),
     "joined": Case(make=_joined),
+    "clamped": Case(make=_clamped),
     "gather_each": Case(make=_gather_each),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
     "mask": Case(make=_mask),
