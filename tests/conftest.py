@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from cases import CODECS, OTHERS, VARIANTS, vector
 from hypothesis import settings
+from interpreting import hasten
 from ranks import RankError, Ranks
 
 settings.register_profile("no seconds", deadline=None)  # a busy machine is no fault
@@ -78,6 +79,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cannot be compiled fails in the tests that use it. Each of pytest's processes compiles its share, and waits for the
     others before it begins.
     """
+    if "triton.runtime.interpreter" in sys.modules:
+        hasten(sys.modules["triton.runtime.interpreter"])
     gc.freeze()  # of a million objects none is garbage, and tests that collect garbage would look through all
     if session.config.option.collectonly or not any("ranks" in getattr(i, "fixturenames", ()) for i in session.items):
         return
