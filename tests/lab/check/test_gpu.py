@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from thinwire_lab.check.findings import Wrong
 from thinwire_lab.check.gpu import proof
-from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case, Work
+from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case, Work, counted
 from thinwire_lab.check.gpu.counting import fake_group
 from thinwire_lab.check.gpu.late import LateGroup, check_late
 from thinwire_lab.check.gpu.steps import note_overlap
@@ -71,24 +71,28 @@ def _check(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "160"})
 
 
-COUNT = """
-import json, sys
-from thinwire_lab.check.gpu.buckets import RECIPES, Case, counted
-sizes = [(1, 2048), (6, 12288), (100, 204800), (6, 6553344)]
-sizes = sizes[: int(sys.argv[2])]
-w, cases = 768, [Case(recipe=name, tensors=n, dtype=sys.argv[1], numel=numel) for name in RECIPES for n, numel in sizes]
-shapes = ((w,), (w,), (3 * w, w), (3 * w,), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,), (w, 4 * w), (w,))
-layer = [Case(recipe=name, tensors=12, dtype=sys.argv[1], numel=0, shapes=shapes) for name in RECIPES]
-shapes = ((1007,), (2048,), (515,))
-layer += [Case(recipe=name, tensors=3, dtype=sys.argv[1], numel=0, shapes=shapes) for name in RECIPES]
-shapes = ((1007, 3), (2049,), (5150,), (1331,), (100, 33))
-odd = [Case(recipe=name, tensors=5, dtype=sys.argv[1], numel=0, shapes=shapes) for name in RECIPES]
-cases += [case for case in odd if case.recipe != "orthogonal"]  # matrices of one shape are made so together
-print(json.dumps([[case.recipe, case in layer, counted(case)] for case in cases + layer]))
-"""
+W = 768
+LAYERS: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((W,), (W,), (3 * W, W), (3 * W,), (W, W), (W,), (W,), (W,), (4 * W, W), (4 * W,), (W, 4 * W), (W,)),
+    ((1007,), (2048,), (515,)),
+)
+ODD: tuple[tuple[int, ...], ...] = ((1007, 3), (2049,), (5150,), (1331,), (100, 33))
+
+
+def _buckets(dtype: str, sizes: int) -> Iterator[tuple[Case, bool]]:
+    """Yield cases, and whether there are small tensors among others."""
+    for name in RECIPES:
+        for tensors, numel in [(1, 2048), (6, 12288), (100, 204800), (6, 6553344)][:sizes]:
+            yield Case(recipe=name, tensors=tensors, dtype=dtype, numel=numel), False
+        for shapes in LAYERS:
+            yield Case(recipe=name, tensors=len(shapes), dtype=dtype, numel=0, shapes=shapes), True
+        if name != "orthogonal":  # matrices of one shape are made so together
+            yield Case(recipe=name, tensors=len(ODD), dtype=dtype, numel=0, shapes=ODD), False
 
 
 @needs_triton
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
+@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
     [
@@ -97,11 +101,9 @@ print(json.dumps([[case.recipe, case in layer, counted(case)] for case in cases 
     ],
 )
 def test_a_bucket_launches_no_more_than_it_did(dtype: str, sizes: int) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", COUNT, dtype, str(sizes)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
-    assert done.returncode == 0, done.stderr
-    for name, mixed, counted in json.loads(done.stdout):
-        found = [*(counted["launches"][phase] for phase in PHASES), counted["copies"]]
+    for case, mixed in _buckets(dtype, sizes):
+        name, launched = case.recipe, counted(case)
+        found = [*(launched["launches"][phase] for phase in PHASES), launched["copies"]]
         half = dtype == "float16"
         cast = dtype != "float32" and mixed and name in SUMMED_APART
         repair = 5 * (half and name in SUMMED_WIDE)
