@@ -30,7 +30,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 SILENCE = 5.0  # seconds of compiling without a word
-TURNS = 8  # a test of any recipe trains with every so many-th of most
+TURNS = 12  # a test of any recipe trains with every so many-th of most
 LONG = (  # whose tests train whole models, start commands, or interpret what is for a GPU
     "tests/collectives/test_exit.py",
     "tests/frameworks/",
