@@ -3,6 +3,9 @@
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import ranks as shared
@@ -60,10 +63,11 @@ def test_ranks_that_fail_are_replaced(ranks: Ranks) -> None:
     assert not set(before) & set(ranks.run(2, _process))
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "PATIENCE", 0.5)
-    monkeypatch.setattr(shared, "GLANCE", 0.1)
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Within, ranks may idle for half a second: have them started before."""
+    with patch.object(shared, "PATIENCE", 0.5), patch.object(shared, "GLANCE", 0.1):
+        yield
 
 
 def _stuck() -> None:
@@ -76,15 +80,15 @@ def _computing() -> None:
         pass
 
 
-@pytest.mark.usefixtures("impatient")
 def test_ranks_that_are_stuck_are_replaced(ranks: Ranks) -> None:
     before = ranks.run(2, _process)
-    with pytest.raises(RankError, match="idled"):
+    with _impatient(), pytest.raises(RankError, match="idled"):
         ranks.run(2, _stuck)
     assert not set(before) & set(ranks.run(2, _process))
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.slow
 def test_ranks_that_compute_for_long_are_waited_for(ranks: Ranks) -> None:
-    ranks.run(2, _computing)
+    ranks.run(2, _process)
+    with _impatient():
+        ranks.run(2, _computing)

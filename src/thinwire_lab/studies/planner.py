@@ -109,8 +109,11 @@ def measure(training: Problem, budget: float) -> dict[str, Any]:
     found |= {"deciding": time.perf_counter() - start, "choice": dict(plan.choice), "reason": "undecided"}
     for decision in adaptive.history[-1:]:
         found |= {"reason": decision.reason}
-    watched = {name: runs.pop(name) for name in (DENSE, WATCHED, AGAIN)}
-    found["measured"] = _in_turns(runs, budget) | _side_by_side(watched, 2 * budget)
+    measured: dict[str, list[float]] = {}
+    for names in ((DENSE, WATCHED, AGAIN), (PLANNED, *sorted({*plan.choice.values()} - {DENSE}))):
+        measured |= _side_by_side({name: runs[name] for name in names}, 2 * budget)
+    measured |= _in_turns({name: run for name, run in runs.items() if name not in measured}, budget)
+    found["measured"] = {name: measured[name] for name in runs}
     return found | {"same": attached.verify_replicas()}
 
 
@@ -127,7 +130,7 @@ def _methods(
     for candidate in BUDGET.candidates()[1:]:
         yield candidate.name, _uniform(module, candidate.name)
     yield PLANNED, lambda model: thinwire.attach(model, plan)
-    # side by side, and plain DDP twice, to see the noise between equal runs
+    # plain DDP twice, to see the noise between equal runs
     yield DENSE, _uniform(module, DENSE)
     yield WATCHED, lambda model: thinwire.attach(model, BUDGET)
     yield AGAIN, _uniform(module, DENSE)
