@@ -183,11 +183,10 @@ def plan(
 
     with refusing("plan", json, html, save_profile):
         check_apart([data, profile], [json, html, save_profile])
-        optimizer = asked["optimizer"] = sources.optimizer_called(optimizer)
-        request = sources.Request(**{each.name: asked[each.name] for each in fields(sources.Request)})
         wishes = sources.wishes(
             densities=density, candidates=candidates, error_feedback=error_feedback, optimizer=optimizer, loss=loss
         )
+        request = sources.Request(**{each.name: asked[each.name] for each in fields(sources.Request)})
         alone = apart.read(outer, more_steps)
         chapters: list[Chapter] = [*([alone] if alone else ()), *([Explained()] if explain else ())]
         source, files = request.source(), {"json": json, "html": html, "profile": save_profile}

@@ -97,16 +97,12 @@ def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> dict
     `exchange` is the communication that backward could not hide: from the last gradient until backward returns, less
     the decoding in between. Work inside callbacks of PyTorch's own hooks counts there too.
     """
-    computed: list[float] = []
-
-    def mark_computed() -> None:
-        computed.append(time.perf_counter())
-
+    computed, when_over = list[float](), Variable._execution_engine.queue_callback
     with trace.listen(trace.Recorder()) as recorder:
         start = time.perf_counter()
         loss = forward()
         # Queued before DDP's own callback, so it runs when the last gradient is there and before backward waits.
-        loss.register_hook(lambda _: Variable._execution_engine.queue_callback(mark_computed))
+        loss.register_hook(lambda _: when_over(lambda: computed.append(time.perf_counter())))
         loss.backward()
         reduced = time.perf_counter()
         update()

@@ -191,11 +191,6 @@ def _apart(description: str, make: Callable[[float, int], OuterSteps], density: 
     )
 
 
-def _streaming(density: float, every: int) -> OuterSteps:
-    usual = outer_steps.streaming_diloco()
-    return outer_steps.streaming_diloco(every=every, delay=min(usual.delay, every - 1))
-
-
 def _serves(method: Method) -> bool:
     """Whether trainers of a parameter server can use this method as it is."""
     recipe, large = method.make(), Entry(name="large", shape=(1 << 12, 1 << 12), dtype=torch.float32, rows=False)
@@ -223,6 +218,7 @@ GATHERS: Mapping[str, Gathers | None] = {
 }
 """How parameters of sharded models travel, in bfloat16: by FSDP2, coded, or as differences in 4 and in 2 bits."""
 
+_DELAY = outer_steps.streaming_diloco().delay
 BENCHED = {
     "fsdp_bf16": Benched(
         description="FSDP2 in bfloat16, gathers and gradients, uncompressed; with --shard, without replicas",
@@ -262,7 +258,10 @@ BENCHED = {
     "diloco": _apart(
         "DiLoCo: every H steps all of Δ, uncompressed", lambda density, every: outer_steps.diloco(every=every)
     ),
-    "streaming_diloco": _apart("Streaming DiLoCo: fragments of Δ in 4 bits, while training goes on", _streaming),
+    "streaming_diloco": _apart(
+        "Streaming DiLoCo: fragments of Δ in 4 bits, while training goes on",
+        lambda density, every: outer_steps.streaming_diloco(every=every, delay=min(_DELAY, every - 1)),
+    ),
     "muloco": _apart(
         "MuLoCo: every H steps all of Δ and its residual, in 2 bits",
         lambda density, every: outer_steps.muloco(every=every),

@@ -107,12 +107,8 @@ def _rounds(steps: Sequence[Event], length: int) -> list[Event]:
     for event in steps:
         rounds.setdefault(event["step"] // length, []).append(event)
     whole = [each for each in rounds.values() if len(each) == length] or [list(steps)]
-    return [{key: fmean(event[key] for event in each) for key in _numbers(each)} for each in whole]
-
-
-def _numbers(steps: Sequence[Event]) -> list[str]:
-    """Return the keys of the figures that all of these steps have."""
-    return [key for key in steps[0] if key != "kind" and all(key in event for event in steps)]
+    numbers = [[key for key in each[0] if key != "kind" and all(key in event for event in each)] for each in whole]
+    return [{k: fmean(event[k] for event in each) for k in of} for each, of in zip(whole, numbers, strict=True)]
 
 
 _PARTS = ("compute", "encode", "exchange", "decode")

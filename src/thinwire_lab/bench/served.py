@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from itertools import count
-from typing import final
+from typing import Any, final
 
 import torch.distributed as dist
-from torch import nn
 
 import thinwire
 from thinwire import recipes, trace
 from thinwire.codecs import Codec, TopK
 from thinwire.reducer import Reducer
-from thinwire.server import Trainer
 from thinwire_lab.bench.data_parallel import Slowness, dense_bytes, parts
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
@@ -42,7 +40,8 @@ class Served:
         self._rank, self._slowness = int(os.environ["RANK"]), Slowness(job.slowness(int(os.environ["RANK"])))
         self._model = copy.deepcopy(problem.model)
         self._bell = Bell(job.ports[0])
-        self._trainer = _joined(self._model, job)
+        address: dict[str, Any] = {"address": _addresses(job), "reconnect": _TIMEOUT}
+        self._trainer = thinwire.connect(self._model, _recipe(job), **address, **_shared(job))
 
     def step(self, step: int) -> dict[str, float]:
         """Take one step; the batch is ready before the clock starts."""
@@ -144,33 +143,16 @@ def _store(port: int) -> dist.distributed_c10d.Store:
 def serve(job: RowJob, problem: Problem) -> None:
     """Be one of the servers, until all trainers have left."""
     index, model = int(os.environ["RANK"]) - job.trainers, copy.deepcopy(problem.model)
-    optimizer, rows_optimizer = served_optimizers(job.optimizer, problem, job.trainers)
-    with thinwire.serve(
-        model,
-        _recipe(job),
-        make_optimizer=optimizer,
-        make_rows_optimizer=rows_optimizer,
-        address=_addresses(job)[index],
-        servers=job.servers,
-        index=index,
-        trainers=job.trainers,
-        damped=True,
-        down=_down(job),
-        timeout=_TIMEOUT,
-    ) as server:
+    optimizer, of_rows = served_optimizers(job.optimizer, problem, job.trainers)
+    own = {"address": _addresses(job)[index], "index": index, "trainers": job.trainers, "damped": True}
+    told: dict[str, Any] = own | _shared(job)
+    with thinwire.serve(model, _recipe(job), make_optimizer=optimizer, make_rows_optimizer=of_rows, **told) as server:
         server.wait()
 
 
-def _joined(model: nn.Module, job: RowJob) -> Trainer:
-    return thinwire.connect(
-        model,
-        _recipe(job),
-        address=_addresses(job),
-        servers=job.servers,
-        down=_down(job),
-        reconnect=_TIMEOUT,
-        timeout=_TIMEOUT,
-    )
+def _shared(job: RowJob) -> dict[str, Any]:
+    """Return what servers and trainers are told alike."""
+    return {"servers": job.servers, "down": _down(job), "timeout": _TIMEOUT}
 
 
 def _addresses(job: RowJob) -> list[str]:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from json import dumps
 from pathlib import Path
 
@@ -73,20 +74,14 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
     _refuse_unknown(options.only, [row for section in sections for row in section.rows])
     findings: list[Finding] = []
     rows = sum(len(section.rows) for section in sections)
+    reported = partial(Report, versions=versions(), asked=options, ranks=launch.world, began=began)
     progress = CheckProgress(Console(stderr=True, quiet=launch.rank != 0), rows)
     with progress.bar:
         for section in sections:
             progress.start(section)
             findings += launch.work(section, options.device, progress.found)
-            report = Report(
-                findings=findings,
-                versions=versions(),
-                asked=options,
-                ranks=launch.world,
-                began=began,
-                seconds=time.perf_counter() - started,
-                complete=section is sections[-1],
-            )
+            seconds, complete = time.perf_counter() - started, section is sections[-1]
+            report = reported(findings=findings, seconds=seconds, complete=complete)
             if launch.rank == 0:
                 _write(report, json, html)
     if launch.rank == 0:

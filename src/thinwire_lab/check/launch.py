@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -66,7 +66,8 @@ class Launch:
             )
             mine = run(section, place, tell)
         every = self._gathered(section, mine)
-        return [self._outcome(section, row, every.get(row, {})) for row in range(len(section.rows))]
+        none = Finding(section=section.title, name="", ok=None, said="not run, as there was no group")
+        return [merged(every[i]) if every.get(i) else replace(none, name=row) for i, row in enumerate(section.rows)]
 
     def verdict(self, code: int) -> int:
         """Return rank 0's exit code on every rank."""
@@ -106,11 +107,6 @@ class Launch:
         if self.store.add(key, 1) == self.world:
             self.store.set(f"{key} all", "yes")
         self.store.wait([f"{key} all"], timedelta(seconds=_PATIENCE))
-
-    def _outcome(self, section: Section, row: int, by_rank: Mapping[int, Finding]) -> Finding:
-        if by_rank:
-            return merged(by_rank)
-        return Finding(section=section.title, name=section.rows[row], ok=None, said="not run, as there was no group")
 
 
 def is_launched() -> bool:

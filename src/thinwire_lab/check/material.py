@@ -93,15 +93,16 @@ class Trial:
         args = [_moved(arg, device) for arg in self.args]
         for place in self.writes:
             args[place] = _each_framed(args[place])
-        read = [*tensors([_only_read(arg) if place in self.writes else arg for place, arg in enumerate(args)])]
+        written = {place: args[place] for place in self.writes}
+        read = [*tensors([_columns(x, _READ, ()) if place in written else x for place, x in enumerate(args)])]
         before = [x.clone() for x in read]
         returned = call(*args)
-        written = [*flat([_written(args[place]) for place in self.writes])]
-        if not all(map(intact, written)):
+        results = [*flat([_columns(x, _WRITTEN, x) for x in written.values()])]
+        if not all(map(intact, results)):
             raise RuntimeError("wrote outside of its result")
         if not all(map(same_bits, read, before)):
             raise RuntimeError("changed an argument that it may only read")
-        return [*written, *flat(returned)]
+        return [*results, *flat(returned)]
 
 
 def _each_framed(arg: Any) -> Any:
@@ -121,12 +122,8 @@ def _changed(sums: Sum, names: tuple[str, ...], change: Callable[[Any], Any]) ->
     return replace(sums, **{name: change(column) for name, column in columns.items() if column is not None})
 
 
-def _written(arg: Any) -> Any:
-    return [getattr(arg, name) for name in _WRITTEN] if isinstance(arg, Sum) else arg
-
-
-def _only_read(arg: Any) -> Any:
-    return [getattr(arg, name) for name in _READ] if isinstance(arg, Sum) else ()
+def _columns(arg: Any, names: tuple[str, ...], otherwise: Any) -> Any:
+    return [getattr(arg, name) for name in names] if isinstance(arg, Sum) else otherwise
 
 
 def tensors(arg: Any) -> Iterator[Tensor]:

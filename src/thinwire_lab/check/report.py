@@ -122,11 +122,6 @@ def _figure(heading: str, name: str, text: str = "{:g}") -> Column[Finding]:
     return Column(heading=heading, text=shown)
 
 
-def _sent(found: Finding) -> str:
-    figures = found.figures
-    return human_bytes(figures["sent_bytes"] / figures["steps"]) if "steps" in figures else UNKNOWN
-
-
 _NAMES: Mapping[str, str] = {"kernels": "kernel", "exchanges": "recipe", "recipes": "recipe"}
 _FIGURES: Mapping[str, Sequence[Column[Finding]]] = {
     "kernels": (
@@ -135,7 +130,10 @@ _FIGURES: Mapping[str, Sequence[Column[Finding]]] = {
     ),
     "exchanges": (_figure("bytes sent", "sent_bytes", "{:,.0f}"),),
     "recipes": (
-        Column(heading="sent a step", text=_sent),
+        Column(
+            heading="sent a step",
+            text=lambda f: human_bytes(f.figures["sent_bytes"] / f.figures["steps"] if "steps" in f.figures else None),
+        ),
         _figure("ms a step", "step_ms", "{:.1f}"),
         _figure("host waits a step", "host_waits"),
     ),

@@ -52,42 +52,19 @@ class Asked:
     def _all(self, launched: int | None) -> Iterator[Section]:
         yield Section(title="machine", kind="machine", rows=list(about.ROWS), limit=120)
         lanes = 1 if self.device == "cpu" else max(1, min(4, (os.cpu_count() or 1) // 4))  # compiling takes cores
-        yield Section(
-            title="kernels",
-            kind="kernels",
-            rows=sorted(KERNELS),
-            limit=300,
-            lanes=lanes,
-            options={"quick": self.quick, "share": 1 / lanes},
-        )
+        fully = {"quick": self.quick, "share": 1 / lanes}
+        yield Section(title="kernels", kind="kernels", rows=sorted(KERNELS), limit=300, lanes=lanes, options=fully)
         exponents = ((24,), (22,)) if self.device == "cpu" else ((20, 24, 27), (24,))
         for exponent in exponents[self.quick]:
-            yield Section(
-                title=f"speed, 2^{exponent} elements",
-                kind="speed",
-                rows=list(speed.ROWS),
-                limit=120,
-                options={"size": 1 << exponent},
-            )
-        steps = 6 if self.quick else 100
+            title, options = f"speed, 2^{exponent} elements", {"size": 1 << exponent}
+            yield Section(title=title, kind="speed", rows=list(speed.ROWS), limit=120, options=options)
         for backend, world in self._groups(launched):
-            yield Section(
-                title=f"exchanges, {backend} of {world}",
-                kind="exchanges",
-                rows=exchanges.ROWS,
-                limit=60,
-                backend=backend,
-                world=world,
-            )
-            yield Section(
-                title=f"recipes, {backend} of {world}",
-                kind="recipes",
-                rows=training.NAMES,
-                limit=120 if self.quick else 240,
-                backend=backend,
-                world=world,
-                options={"steps": steps},
-            )
+            group: dict[str, Any] = {"backend": backend, "world": world}
+            where = f"{backend} of {world}"
+            yield Section(title=f"exchanges, {where}", kind="exchanges", rows=exchanges.ROWS, limit=60, **group)
+            limit, options = 120 if self.quick else 240, {"steps": 6 if self.quick else 100}
+            kind: dict[str, Any] = {"kind": "recipes", "rows": training.NAMES, "limit": limit, "options": options}
+            yield Section(title=f"recipes, {where}", **kind, **group)
 
     def _groups(self, launched: int | None) -> Iterator[tuple[str, int]]:
         """Yield backends and sizes. NCCL takes one rank a GPU, so alone it gets a group of one."""

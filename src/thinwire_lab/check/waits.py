@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -49,7 +49,7 @@ def counted(device: torch.device) -> Iterator[Waits]:
     with tempfile.TemporaryFile() as file:
         with _standard_error_in(file.fileno()), warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = _tell
+            warnings.showwarning = _tell  # type: ignore[assignment]  # it is given all by position
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 yield found
@@ -61,14 +61,7 @@ def counted(device: torch.device) -> Iterator[Waits]:
     found.places = Counter(_short(place) for place in _PLACE.findall(said))
 
 
-def _tell(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _tell(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
     os.write(2, f"{filename}:{lineno}: {category.__name__}: {message}\n".encode())
 
 

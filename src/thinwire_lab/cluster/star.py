@@ -204,15 +204,8 @@ def _configure(spoke: Namespace, own: str) -> None:
     spoke.netlink.addr("add", index=index, address=own, prefixlen=24)
     spoke.netlink.link("set", index=index, state="up")
     # Reno slows down only if packets are lost, and none are: so the shaper alone sets the rate
-    spoke.netlink.route(
-        "replace",
-        dst="10.77.0.0/24",
-        oif=index,
-        prefsrc=own,
-        scope=_LINK_SCOPE,
-        proto=_KERNEL_PROTOCOL,
-        metrics={"cc_algo": "reno"},
-    )
+    reno = {"scope": _LINK_SCOPE, "proto": _KERNEL_PROTOCOL, "metrics": {"cc_algo": "reno"}}
+    spoke.netlink.route("replace", dst="10.77.0.0/24", oif=index, prefsrc=own, **reno)
 
 
 def _burst(speed: int) -> int:

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from thinwire.files import write_atomically
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.registry import PAPERS
-from thinwire_lab.papers.shared.claims import Paper, Verdict, judge, number
+from thinwire_lab.papers.shared.claims import Paper, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
 from thinwire_lab.papers.shared.material import Material, Run
 from thinwire_lab.papers.shared.recording import available, record
@@ -114,7 +114,7 @@ def _errors(runs: list[Run], options: Options, progress: Progress) -> Iterator[M
 def _verdicts(material: Material, progress: Progress, papers: Sequence[Paper]) -> Iterator[Verdict]:
     tick = _ticks(progress, "claims", sum(len(paper.checks) for paper in papers))
     for paper in papers:
-        yield from sorted(judge(paper.checks, material, tick), key=number)
+        yield from sorted(judge(paper.checks, material, tick), key=lambda verdict: int(verdict.id[1:]))
 
 
 def _ticks(progress: Progress, text: str, total: int) -> Callable[[], None]:

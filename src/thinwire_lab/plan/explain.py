@@ -213,16 +213,8 @@ class _Sharded:
         if island is None or island.ranks > mine.shards:
             return
         ranks = island.ranks
-        inside = _Sharded(
-            replace(
-                mine,
-                shards=ranks,
-                replicas=mine.shards // ranks,
-                near=island.link,
-                between=self._profile.links["all_gather"],
-            ),
-            self._profile,
-        )
+        links: dict[str, Any] = {"near": island.link, "between": self._profile.links["all_gather"]}
+        inside = _Sharded(replace(mine, shards=ranks, replicas=mine.shards // ranks, **links), self._profile)
         part = inside._gathers(mine.gathers, mine.gathered) + inside._scatters() + inside._between(recipe, ranks)
         change = (
             f"HSDP: let fully_shard cut the model within each host of {ranks} ranks, and call "

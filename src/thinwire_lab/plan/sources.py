@@ -219,26 +219,13 @@ def _named(rate: Rate | None) -> tuple[str, Link]:
     return f"{rate}", Link(latency=rate.latency, bandwidth=rate.bits_per_second / 8)
 
 
-def optimizer_called(name: str | None) -> OptimizerName | None:
-    """Return the name if it is that of an optimizer that this torch has. Raises BadInput."""
-    if name is not None:
-        check_optimizer(name)
-    return cast(OptimizerName | None, name)
-
-
-def wishes(
-    *,
-    densities: str | None,
-    candidates: str | None,
-    error_feedback: bool,
-    optimizer: OptimizerName | None = None,
-    loss: float | None = None,
-) -> Wishes:
-    """Read the budget from text. Raises BadInput."""
+def wishes(*, densities: str | None, candidates: str | None, optimizer: str | None = None, **others: Any) -> Wishes:
+    """Read the budget from text. Raises BadInput, also for an optimizer that this torch does not have."""
+    if optimizer is not None:
+        check_optimizer(optimizer)
     return Wishes(
         densities=None if densities is None else numbers(densities, "--density"),
         names=None if candidates is None else names(candidates, "--candidates", "fp16,sampled_topk"),
-        error_feedback=error_feedback,
-        optimizer=optimizer,
-        loss=loss,
+        optimizer=cast(OptimizerName | None, optimizer),
+        **others,
     )

@@ -186,15 +186,8 @@ def read(
         outer=() if outer is None else counts(outer, "--outer"),
         tokens=tokens,
         batch=batch or 1,
-        faults=None if faults is None else _faults(faults),
+        faults=None if faults is None else Faults.parse(faults),
     )
-
-
-def _faults(text: str) -> Faults:
-    try:
-        return Faults.parse(text)
-    except ValueError as error:
-        raise BadInput(f"--{error}") from error
 
 
 def worlds(text: str) -> tuple[int, ...]:
@@ -237,19 +230,15 @@ def _network(link: str | None, topology: str | None, profile: Profile) -> tuple[
         if topology is not None and link is not None:
             raise BadInput("--link and tiers in --topology exclude each other: the last tier is the link beyond")
         if topology is not None:
-            return _tiers(topology)
+            tiers = parse_tiers(topology)
+            near = [f"{described(link)} within {size}" for size, link in tiers.groups]
+            return tiers, ", ".join([*near, f"{described(tiers.beyond)} beyond"])
         if link is not None:
             found = parse_link(link)
             return found, f"{described(found)} between all"
     except ValueError as error:
         raise BadInput(str(error)) from error
     return None, f"links as in the profile, {described(profile.links['all_reduce'])} a message of an all-reduce"
-
-
-def _tiers(text: str) -> tuple[Tiers, str]:
-    found = parse_tiers(text)
-    near = [f"{described(link)} within {size}" for size, link in found.groups]
-    return found, ", ".join([*near, f"{described(found.beyond)} beyond"])
 
 
 def _regions(path: Path, inside: Link) -> tuple[Regions, str]:

@@ -11,6 +11,7 @@ from thinwire.planner.candidates import DENSE, Budget, candidate
 from thinwire.planner.decide import chosen
 from thinwire.planner.profile import TRANSPORTS, Bucket, Cost, Curve, Gradient, Profile, Timeline
 from thinwire.planner.timeline import check_finite, step_seconds
+from thinwire_lab.inputs import BadInput
 from thinwire_lab.simulate.network import Limited
 
 LINK = Link(latency=0.0, bandwidth=25e9 / 8)
@@ -107,7 +108,8 @@ def on(profile: Profile, network: Network | None, world_size: int) -> Profile:
 
 def _scale(profile: Profile, names: Sequence[str]) -> Scale:
     alone = profile.timeline.computed + profile.timeline.rest
-    seconds = {name: step_seconds(profile, _everywhere(name, profile)) for name in names}
+    large = [each.name for each in profile.timeline.gradients if each.numel >= SMALLEST and profile.world_size > 1]
+    seconds = {name: step_seconds(profile, dict.fromkeys(large, name)) for name in names}
     for name, took in seconds.items():
         check_finite(took, name)
     choice = _chosen(profile, names)
@@ -117,12 +119,6 @@ def _scale(profile: Profile, names: Sequence[str]) -> Scale:
         seconds=seconds | {PLANNED: step_seconds(profile, choice)},
         choice=choice,
     )
-
-
-def _everywhere(name: str, profile: Profile) -> dict[str, str]:
-    if profile.world_size == 1:
-        return {}
-    return {gradient.name: name for gradient in profile.timeline.gradients if gradient.numel >= SMALLEST}
 
 
 def _chosen(profile: Profile, names: Sequence[str]) -> dict[str, str]:
@@ -148,12 +144,12 @@ class Faults:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``24h/5min``. Raises ValueError for anything else or a time of 0."""
+        """Read ``24h/5min``. Raises BadInput for anything else or a time of 0."""
         match = re.fullmatch(rf"{_TIME} */ *{_TIME}", text.strip(), re.ASCII)
         between, gone = (float(match[at]) * _UNITS[match[at + 1]] for at in (1, 3)) if match else (0.0, 0.0)
         if not 0 < between <= between + gone < math.inf:
-            raise ValueError(
-                f"faults {text!r}: expected how long a worker runs on average and until it is back, such as 24h/5min"
+            raise BadInput(
+                f"--faults {text!r}: expected how long a worker runs on average and until it is back, such as 24h/5min"
             )
         return cls(between=between, gone=gone)
 

@@ -61,17 +61,10 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
 
 
 def serve(job: dict[str, Any], problem: Problem, module: nn.Module, stage: int) -> None:
-    rate = job["rate"] * problem.learning_rate / TRAINERS
-    with thinwire.serve(
-        module,
-        METHODS[job["recipe"]].make(job["density"]),
-        make_optimizer=lambda p: torch.optim.SGD(p, lr=rate, momentum=problem.momentum),
-        address=_address(job, stage),
-        index=0,
-        trainers=TRAINERS,
-        damped=True,
-        down=_down(job),
-    ) as server:
+    rate, recipe = job["rate"] * problem.learning_rate / TRAINERS, METHODS[job["recipe"]].make(job["density"])
+    told: dict[str, Any] = {"address": _address(job, stage), "index": 0, "trainers": TRAINERS, "down": _down(job)}
+    told["make_optimizer"] = lambda p: torch.optim.SGD(p, lr=rate, momentum=problem.momentum)
+    with thinwire.serve(module, recipe, damped=True, **told) as server:
         server.wait()
 
 

@@ -385,7 +385,7 @@ def test_only_with_an_optimizer_a_profile_may_be_planned_with_fading() -> None:
     profile = replace(_profile(TWO, SLOW), costs={"topk:0.01": _cost(80), name: _cost(180)})
     cases = ("adamw", 1.05, ["dense", name]), ("sgd", 1.05, ["dense"]), (None, None, ["dense", "topk:0.01"])
     for optimizer, loss, expected in cases:
-        wishes = sources.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer, loss=loss)  # type: ignore[arg-type]  # each is one
+        wishes = sources.wishes(densities=None, candidates=None, error_feedback=True, optimizer=optimizer, loss=loss)
         assert [each.name for each in wishes.among(profile).candidates()] == expected
     chosen = decide(profile, Budget.under("adamw", loss=1.05))
     assert set(chosen.choice.values()) == {name}

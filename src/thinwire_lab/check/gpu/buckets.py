@@ -94,14 +94,8 @@ class Work:
     def start(self) -> "Future[Mean]":
         """Start reducing the bucket."""
         self.staging.turn()
-        at = Round(
-            step=self.count,
-            group=self.group,
-            scale=1 / WORLD,
-            listeners=self.listeners,
-            verdict=Verdict(),
-            staging=self.staging,
-        )
+        told: dict[str, Any] = {"listeners": self.listeners, "verdict": Verdict(), "staging": self.staging}
+        at = Round(step=self.count, group=self.group, scale=1 / WORLD, **told)
         self.recipe.begin(at)
         return self.recipe.reduce(Bucket(flat=self.flat, segments=self.segments), at)
 

@@ -236,14 +236,12 @@ def _gamma(problem: Logistic) -> float:
 def _gaps(problem: Logistic, best: float, steps: int, seed: int) -> list[float]:
     """Return how far above the least loss SGD is at each mark."""
     generator, w, found = torch.Generator().manual_seed(seed), problem.zeros(), []
-    gamma = _gamma(problem)
+    gamma, exact = _gamma(problem), Logistic(images=problem.images.double(), labels=problem.labels)
     for step in range(1, steps + 1):
         part = torch.randint(len(problem.labels), (_BATCH,), generator=generator)
         w = w - 2 / (_RIDGE * (gamma + step)) * _gradient(problem, w, part)
         if step in _marks(steps):
-            found.append(
-                max(1e-12, _loss(Logistic(images=problem.images.double(), labels=problem.labels), w.double()) - best)
-            )
+            found.append(max(1e-12, _loss(exact, w.double()) - best))
     return found
 
 

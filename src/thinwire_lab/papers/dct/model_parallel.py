@@ -10,6 +10,7 @@ Step times are those of `thinwire_lab.studies.pipeline`.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,14 @@ def trainings() -> dict[str, Make]:
     return found
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except BadInput as wrong:
+        raise typer.BadParameter(str(wrong)) from wrong
+
+
 def figures(
     json: Annotated[Path, typer.Option(help="Write them here, after each training.")],
     problem: Annotated[str, typer.Option(help="One that can be split into stages.")] = "dlrm",
@@ -52,10 +61,8 @@ def figures(
 ) -> None:
     """Train with and without a boundary at the first cut, and note what the activations did."""
     console = Console(width=None if sys.stdout.isatty() else 150)
-    try:
+    with _refusing():
         built = build(problem, seed=seed, data=data)
-    except BadInput as wrong:
-        raise typer.BadParameter(str(wrong)) from wrong
     count = steps or STEPS.get(problem, OTHERWISE)
     document: dict[str, Any] = {
         "environment": environment(),
@@ -90,14 +97,12 @@ def accuracy(
 ) -> None:
     """Train unsplit with boundaries where a split would be, and compare losses."""
     console, problems = Console(width=None if sys.stdout.isatty() else 150), problem or ["dlrm", "transformer"]
-    try:
+    with _refusing():
         document = Document.read(json) if resume and json.exists() else Document(environment=environment())
         plans = [(seed, build(name, seed=seed, data=data)) for seed in range(seeds) for name in problems]
         for _, built in plans:
             parts_of(built)  # which refuses what cannot be split
             _agree(document, built, steps or STEPS.get(built.name, OTHERWISE))
-    except BadInput as wrong:
-        raise typer.BadParameter(str(wrong)) from wrong
     with Progress(console=console) as progress:
         task = progress.add_task("", total=sum(len(_missing(document, *plan, only)) for plan in plans))
         for seed, built in plans:

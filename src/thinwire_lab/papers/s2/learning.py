@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from thinwire_lab.papers.shared.benches import TEXT_1G, Steps
 from thinwire_lab.papers.shared.claims import GRADIENTS, S2
-from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, points, sooner, verdict
+from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.trials import Series, Ways, interval, points_lost, steps_to, trained
 
@@ -94,8 +94,6 @@ def fewer_steps(text: Ways) -> Outcome:
 @S2.judge("S12", SECOND, SECOND_WHOLE)
 def second_network(second: Ways, whole: Ways) -> Outcome:
     found = points_lost(second["sketch"], second["dense"])
-    measured = (
-        f"{points(second, 'dense', 'sketch', 'union')}; the model as one vector, as in the paper, "
-        f"{points_lost(whole['whole'], second['dense'])}"
-    )
+    lost = ", ".join(f"{name} {points_lost(second[name], second['dense'])}" for name in ("sketch", "union"))
+    measured = f"{lost}; the model as one vector, as in the paper, {points_lost(whole['whole'], second['dense'])}"
     return Outcome(verdict=no_worse(found, HALF_A_POINT), measured=measured)

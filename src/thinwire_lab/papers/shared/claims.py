@@ -95,11 +95,6 @@ def judge(
         tick()
 
 
-def number(verdict: Verdict) -> int:
-    """Return the claim's number in its paper."""
-    return int(verdict.id[1:])
-
-
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?%?(?![\d.]*[A-Za-z_])")
 """Not those in the names of layers."""
 

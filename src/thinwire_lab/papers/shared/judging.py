@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
-from thinwire_lab.papers.shared.trials import Interval, Series, points_lost
+from thinwire_lab.papers.shared.trials import Interval
 
 MARGIN = 2.0
 """Percent of the held-out loss within which two trainings are the same, where a claim has no accuracy in points."""
@@ -88,8 +88,3 @@ def _listed(names: Iterable[str]) -> str:
         place = re.fullmatch(r"P = (\d+) at (.+)", name)
         by_link.setdefault(place[2] if place else name, []).extend([place[1]] if place else [])
     return ", ".join(f"{link} (P = {', '.join(each)})" if each else link for link, each in by_link.items())
-
-
-def points(ways: Mapping[str, Series], base: str, *names: str) -> str:
-    """Return how many points of accuracy each way ends below the base, in words."""
-    return ", ".join(f"{name} {points_lost(ways[name], ways[base])}" for name in names)

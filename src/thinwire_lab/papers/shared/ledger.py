@@ -100,20 +100,10 @@ class Row:
 
 def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Iterable[str]) -> Row:
     """Return the row of a claim that has been judged."""
-    return Row(
-        id=claim.id,
-        paper=claim.paper,
-        claim=f"{claim.place}: {claim.claim}",
-        published=claim.published,
-        criterion=claim.criterion,
-        seeds=tuple(sorted(set(seeds))),
-        command=tuple(dict.fromkeys(commands)),
-        **{
-            name: _RATE.sub(lambda rate: str(parse_rate(rate[0])), value)
-            for name, value in asdict(outcome).items()
-            if name not in ("more", "said")
-        },
-    )
+    found: dict[str, Any] = {name: getattr(claim, name) for name in ("id", "paper", "published", "criterion")}
+    found |= {name: _RATE.sub(lambda rate: str(parse_rate(rate[0])), getattr(outcome, name)) for name in _SAID}
+    ran = tuple(sorted(set(seeds))), tuple(dict.fromkeys(commands))
+    return Row(claim=f"{claim.place}: {claim.claim}", seeds=ran[0], command=ran[1], **found)
 
 
 def unjudged(claim: Claim) -> Row:

@@ -41,7 +41,9 @@ def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=problem.learning_rate, momentum=problem.momentum)
     for step in range(steps):
         seen = [gradients(problem, step, rank, LATE_WORKERS) for rank in range(workers.get(step, 1))]
-        _apply(problem, optimizer, seen[0])
+        for name, parameter in problem.model.named_parameters():
+            parameter.grad = seen[0][name]
+        optimizer.step()
         _follow_thresholds(run, layers, step, seen[0])
         if step in _probes(steps, quick):
             run.alphas += alphas(step, seen)
@@ -83,24 +85,13 @@ class _Layer:
 
 def _follow_thresholds(run: Run, layers: dict[str, _Layer], step: int, seen: Gradients) -> None:
     """Note each layer's exact threshold, and what a threshold measured less than LIFE steps ago would have sent."""
-    for name, x in _matrices(seen):
+    large = {name: x.reshape(-1) for name, x in seen.items() if x.numel() >= SMALLEST_LAYER and x.dim() >= 2}
+    for name, x in large.items():
         layer = layers.setdefault(name, _Layer(waiting=torch.zeros_like(x), waiting_stale=torch.zeros_like(x)))
-        run.thresholds.setdefault(name, []).append(_send_exact(layer, x))
+        exact = _cut(layer.waiting.add_(x))
+        layer.waiting.masked_fill_(layer.waiting.abs() >= exact, 0)
+        run.thresholds.setdefault(name, []).append(exact)
         run.stale.append(_send_stale(layer, step, x))
-
-
-def _matrices(seen: Gradients) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gradients of layers that are worth sparsifying, flat."""
-    for name, gradient in seen.items():
-        if gradient.numel() >= SMALLEST_LAYER and gradient.dim() >= 2:
-            yield name, gradient.reshape(-1)
-
-
-def _send_exact(layer: _Layer, x: Tensor) -> float:
-    """Send what the exact threshold lets pass, and return that threshold."""
-    exact = _cut(layer.waiting.add_(x))
-    layer.waiting.masked_fill_(layer.waiting.abs() >= exact, 0)
-    return exact
 
 
 def _send_stale(layer: _Layer, step: int, x: Tensor) -> Stale:
@@ -116,12 +107,6 @@ def _send_stale(layer: _Layer, step: int, x: Tensor) -> Stale:
 
 def _cut(x: Tensor) -> float:
     return float(x.abs().topk(max(1, round(DENSITY * x.numel())), sorted=False).values.min())
-
-
-def _apply(problem: Problem, optimizer: torch.optim.Optimizer, found: Gradients) -> None:
-    for name, parameter in problem.model.named_parameters():
-        parameter.grad = found[name]
-    optimizer.step()
 
 
 def _snapshots(steps: int) -> tuple[int, ...]:

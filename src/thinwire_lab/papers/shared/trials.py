@@ -124,18 +124,9 @@ class Trials(Evidence):
         return {line["seed"]: _trial(line) for line in fitting if line["seed"] in self.seeds}
 
     def _settings(self, way: Way) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "workers": way.workers or self.workers,
-            "steps": self.steps,
-            "recipe": way.recipe,
-            "optimizer": way.optimizer,
-            "rate": way.rate or self.rate,
-            "warm_up": way.warm_up,
-            "batch": way.batch,
-            "scale": self.scale,
-            "schedule": way.schedule,
-        }
+        found = {name: getattr(self, name) for name in ("model", "steps", "scale")}
+        found |= {name: getattr(way, name) for name in ("recipe", "optimizer", "warm_up", "batch", "schedule")}
+        return found | {"workers": way.workers or self.workers, "rate": way.rate or self.rate}
 
     def _command(self, way: Way) -> str:
         settings = self._settings(way)
@@ -182,23 +173,16 @@ def trained(paper: str) -> dict[str, Trials]:
 
 
 def _told(
-    known: Mapping[str, Any],
-    *,
-    model: str,
-    ways: Sequence[str],
-    slower: float = 1,
-    schedule: str = "constant",
-    seeds: int = 3,
-    **sizes: Any,
+    known: Mapping[str, Any], *, model: str, ways: Sequence[str], slower: float = 1, seeds: int = 3, **more: Any
 ) -> Trials:
     """Return trainings; `slower`, of all or of a way: what divides the model's rate."""
-    made = {}
+    made, schedule = {}, more.pop("schedule", "constant")
     for name in ways:
         given = {"recipe": known[name]} if isinstance(known[name], str) else dict(known[name])
         if "slower" in given:
             given["rate"] = RATES[model] / given.pop("slower")
         made[name] = Way(schedule=schedule, **given)
-    return Trials(model=model, rate=RATES[model] / slower, ways=made, **sizes).on(seeds)
+    return Trials(model=model, rate=RATES[model] / slower, ways=made, **more).on(seeds)
 
 
 def _trial(line: Mapping[str, Any]) -> Trial:
