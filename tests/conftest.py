@@ -190,4 +190,5 @@ def _covering(cells: list[pytest.Function]) -> Iterator[pytest.Function]:
         cell = max(cells, key=lambda cell: (len(values[cell] & missing), -sum(uses[value] for value in values[cell])))
         missing -= values[cell]
         uses.update(values[cell])
+        cells = [each for each in cells if values[each] & missing]
         yield cell

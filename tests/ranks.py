@@ -69,7 +69,8 @@ class Ranks:
         if not all(process.is_alive() for process in self._processes):
             self.stop()  # somebody has ended one, as the system does where memory is short
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["thinwire", "pytest", "torch._dynamo"])  # the last is what DDP imports
+        used = ["torch.distributed.fsdp", "torch.distributed.tensor.debug"]  # these bring what DDP imports
+        context.set_forkserver_preload(["thinwire", "pytest", *used])
         for _ in range(len(self._processes), count if count > LOT else LOT):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

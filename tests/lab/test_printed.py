@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from thinwire_lab.cli import app
 from thinwire_lab.show.printed import printing
 
 PIPE = "Broken pipe"
@@ -61,7 +63,8 @@ def test_files_that_find_no_room_are_said_in_a_line(capsys: pytest.CaptureFixtur
         printing(partial(act, PermissionError()))
 
 
-def test_bad_input_keeps_its_line_and_its_code() -> None:
-    code, said = _run(FULL, "simulate", "--workers", "0")
-    assert code == 2
+def test_bad_input_keeps_its_line_and_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/full").open("w") as out, redirect_stdout(out):
+        assert printing(partial(app, ["simulate", "--workers", "0"])) == 2
+    said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["thinwire simulate"]

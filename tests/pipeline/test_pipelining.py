@@ -71,7 +71,7 @@ def test_a_sparse_pipeline_is_the_unsplit_model_with_boundaries_to_the_bit(
 
 
 @pytest.mark.grid
-@kinds
+@unlike
 @pytest.mark.parametrize("model", ["two", pytest.param("named", marks=NAMED)])
 def test_at_density_1_it_is_the_plain_pipeline_to_the_bit(ranks: Ranks, kind: str, model: str) -> None:
     trial = Trial(kind=kind, model=model, density=1.0, steps=2)
@@ -80,7 +80,7 @@ def test_at_density_1_it_is_the_plain_pipeline_to_the_bit(ranks: Ranks, kind: st
 
 
 @pytest.mark.grid
-@kinds
+@unlike
 @pytest.mark.parametrize("values", [torch.bfloat16, OFFSET_8], ids=["bf16", "8 bits"])
 def test_narrowed_values_give_the_unsplit_models_too(ranks: Ranks, kind: str, values: Any) -> None:
     trial = Trial(kind=kind, model="two", density=0.3, values=values, steps=2)
@@ -132,7 +132,7 @@ def reports(trial: Trial) -> dict[int, Any]:
     return run.sparsified.reports()
 
 
-@kinds
+@unlike
 def test_reports_are_those_of_the_stages_that_send(ranks: Ranks, kind: str) -> None:
     found = ranks.run(2, reports, Trial(kind=kind, density=0.25))
     place, count = KINDS[kind].place, KINDS[kind].per_rank
