@@ -21,10 +21,10 @@ from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, Sum, dispatch
 from thinwire.kernels.dispatch import triton_is_there
 from thinwire.kernels.exponents.reference import CODED
-from thinwire.kernels.parts import Fit
+from thinwire.kernels.parts import Cut, Fit, Parts
 from thinwire.kernels.subsets.reference import table_of
 from thinwire.kernels.sums import How
-from thinwire.payloads import Chunks, Narrow, exponents, indices
+from thinwire.payloads import Chunks, Dense, Narrow, exponents, indices, numbers
 from thinwire_lab.check.cases import CASES
 from thinwire_lab.check.material import Kit, difference
 
@@ -671,6 +671,21 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
     rest = framed(out.cpu())
     summed.subtract_from([rest])
     assert not rest.any()
+
+
+def test_numbers_are_read_into_vectors_that_lie_apart() -> None:
+    runs, x = (300, 1, 4000), vector(4301).to(DEVICE)
+    coded = Coded.of_each(x, runs, Levels(), seeds=[1, 2, 3])
+    mine = Dense(values=coded.values(torch.float32), coded=coded)
+    rows = numbers.Rows(torch.stack([mine.to_buffer()] * 2), mine._header, mine.values, coded)
+    for cut in (Cut([5, 400, 500], runs), Cut([0, 300, 301], runs), Cut([5, 605], (400, 3901))):
+        found, expected = (framed(vector(4301 + 300 * (cut.offsets[0] > 0))) for _ in range(2))
+        flags = torch.ones(1, dtype=torch.bool, device=DEVICE)
+        kernels.numbers_read.gpu(*rows._arrived(), True, Parts(found, cut), flags)
+        kernels.numbers_read.reference(*rows._arrived(), True, Parts(expected, cut))
+        assert torch.equal(found, expected)
+        assert not flags
+        assert intact(found)
 
 
 @pytest.mark.parametrize(

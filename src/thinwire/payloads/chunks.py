@@ -169,8 +169,7 @@ class Chunks(Settling):
         """Positions, and values in float32 or wider: a row for each rank."""
         if self.unread is not None:
             arrived, flags = self.unread
-            _, wrong = kernels.numbers_read(*arrived, False, self.values.view(self._ranks, -1))
-            flags.copy_(wrong)
+            kernels.numbers_read(*arrived, False, self.values.view(self._ranks, -1), flags)
         values = self.values.to(real(self.values.dtype))
         return self.positions.view(self._ranks, -1), values.view(self._ranks, -1)
 

@@ -1,7 +1,7 @@
 """Payloads that carry every element of their regions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import ClassVar, Self, final
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
+from thinwire.kernels import Arrived
 from thinwire.kernels.parts import Parts, cut_at, whole
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Payload, Regions, Scratch
@@ -27,6 +29,7 @@ class Dense(Payload):
         numel: Elements of the whole vector, by default as many as there are values.
         regions: (offset, length) of each part that it covers; by default one, the whole vector.
         coded: The codes, if codes travel.
+        unread: Where codes lie that are still to be checked, read and summed, and room for flags.
     """
 
     masks: ClassVar[bool] = False
@@ -35,6 +38,7 @@ class Dense(Payload):
     numel: int = -1
     regions: Regions = field(default=())
     coded: Coded | None = None
+    unread: tuple[Arrived, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.numel < 0:
@@ -89,21 +93,29 @@ class Dense(Payload):
         Raises:
             PayloadError: As `from_buffers` does.
         """
-        return self._read(buffers, summed=False)
+        return self._rows(buffers).read()
 
     @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        return self.with_values(self._read(buffers, summed=True))
+        return self.with_values(self._rows(buffers).read(summed=True))
 
     @override
     def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
         there, (narrow, wide) = whole(Parts(out, cut_at(self.regions))), (out.dtype, self.values.dtype)
         fits = narrow == wide or torch.finfo(narrow).max > torch.finfo(wide).max / 2  # or the sum would be clamped
         alone = len(there) == 1 and fits and self.coded is not None
-        return self.with_values(self._read(buffers, summed=True, out=there[0] if alone else None))
+        rows = self._rows(buffers)
+        if self.coded is not None and (lying := rows.lying()) is not None:  # read where the sum is to be written
+            nothing = self.values.new_empty(()).expand(self.values.numel())
+            return replace(self, values=nothing, coded=None, unread=lying)
+        return self.with_values(rows.read(summed=True, out=there[0] if alone else None))
 
     @override
     def write(self, out: Tensor) -> None:
+        if self.unread is not None:
+            arrived, flags = self.unread
+            kernels.numbers_read(*arrived, True, Parts(out, cut_at(self.regions)), flags)
+            return
         regions, values = whole(Parts(out, cut_at(self.regions))), self._values()
         values = values if len(values) == len(regions) else (self.values,)  # without gaps: all at once
         pairs = [pair for pair in zip(regions, values, strict=True) if not _begin_together(*pair)]
@@ -122,8 +134,8 @@ class Dense(Payload):
         values = parts[0].values if len(parts) == 1 else torch.cat([part.values for part in parts])
         return cls(values=values, numel=numel, regions=regions, coded=numbers.joined([part.coded for part in parts]))
 
-    def _read(self, buffers: Tensor, *, summed: bool, out: Tensor | None = None) -> Tensor:
-        return numbers.Rows(buffers, self._header, self.values, self.coded).read(summed=summed, out=out)
+    def _rows(self, buffers: Tensor) -> numbers.Rows:
+        return numbers.Rows(buffers, self._header, self.values, self.coded)
 
     def _values(self) -> tuple[Tensor, ...]:
         return self.values.split(self.counts())

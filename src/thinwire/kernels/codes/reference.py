@@ -16,7 +16,7 @@ from thinwire.kernels.blocks.reference import Norm, group_scales
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.reference import mix
 from thinwire.kernels.matrices.reference import row_sums
-from thinwire.kernels.parts import Ints
+from thinwire.kernels.parts import Ints, Parts
 from thinwire.kernels.places.reference import differ
 
 Rounding = Literal["truncate", "nearest", "stochastic"]
@@ -157,14 +157,16 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 
 def numbers_read(
     rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
-    fixed: Tensor, summed: bool, out: Tensor | None = None,
+    fixed: Tensor, summed: bool, out: Tensor | Parts | None = None, flags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the numbers in each of uint8 `rows` (ranks, bytes): (ranks, n), or `summed` as `row_sums` does.
 
     Codes are decoded by `table_decode`. If rows `differ` from what is fixed, or any of the `wrong` (bools) is set, all
-    numbers are 0. Both are returned, too, as one tensor. The numbers are written to `out`, if there is one.
+    numbers are 0. Both are returned, too, as one tensor: `flags`, if that is given. The numbers are written to `out`,
+    if there is one, and it is what is returned; of vectors that lie apart, the whole that they lie in.
     """
-    flags, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
+    found_wrong, count = torch.cat([differ(rows, fixed).view(1), *wrong]), sum(groups.runs)
+    flags = found_wrong if flags is None else flags.copy_(found_wrong)
     found = torch.empty(rows.shape[0], count, dtype=dtype, device=rows.device)
     if not at.bits:
         found.view(torch.uint8).copy_(rows[:, at.codes : at.codes + count * dtype.itemsize])
@@ -174,6 +176,9 @@ def numbers_read(
             codes = unpack_bits(row[at.codes :], count, at.bits, torch.int32)
             table_decode(each, codes, table, some, groups)
     numbers = (row_sums(found) if summed else found).masked_fill_(flags.any(), 0)
+    if isinstance(out, Parts):
+        torch._foreach_copy_(list(out), list(numbers.split(out.cut.lengths)))
+        return out.flat, flags
     return numbers if out is None else out.copy_(numbers), flags
 
 

@@ -17,7 +17,7 @@ from thinwire.kernels.codes.reference import Arrived, How, OffsetGrid, Packed
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.memory import constant
-from thinwire.kernels.parts import Ints
+from thinwire.kernels.parts import Ints, Parts, whole
 from thinwire.kernels.places.triton import FIXED, any_of, failed
 from thinwire.kernels.replay import Changing
 from thinwire.kernels.triton import TILE, launch, table_of, tiles_of, tiles_of_each, wide
@@ -72,17 +72,21 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 
 def numbers_read(
     rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
-    fixed: Tensor, summed: bool, out: Tensor | None = None,
+    fixed: Tensor, summed: bool, out: Tensor | Parts | None = None, flags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    arrived = Arrived(rows, at, table, groups, dtype, wrong, fixed)
+    arrived, places = Arrived(rows, at, table, groups, dtype, wrong, fixed), [*accumulate(groups.runs, initial=0)][:-1]
     tiles, ranks, count = tiles_of_each(groups.runs, rows.device, _BLOCK), len(rows), sum(groups.runs)
-    if not count or not aligned(arrived):
-        return reference.numbers_read(*arrived, summed, out)
+    apart = isinstance(out, Parts) and out.cut.lengths != groups.runs and len(whole(out)) > 1
+    if not count or apart or not aligned(arrived):
+        return reference.numbers_read(*arrived, summed, out, flags)
+    if isinstance(out, Parts):
+        places, out = places if len(whole(out)) == 1 else [*out.cut.offsets], out.flat
     if out is None:
         out = torch.empty((count,) if summed else (ranks, count), dtype=dtype, device=rows.device)
-    flags = torch.empty(1 + sum(map(len, wrong)), dtype=torch.bool, device=rows.device)
+    if flags is None:
+        flags = torch.empty(1 + sum(map(len, wrong)), dtype=torch.bool, device=rows.device)
     begins, firsts = (accumulate(lengths, initial=0) for lengths in (groups.runs, groups.counts))
-    rest = [n for column in zip(begins, groups.runs, firsts, groups.widths, strict=False) for n in column]
+    rest = [n for column in zip(begins, groups.runs, firsts, groups.widths, places, strict=False) for n in column]
     columns = constant(tuple(rest), torch.int64, rows.device), tiles, len(tiles)
     args, sizes = lying(arrived, flags)
     like = out if out.dtype == dtype else out.new_empty(1, dtype=dtype)
@@ -287,7 +291,7 @@ def _read(
         rows, stride, ranks, flags, given, n, given_b, n_b, given_c, n_c, fixed, fixed_count, FIXED, BLOCK
     )
     rank, tile = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
-    run = columns + 4 * tl.load(tiles + 3 * tile)
+    run = columns + 5 * tl.load(tiles + 3 * tile)
     within = tl.load(tiles + 3 * tile + 1).to(tl.int64) + tl.arange(0, BLOCK)
     at, there = tl.load(run) + within, within < tl.load(run + 1)
     scale = tl.load(run + 2) + within.to(tl.uint32) // tl.load(run + 3).to(tl.uint32)
@@ -296,4 +300,5 @@ def _read(
         for other in range(1, ranks):
             row = rows + tl.cast(other, tl.int64) * stride
             total += wide(number_at(row, table, scales, codes, at, scale, there, like, BITS, LAST))
-    tl.store(out + rank * count + at, tl.where(wrong, 0.0, total).to(out.dtype.element_ty), mask=there)
+    place = rank * count + tl.load(run + 4) + within
+    tl.store(out + place, tl.where(wrong, 0.0, total).to(out.dtype.element_ty), mask=there)
