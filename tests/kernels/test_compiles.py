@@ -34,7 +34,7 @@ _CHECKED = {"rows": BYTE, "fixed": INT, "flags": "*i1", "given": "*i1"} | dict.f
 _PARTS = {"columns": LONG, "parts": "i32", **_TILES}
 _STRIDES = dict.fromkeys(("row_stride", "total", "count", "fixed_count"), "i32")
 _RUNS = dict.fromkeys(("begin", "n", "first", "group", "high", "low"), LONG)
-_SCALED = dict.fromkeys(("size", "parts", "width", "begin", "part", "first", "high", "low"), LONG)
+_SCALED = dict.fromkeys(("size", "parts", "width", "begin", "part", "first", "source", "high", "low"), LONG)
 _READ = {"flags": "*i1", "columns": LONG, "fixed": INT, **_TILES} | dict.fromkeys(
     ("stride", "scales", "codes", "programs", "ranks", "count", "n", "n_b", "n_c", "fixed_count"), "i32"
 )

@@ -18,6 +18,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.codecs import ChunkTopK
 from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
+from thinwire.formats.scaled import Scaled
 from thinwire.kernels import Kernel, Sum, dispatch
 from thinwire.kernels.dispatch import triton_is_there
 from thinwire.kernels.exponents.reference import CODED
@@ -696,6 +697,13 @@ def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytes
     xs, seeds = [framed(vector(n, seed=n)) for n in (2000, 63, 0, 1, 5000)], [2**33 + 1, 2, 3, 4, 5]
     runs = tuple(x.numel() for x in xs)
     together = Coded.of_each(torch.cat(xs), runs, form, seeds=seeds)
+    if isinstance(form, Scaled):
+        apart, at = torch.cat([torch.nn.functional.pad(x, (3, 4)) for x in xs]), [3, 2010, 2080, 2087, 2095]
+        out = poisoned(torch.cat(xs))
+        found = Coded.of_each(apart, runs, form, seeds=seeds, out=out, at=at)
+        assert torch.equal(found.codes, together.codes)
+        assert torch.equal(found.scales, together.scales)
+        assert torch.equal(out, together.values(torch.float32))
     alone = [Coded.of(x, form, seed=seed) for x, seed in zip(xs, seeds, strict=True)]
     assert torch.equal(together.codes, torch.cat([part.codes for part in alone]))
     assert torch.equal(together.scales, torch.cat([part.scales for part in alone]))

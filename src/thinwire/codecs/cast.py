@@ -10,10 +10,12 @@ from typing_extensions import override
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec
 from thinwire.formats import Format
-from thinwire.kernels.parts import Cut, whole
+from thinwire.formats.scaled import Scaled
+from thinwire.kernels.parts import Cut, Parts, whole
 from thinwire.payloads import Dense, Payload, Scratch, narrowed
 from thinwire.payloads.numbers import joined_as, narrowed_each
 from thinwire.signals import Signal, Signals
+from thinwire.waits import on_host
 
 
 @final
@@ -59,7 +61,10 @@ class Cast(Codec):
         (xs, factor), dtype, share = signals.multiples(), signals.dtype, signals.share
         if not isinstance(self.values, Format):  # joined when they are narrow
             return Dense(values=joined_as(xs, self.values, share, factor), numel=numel, regions=cut.regions)
-        parts = whole(xs)
-        x = parts[0] if len(parts) == 1 else torch.cat(parts)
-        values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share, factor)
+        parts, at = whole(xs), None
+        if len(parts) > 1 and isinstance(xs, Parts) and isinstance(self.values, Scaled) and not on_host(xs.flat):
+            x, at = xs.flat, xs.cut.offsets
+        else:
+            x = parts[0] if len(parts) == 1 else torch.cat(parts)
+        values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share, factor, at)
         return Dense(values=values, numel=numel, regions=cut.regions, coded=coded)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ class Coded:
         seeds: Sequence[int],
         out: Tensor | None = None,
         factor: float = 1.0,
+        at: Sequence[int] | None = None,
     ) -> Self:
         """Encode several vectors, each as a run of its own.
 
@@ -76,11 +77,13 @@ class Coded:
             seeds: For stochastic rounding, one for each.
             out: Where what `values` returns is written right away (n).
             factor: What the vectors are multiplied by first.
+            at: Where in `x` each begins, for `formats.Scaled` alone.
 
         Returns:
             Codes and scales for all of them.
         """
-        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds, factor=factor, out=out)
+        more: dict[str, Any] = {} if at is None else {"at": at}
+        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds, factor=factor, out=out, **more)
         return cls(codes=codes, scales=scales, runs=runs, format=format)
 
     def packed(self) -> Tensor:

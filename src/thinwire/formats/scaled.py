@@ -36,13 +36,20 @@ class Scaled(Format):
     @final
     @override
     def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
+        self,
+        x: Tensor,
+        runs: tuple[int, ...],
+        *,
+        seeds: Sequence[int],
+        factor: float = 1.0,
+        out: Tensor | None = None,
+        at: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         narrow = x.dtype.itemsize < 4 and not on_host(x)  # then a GPU widens it on the way
         x, groups = x.detach().reshape(-1).contiguous() if narrow else flat32(x), self.groups(runs)
-        codes, decoded = empty(x.numel(), self.code_dtype, x.device), () if out is None else (self.on(x.device), out)
+        codes, decoded = empty(sum(runs), self.code_dtype, x.device), () if out is None else (self.on(x.device), out)
         norm = self.scaling(groups, x.device)
-        return codes, kernels.scaled_encode(codes, x, groups, norm, self.how, seeds, factor, *decoded)
+        return codes, kernels.scaled_encode(codes, x, groups, norm, self.how, seeds, factor, *decoded, at=at)
 
 
 @final

@@ -57,8 +57,8 @@ LAYER = {
     "dragonn": (4, 6, 4, 5),
     "fading": (4, 5, 3, 4),
     "orthogonal": (187, 5, 3, 4),
-    "qsgd": (3, 4, 2, 2),
-    "terngrad": (4, 4, 2, 2),
+    "qsgd": (2, 4, 2, 2),
+    "terngrad": (3, 4, 2, 2),
     "signsgd": (3, 4, 3, 3),
 }
 """With vectors so small that they are not compressed: of a GPT's layer, and of three vectors of odd lengths."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire.kernels.blocks import reference
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import Ints
 from thinwire.kernels.select.triton import largest
 from thinwire.kernels.triton import TILE, launch, magnitudes, tiles_of, tiles_of_each, wide
 
@@ -77,7 +78,7 @@ def pieces_of(groups: Groups) -> Groups:
 
 def of_pieces(
     x: Tensor, y: Tensor, pieces: Groups, order: float, scaled: tuple[Tensor | None, float, float] | None, *,
-    last: bool, factor: float | None = None,
+    last: bool, factor: float | None = None, at: Ints | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return norms, and with a clip those of order 2; of the last level the scales, if they are wanted."""
     size, device, (widths, zero, clip) = pieces.size or TILE, x.device, scaled or (None, 0.0, 0.0)
@@ -86,7 +87,7 @@ def of_pieces(
     also = torch.empty_like(out) if clip and not last else None
     tiles = tiles_of_each(pieces.counts, device, TILE // columns)
     begins, firsts = (list(accumulate(lengths, initial=0))[:-1] for lengths in (pieces.runs, pieces.counts))
-    table = (constant(tuple(each), torch.int64, device) for each in (begins, pieces.runs, firsts, pieces.widths))
+    table = (constant(tuple(each), torch.int64, device) for each in (at or begins, pieces.runs, firsts, pieces.widths))
     how = {"ORDER": 0 if order == math.inf else int(order), "SCALED": bool(last and scaled), "ZERO": zero, "CLIP": clip}
     args = (out, also, x, y, factor, widths if last else None, *table, tiles)
     launch(_group_norms, len(tiles), *args, **how, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)

@@ -67,9 +67,10 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
-) -> Tensor:
-    x = reference.times(x, factor)
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor,
+    at: Ints | None = None,
+) -> Tensor:  # fmt: skip
+    x = reference.times(reference.side_by_side(x, groups, at), factor)
     scales = group_scales(x, groups, *norm)
     codes_encode(codes, x, scales, groups, how, seeds, *decoded)
     return scales

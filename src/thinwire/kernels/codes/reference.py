@@ -103,13 +103,22 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
-) -> Tensor:
-    """Do what `codes_encode` does of x, float32 or narrower, times a factor. Return the scales: `group_scales`."""
-    x = times(x, factor)
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor,
+    at: Ints | None = None,
+) -> Tensor:  # fmt: skip
+    """Do what `codes_encode` does of x, float32 or narrower, times a factor. Return the scales: `group_scales`.
+
+    Runs lie one after another in x, or `at` these places.
+    """
+    x = times(side_by_side(x, groups, at), factor)
     scales = group_scales(x, groups, *norm)
     codes_encode(codes, x, scales, groups, how, seeds, *decoded)
     return scales
+
+
+def side_by_side(x: Tensor, groups: Groups, at: Ints | None) -> Tensor:
+    """Return the runs that begin at these places of x, one after another."""
+    return x if at is None else torch.cat([x[i : i + run] for i, run in zip(at, groups.runs, strict=True)])
 
 
 def times(x: Tensor, factor: float) -> Tensor:

@@ -38,8 +38,9 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
-) -> Tensor:
+    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor,
+    at: Ints | None = None,
+) -> Tensor:  # fmt: skip
     """See `reference.scaled_encode`: in one launch, or in two if a run is one group of many elements.
 
     A group is scaled and encoded by one program. Of such a run the norms of its pieces are found first.
@@ -47,16 +48,16 @@ def scaled_encode(
     pieces, (order, widths, zero, clip) = pieces_of(groups), norm
     several = groups.size is None and max(pieces.counts) > 1
     if (pieces.size or 0) > TILE or (several and max(pieces.counts) > TILE) or isinstance(how, OffsetGrid):
-        x = reference.times(x, factor)
+        x = reference.times(reference.side_by_side(x, groups, at), factor)
         scales = group_scales(x, groups, *norm)
         codes_encode(codes, x, scales, groups, how, seeds, *decoded)
         return scales
     times, scaled = None if factor == 1 else factor, (widths, zero, clip or 0.0)
-    norms = of_pieces(x, x, pieces, order, scaled, last=False, factor=times) if several else (None, None)
+    norms = of_pieces(x, x, pieces, order, scaled, last=False, factor=times, at=at) if several else (None, None)
     scales, columns = x.new_empty(sum(groups.counts), dtype=torch.float32), triton.next_power_of_2(pieces.widths[0])
     lengths = groups.runs, pieces.counts, groups.counts
     runs = *lengths[:2], pieces.widths, *([*accumulate(each, initial=0)][:-1] for each in lengths)
-    table = table_of(x.device, lambda: (*runs, *signed_keys_of(seeds)))
+    table = table_of(x.device, lambda: (*runs, at or runs[3], *signed_keys_of(seeds)))
     tiles, (numbers, out) = tiles_of_each(pieces.counts, x.device, TILE // columns), decoded or (None, None)
     kind, grid = (how, ()) if isinstance(how, str) else ("uniform", tuple(how))
     sizes = {"ORDER": 0 if order == math.inf else int(order), "ZERO": zero, "CLIP": clip or 0.0}
@@ -192,7 +193,7 @@ def _encode(
 @triton.jit
 def _encode_scaled(
     codes, x, factor, scales, table, out, norms, spreads, widths,
-    size, parts, width, begin, part, first, high, low, tiles,
+    size, parts, width, begin, part, first, source, high, low, tiles,
     ORDER: tl.constexpr, ZERO: tl.constexpr, CLIP: tl.constexpr, HOW: tl.constexpr, GRID: tl.constexpr,
     LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -202,11 +203,12 @@ def _encode_scaled(
     within, n = row[:, None] * tl.load(width + run) + column, tl.load(size + run)
     there, place = (column < tl.load(width + run)) & (within < n), tl.load(first + run) + row
     at, mine = tl.load(begin + run) + within, row < tl.load(parts + run)
+    x += tl.load(source + run) + within
     if norms is None:
-        norm = norm_at(x + at, factor, there, ORDER)
+        norm = norm_at(x, factor, there, ORDER)
         spread = norm
         if CLIP > 0:
-            spread = norm_at(x + at, factor, there, 2)
+            spread = norm_at(x, factor, there, 2)
     else:
         mine, place = row == 0, place - row
         among, inside = tl.load(part + run) + column, column < tl.load(parts + run)
@@ -217,7 +219,7 @@ def _encode_scaled(
     many = widths if widths is None else widths + place
     scale = scale_of(norm, spread, many, row < tl.load(parts + run), ZERO, CLIP)
     tl.store(scales + place, scale, mask=mine)
-    value = factored(x + at, factor, there)
+    value = factored(x, factor, there)
     scale, noise = tl.broadcast_to(scale[:, None], value.shape), hash32(within, tl.load(high + run), tl.load(low + run))
     _code(codes, table, out, at, there, value, scale, noise, HOW, GRID, LAST)
 
