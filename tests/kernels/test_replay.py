@@ -121,7 +121,7 @@ def test_what_other_ranks_sent_is_decoded_anew() -> None:
                 work.prepare()
                 with patched((replay, "LANES", {})) if work is plain else nullcontext():
                     future = work.start()
-                    work.group.arrive()
+                    work.group.arrive(future)
                     future.wait()
                 work.end()
             assert torch.equal(plain.flat, replayed.flat)

@@ -20,9 +20,12 @@ from torch import Tensor
 from torch.futures import Future
 from typer.testing import CliRunner
 
+from thinwire.codecs import TopK
+from thinwire.memories import ErrorFeedback
+from thinwire.reducer.owners import ToOwners
 from thinwire_lab.check.findings import Wrong
 from thinwire_lab.check.gpu import proof
-from thinwire_lab.check.gpu.buckets import PHASES, RECIPES, WORLD, Case, Work, counted
+from thinwire_lab.check.gpu.buckets import OTHERS, PHASES, RECIPES, WORLD, Case, Work, counted
 from thinwire_lab.check.gpu.counting import fake_group
 from thinwire_lab.check.gpu.late import LateGroup, check_late
 from thinwire_lab.check.gpu.steps import note_overlap
@@ -119,21 +122,29 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *OTHERS])
 def test_means_wait_for_what_arrives_late(name: str) -> None:
     check_late(Case(recipe=name, tensors=3, dtype="float32", numel=3 * 2048), CPU)
 
 
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("name", ["topk", "bf16"])
+def test_means_wait_for_what_owners_get_late() -> None:
+    case = Case(recipe="dense", tensors=3, dtype="float32", numel=3 * 2048)
+    check_late(case, CPU, make=lambda: ToOwners(memory=ErrorFeedback(), codec=TopK(density=0.01)))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", ["topk", "bf16", "gtopk", "owner", "s2_union"])
 def test_what_is_read_too_early_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def over_at_once(self: LateGroup, x: Tensor, work: Any) -> dist.Work:
+        if self._prompt:
+            work()
         future: Future[list[Tensor]] = Future()
         future.set_result([x])
         return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # no stub
 
     monkeypatch.setattr(LateGroup, "_ended", over_at_once)
-    with pytest.raises((Wrong, RuntimeError), match=r"PayloadError|of the mean differ"):
+    with pytest.raises((Wrong, RuntimeError), match=r"PayloadError|mean differ|negative dimension"):
         check_late(Case(recipe=name, tensors=3, dtype="float32", numel=3 * 2048), CPU)
 
 

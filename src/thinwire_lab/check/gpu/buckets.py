@@ -34,6 +34,11 @@ PHASES = ("encode", "exchange", "decode")
 RECIPES = (
     "dense", "bf16", "topk", "sampled_topk", "dgc", "dragonn", "fading", "orthogonal", "qsgd", "terngrad", "signsgd",
 )  # fmt: skip
+OTHERS = (
+    "gtopk", "doubling", "owner", "s2_union", "s2_reducer", "fft", "mstopk", "dct_dp", "dct_steered", "randomk",
+    "powersgd",
+)  # fmt: skip
+"""What takes rounds, or is not for GPUs in the first place: only whether it waits is looked at."""
 _WARM_UP, _TIMED = 14, 9  # steps: by then a step's kernels are captured
 _MARK = "thinwire: "
 

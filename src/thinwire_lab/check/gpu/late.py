@@ -8,43 +8,62 @@ collectives are over at once.
 import gc
 import math
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from thinwire.collectives import groups, thread
 from thinwire.kernels import replay
+from thinwire.reducer import Reducer
 from thinwire_lab.check.findings import Wrong
 from thinwire_lab.check.gpu.buckets import WORLD, Case, Work
 from thinwire_lab.check.gpu.counting import patched
 
 _CYCLES = 20_000_000  # some ten milliseconds of a GPU
+_RANK = 1  # not the root, which would have to invent what it is sent
 _AHEAD = 6  # steps after which a bucket's work is captured
 _Group: Any = dist.ProcessGroup  # whose stubs want every old overload of what is overridden
 
 
 class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
-    """Rank 0 of several, of which the others send what it sends. Collectives end late."""
+    """One rank of several, of which the others send what it sends. Collectives end late, or at once if `prompt`."""
 
-    def __init__(self, device: torch.device, world: int = WORLD) -> None:
-        super().__init__(0, world)
+    def __init__(self, device: torch.device, world: int = WORLD, *, prompt: bool = False) -> None:
+        super().__init__(_RANK, world)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._threads: list[tuple[threading.Event, threading.Thread]] = []
+        self._prompt, self._sent = prompt, defaultdict[int, deque[Tensor]](deque)
+        self._started: SimpleQueue[tuple[threading.Event, threading.Thread] | None] = SimpleQueue()
+        known: Any = dist.distributed_c10d._world  # whom torch asks
+        others = (rank for rank in range(world) if rank != _RANK)
+        known.pg_map[self] = "late", FakeStore()
+        known.pg_group_ranks[self] = dict(enumerate((_RANK, *others)))
+        groups._twins[self] = self  # rounds may go on in it
+
+    def close(self) -> None:
+        """Make torch and the communication thread forget it."""
+        known: Any = dist.distributed_c10d._world
+        for held in (known.pg_map, known.pg_group_ranks, groups._twins):
+            held.pop(self, None)
+        if (found := thread._open.pop(self, None)) is not None:
+            found.close()
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return one that is nobody's."""
         return "late"
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        """Leave a tensor as it is, as the group without delay does."""
+        """Leave a tensor as it is."""
         (x,) = tensors
-        sent = x.clone()
-        if self._stream is not None:
-            sent.record_stream(self._stream)
+        sent = self._held(x.clone())
         x.view(torch.uint8).fill_(255)
         return self._ended(x, lambda: x.copy_(sent))
 
@@ -55,19 +74,52 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
 
     _allgather_base = all_gather_single  # its name before torch 2.13
 
-    def arrive(self) -> None:
-        """Have collectives end that wait for a thread, on a CPU, one after another, and wait until they have."""
-        for over, thread in self._threads:
-            over.set()
-            thread.join()
-        self._threads.clear()
+    def all_to_all_single(
+        self, out: Tensor, mine: Tensor, _: Sequence[int], sizes: Sequence[int], *__: Any
+    ) -> dist.Work:
+        """Take from each rank what this one sends to itself, which is read late, too."""
+        out.view(torch.uint8).fill_(255)
+        own = mine.split(list(sizes))[self.rank()]
+        return self._ended(out, lambda: out.view(self.size(), -1).copy_(own.view(1, -1)))
+
+    alltoall_base = all_to_all_single
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> dist.Work:
+        """Send a tensor, which is read late."""
+        self._sent[to] += map(self._held, tensors)
+        return _Waits(lambda: None)
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> dist.Work:
+        """Take from a rank what it was sent, late."""
+        (x,) = tensors
+        x.view(torch.uint8).fill_(255)
+        return _Waits(lambda: self._ended(x, partial(x.copy_, self._sent[source].popleft())).wait())
+
+    def arrive(self, *awaited: "Future[Any]") -> None:
+        """On a CPU, have collectives end, one after another, until what waits for them is done."""
+        for future in awaited:
+            future.add_done_callback(lambda _: self._started.put(None))
+        for _ in awaited:
+            while (collective := self._started.get()) is not None:
+                over, thread = collective
+                over.set()
+                thread.join()
+
+    def _held(self, x: Tensor) -> Tensor:
+        if self._stream is not None:
+            x.record_stream(self._stream)
+        return x
 
     def _ended(self, x: Tensor, work: Callable[[], object]) -> dist.Work:
         future: Future[list[Tensor]] = Future(devices=[x.device] if x.is_cuda else None)
-        if self._stream is None:
+        if self._prompt:
+            work()
+            future.set_result([x])
+        elif self._stream is None:
             over = threading.Event()
-            self._threads.append((over, threading.Thread(target=self._later, args=(over, work, future, x))))
-            self._threads[-1][1].start()
+            later = threading.Thread(target=self._later, args=(over, work, future, x))
+            later.start()
+            self._started.put((over, later))
         else:
             self._stream.wait_stream(torch.cuda.current_stream(x.device))
             with torch.cuda.stream(self._stream):
@@ -82,6 +134,19 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
         with torch.no_grad():
             work()
         future.set_result([x])
+
+
+class _Waits(dist.Work):
+    """A message, which is on its way once somebody waits: by then what it meets was posted, too."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        super().__init__()
+        self._wait = wait
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Have it arrive, and wait until it has."""
+        self._wait()
+        return True
 
 
 def check_freed(case: Case, device: torch.device, steps: int = 20) -> None:
@@ -114,27 +179,30 @@ def _compare(found: Work, expected: Work, step: int) -> None:
         raise Wrong(f"step {step}: {int((off != 0).sum())} elements of the mean differ, by up to {float(off.max())}")
 
 
-def check_late(case: Case, device: torch.device, steps: int = 14) -> None:
+def check_late(case: Case, device: torch.device, steps: int = 14, make: Callable[[], Reducer] | None = None) -> None:
     """Compare a recipe's means with those of a group without delay, where nothing is captured. Raises Wrong.
 
     Another bucket is captured earlier, and replayed before the first one's collective has ended.
     """
     plain, late, other = Work(case, device), Work(case, device), Work(case, device)
     late.gradients = plain.gradients
-    late.group = other.group = LateGroup(device)
-    for step in range(-_AHEAD if steps > _AHEAD else 0, steps):
-        plain.gradients.normal_()
-        works = [late, other] if step >= 0 else [other]
-        for work in (plain, *works):
-            work.prepare()
-        futures = [work.start() for work in works]
-        if device.type == "cpu":
-            late.group.arrive()
-        for work, future in zip(works, futures, strict=True):
-            future.wait()
-            work.end()
-        if step < 0:
-            continue
-        with patched((replay, "LANES", {})):
-            plain.step()
-        _compare(late, plain, step)
+    if make is not None:
+        plain.recipe, late.recipe, other.recipe = make(), make(), make()
+    with closing(LateGroup(device, prompt=True)) as plain.group, closing(LateGroup(device)) as late.group:
+        other.group = late.group
+        for step in range(-_AHEAD if steps > _AHEAD else 0, steps):
+            plain.gradients.normal_()
+            works = [late, other] if step >= 0 else [other]
+            for work in (plain, *works):
+                work.prepare()
+            futures = [work.start() for work in works]
+            if device.type == "cpu":
+                late.group.arrive(*futures)
+            for work, future in zip(works, futures, strict=True):
+                future.wait()
+                work.end()
+            if step < 0:
+                continue
+            with patched((replay, "LANES", {})):
+                plain.step()
+            _compare(late, plain, step)

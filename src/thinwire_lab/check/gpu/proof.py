@@ -22,7 +22,7 @@ from thinwire.files import write_atomically
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import first_line
 from thinwire_lab.check.gpu import buckets, cost, network, steps
-from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case
+from thinwire_lab.check.gpu.buckets import OTHERS, RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_freed, check_late
 from thinwire_lab.inputs import BadInput, check_writable, reading
@@ -134,7 +134,9 @@ def _buckets(proof: Proof) -> None:
 
 def _late(proof: Proof) -> None:
     steps = 3 if proof.interpreted else 14  # nothing is captured without a GPU
-    cases = (Case(recipe=name, tensors=6, dtype=dtype, numel=6 * 2048) for name, dtype in product(RECIPES, DTYPES))
+    recipes = RECIPES if proof.interpreted else (*RECIPES, *OTHERS)  # the interpreter is for one thread
+    names = product(recipes, DTYPES)
+    cases = (Case(recipe=name, tensors=6, dtype=dtype, numel=6 * 2048) for name, dtype in names)
     _compared(proof, "late", lambda case: check_late(case, proof.device, steps), cases)
 
 
