@@ -105,6 +105,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
             (True, _OWNED, {**_ELEMENTS, **_CHECKED, "x": LONG, "masked": LONG}),
             (True, _OWNED | {"out": "*bf16", "values": "*bf16"}, {**_ELEMENTS, "own_values": "*bf16", "x": LONG}),
             (False, _OWNED, {**_ELEMENTS, "x": LONG}),
+            (True, _OWNED, {"own_values": FLOAT, "own_indices": INT, "x": FLOAT, "offset": "i32", "end": "i32"}),
             (True, {}, {**_ELEMENTS, "masked": LONG}),
             (False, _OWNED, _CHECKED),
         )
