@@ -9,28 +9,28 @@ The host, which writes to pinned memory, counts as a stream: what is queued come
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextvars import Context
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from thinwire import trace
-from thinwire.kernels import Kernel, memory, replay, streams
+from thinwire.collectives import thread
+from thinwire.kernels import Kernel, dispatch, memory, replay, streams
 from thinwire.kernels.parts import Regions
 from thinwire.reducer import Reducer
 from thinwire_lab.check.gpu import counting
-from thinwire_lab.check.gpu.buckets import WORLD, Case, Work
+from thinwire_lab.check.gpu.buckets import Case, Work
+from thinwire_lab.check.gpu.late import LateGroup
 
 CPU = torch.device("cpu")
-_Group: Any = dist.ProcessGroup  # whose stubs want every old overload of what is overridden
 
 
 class Access(NamedTuple):
@@ -219,54 +219,49 @@ def _where() -> str:
     return " < ".join(f"{f.filename.split('/src/')[1]}:{f.lineno}" for f in lines[:-4:-1])
 
 
-class Group(_Group):  # type: ignore[misc]  # so its base has no type
-    """Rank 0 of several, whose collectives run on a stream of their own; or in the current one, and none waits."""
+class Group(LateGroup):
+    """One rank of several, whose collectives run on a stream of their own; or in the current one, and none waits."""
 
     def __init__(self, *, apart: bool) -> None:
-        super().__init__(0, WORLD)
-        self._stream = Stream() if apart else None
-        world: Any = dist.distributed_c10d._world  # which torch asks who is in a group
-        world.pg_map[self], world.pg_group_ranks[self] = ("imitated", FakeStore()), {0: 0}
+        super().__init__(CPU)
+        self._apart = Stream() if apart else None
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return one that is nobody's."""
-        return "imitated"
-
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
-        """Write to a tensor."""
-        return self._over(tensors[0], tensors[0])
-
-    def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = None) -> Any:
-        """Read one tensor, and write to another."""
-        return self._over(out, mine)
-
-    _allgather_base = all_gather_single  # the names before torch 2.13
-
-    def all_to_all_single(self, out: Tensor, mine: Tensor, *_: Any) -> Any:
-        """Read one tensor, and write to another."""
-        return self._over(out, mine)
-
-    alltoall_base = all_to_all_single
-
-    def _over(self, out: Tensor, mine: Tensor) -> Any:
-        stream = self._stream or Races.now.stream
+    def _ended(self, x: Tensor, work: Callable[[], object]) -> Any:
+        stream = self._apart or Races.now.stream
         streams.follow(stream, Races.now.stream)
         with streams.within(stream):
-            out.fill_(mine.view(-1)[0])
+            work()
 
         def wait() -> list[Tensor]:
-            if self._stream is not None:
-                Races.now.stream.wait_stream(self._stream)
-            return [out]
+            if self._apart is not None:
+                Races.now.stream.wait_stream(self._apart)
+            return [x]
 
-        future = SimpleNamespace(done=lambda: True, wait=wait, value=lambda: [out])
+        future = SimpleNamespace(done=lambda: True, wait=wait, value=lambda: [x])
         return SimpleNamespace(get_future=lambda: future, wait=wait)
 
 
+class _Jobs:
+    """In place of the queue of a thread: jobs are done at once, on the streams on which the thread would do them."""
+
+    def put(self, job: Callable[[], None] | None) -> None:
+        """Do a job."""
+        if job is not None:
+            Context().run(job)
+
+    def get(self) -> None:
+        """Tell the thread that there will be none."""
+
+
 @contextmanager
-def imitating() -> Iterator[Races]:
-    """Have fake tensors lie on a GPU, whose streams are imitated, and note races."""
-    kept, call = memory.kept.__call__, Kernel.__call__
+def imitating(*, fake: bool = True) -> Iterator[Races]:
+    """Have fake tensors lie on a GPU, whose streams are imitated, and note races.
+
+    Or real ones, for work whose shapes depend on what they hold. Then references stand for kernels, and nothing is
+    captured.
+    """
+    kept, call, submit = memory.kept.__call__, Kernel.__call__, thread.Worker.submit
+    tensors: Any = FakeTensor if fake else Tensor
 
     def constant(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         x: Tensor = kept(self, *args, **kwargs)
@@ -292,14 +287,22 @@ def imitating() -> Iterator[Races]:
             "set_stream": set_stream,
         }.items():
             patch.setattr(torch.cuda, name, value)
-        patch.setattr(FakeTensor, "record_stream", lambda self, stream: None, raising=False)
+        patch.setattr(tensors, "record_stream", lambda self, stream: None, raising=False)
         patch.setattr(memory.kept, "__call__", constant)
         patch.setattr(Kernel, "__call__", called)
         patch.setattr(counting, "_Count", Races)
-        patch.setattr(FakeTensor, "is_cuda", True, raising=False)
-        patch.setattr(replay, "LANES", {"cpu": replay.Lane})
+        patch.setattr(tensors, "is_cuda", True, raising=False)
+        patch.setattr(replay, "LANES", {"cpu": replay.Lane} if fake else {})
+        patch.setattr(thread, "SimpleQueue", _Jobs)
+        patch.setattr(thread.Worker, "submit", lambda self, work, _: submit(self, work, torch.device("cuda", 0)))
         _forget()
-        with counting.gpu_path(), FakeTensorMode(allow_non_fake_inputs=True), counting.counting():
+        with ExitStack() as stack:
+            stack.enter_context(counting.gpu_path())
+            if fake:
+                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            else:
+                patch.setattr(dispatch, "_GPUS", set())
+            stack.enter_context(counting.counting())
             yield Races.now
     _forget()
 
@@ -316,14 +319,14 @@ def raced(
     apart: bool,
     shapes: tuple[tuple[int, ...], ...],
     dtype: str,
+    fake: bool = True,
     steps: int = 5,
     listeners: tuple[trace.Listener, ...] = (),
 ) -> Races:
-    """Return what is noted in a recipe's steps, from launches one by one to replays. `apart`: see `Group`."""
+    """Return what is noted in a recipe's steps, from launches one by one to replays. See `Group` and `imitating`."""
     case = Case(recipe="dense", tensors=len(shapes), dtype=dtype, numel=0, shapes=shapes)
-    with imitating() as found:
+    with imitating(fake=fake) as found, closing(Group(apart=apart)) as group:
         works = [Work(case, CPU, listeners) for _ in "ab"]
-        group = Group(apart=apart)
         for work in works:
             work.group, work.recipe = group, make()
         for _ in range(steps):
