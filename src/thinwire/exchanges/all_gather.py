@@ -64,7 +64,7 @@ def received(mine: Payload, buffers: Tensor, verdict: Verdict | None, out: Tenso
     """Return the sum of the ranks' buffers, laid out like `mine`. Raises PayloadError when malformed.
 
     If the host would have to wait for a GPU and there is a verdict, the fault is noted there instead of raised, and the
-    sum is zero. It may lie in `out` already, if it is given (`Payload.summed_into`).
+    sum is zero. It may be read only when it is written to `out`, if that is given (`Payload.summed_into`).
     """
     if verdict is None:
         return mine.from_buffers(buffers)

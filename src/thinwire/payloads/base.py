@@ -124,7 +124,7 @@ class Payload(ABC):
 
         Args:
             buffers: As there.
-            out: What the sum is for: its values may lie there already, so that `write` need not copy them.
+            out: What the sum is for: where the host must not wait, it may be read only when it is written there.
         """
         return self.from_buffers(buffers)
 

@@ -101,14 +101,12 @@ class Dense(Payload):
 
     @override
     def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
-        there, (narrow, wide) = whole(Parts(out, cut_at(self.regions))), (out.dtype, self.values.dtype)
-        fits = narrow == wide or torch.finfo(narrow).max > torch.finfo(wide).max / 2  # or the sum would be clamped
-        alone = len(there) == 1 and fits and self.coded is not None
         rows = self._rows(buffers)
-        if self.coded is not None and (lying := rows.lying()) is not None:  # read where the sum is to be written
-            nothing = self.values.new_empty(()).expand(self.values.numel())
-            return replace(self, values=nothing, coded=None, unread=lying)
-        return self.with_values(rows.read(summed=True, out=there[0] if alone else None))
+        lying = None if self.coded is None else rows.lying()
+        if lying is None:
+            return self.with_values(rows.read(summed=True))
+        nothing = self.values.new_empty(()).expand(self.values.numel())  # codes are read where the sum is to be written
+        return replace(self, values=nothing, coded=None, unread=lying)
 
     @override
     def write(self, out: Tensor) -> None:

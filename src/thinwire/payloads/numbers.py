@@ -158,8 +158,8 @@ class Rows:
         """
         return None if self._verdict is None else (self._arrived(), self._withheld(self._verdict))
 
-    def read(self, *, summed: bool = False, out: Tensor | None = None) -> Tensor:
-        """Return every rank's numbers, (ranks, count), or if `summed` the sum over the ranks, (count); maybe in `out`.
+    def read(self, *, summed: bool = False) -> Tensor:
+        """Return every rank's numbers, (ranks, count), or if `summed` the sum over the ranks, (count).
 
         Where the host must not wait for what was checked, they are 0 if anything was wrong.
         """
@@ -167,7 +167,7 @@ class Rows:
         if self._coded is None and on_host(self._buffers):
             rows = plain(self._buffers[:, self._start :], values.numel(), values.dtype)
             return kernels.row_sums(rows) if summed else rows
-        rows, flags = kernels.numbers_read(*self._arrived(), summed, out)
+        rows, flags = kernels.numbers_read(*self._arrived(), summed)
         if self._verdict is not None:
             self._verdict.withhold(flags, self._error)
         return rows
