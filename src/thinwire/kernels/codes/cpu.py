@@ -24,7 +24,7 @@ from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.matrices.cpu import add, put
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import Ints
+from thinwire.kernels.parts import Ints, Parts
 from thinwire.kernels.places.cpu import differ
 from thinwire.kernels.ranges import map_groups, map_ranges
 
@@ -97,11 +97,12 @@ def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, grou
 
 def numbers_read(
     rows: Tensor, at: Packed, table: Tensor, groups: Groups, dtype: torch.dtype, wrong: Sequence[Tensor],
-    fixed: Tensor, summed: bool, out: Tensor | None = None,
+    fixed: Tensor, summed: bool, out: Tensor | Parts | None = None, flags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `reference.numbers_read`. Codes are unpacked, decoded and summed tile by tile."""
-    if not at.bits or dtype not in (torch.float32, torch.float64):
-        return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed, out)
+    compiled = at.bits and dtype in (torch.float32, torch.float64)
+    if not compiled or flags is not None or isinstance(out, Parts):  # the last two only a GPU's sums ask for
+        return reference.numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed, out, flags)
     if out is not None and out.dtype != dtype:
         numbers, flags = numbers_read(rows, at, table, groups, dtype, wrong, fixed, summed)
         return out.copy_(numbers), flags
