@@ -141,8 +141,7 @@ _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 def scales(text: Grid, wide: Mapping[str, Any] | None) -> Outcome:
     parts, measured = at_every(text, _as_the_model, workers=(8,)), f"over Top-k {gains(text, _TREE, _GATHER)}"
     asked = _at_their_size(wide) if wide else {}
-    if asked:  # what 8 workers leave undecided stands in for this no longer; what they decide counts
-        parts = {place: word for place, word in parts.items() if word != UNDECIDED}
+    if asked:
         parts |= {f"P = {_THEIRS} at {link}": word for link, (word, _) in asked.items()}
         alone = ", ".join(f"{link} {said}" for link, (_, said) in asked.items())
         measured += f"; the exchange alone over Top-k's and dense's (P = {_THEIRS}) {alone}"
