@@ -112,6 +112,7 @@ REPEATED = replace(
     SWEEP,
     name="sweep-repeated",
     words=f"{SWEEP.words} --links 100mbit,1gbit --largest 67108864 --repeats 9",
+    more="more cores",
     needed=False,
     otherwise=SWEEP,
 )
