@@ -226,6 +226,35 @@ def test_what_the_file_has_is_not_run_again(tmp_path: Path, monkeypatch: pytest.
     assert "0.6" in said.output.splitlines()[-4], said.output
 
 
+def test_a_contest_is_of_best_rates_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dense()` is best at 4, `topk()` at 1/2, and a third diverges above 1; then dense AdamW is in the finals, too."""
+    best, trained = {"dense()": 4.0, "topk()": 0.5, "signsgd()": 1.0}, list[Settings]()
+
+    def pretend(settings: Settings, problem: Problem, other: Problem | None) -> Run:
+        trained.append(settings)
+        away = abs(math.log2(settings.rate / best[settings.recipe])) + len(settings.recipe) / 100
+        loss = math.nan if settings.recipe == "signsgd()" and settings.rate > 1 else 5 - settings.steps / 100 + away
+        return Run(settings=settings, looks=[Look(2, loss, 3.0)], seconds=0.0)
+
+    monkeypatch.setattr(convergence, "train", pretend)
+    monkeypatch.setattr(convergence, "problem_of", lambda *_: _tiny())
+    file = tmp_path / "runs.jsonl"
+    entries = ("topk(); adamw(); 1", "dense(); adamw(); 1", "dense(); muon(); 8", "signsgd(); adamw(); 1")
+    options = [option for entry in entries for option in ("--entry", entry)]
+    for seeds in ("3", "3,4"):
+        command = ["contest", str(file), *options, "--search", "40", "--steps", "80", "--finals", "1", "--seeds", seeds]
+        done = CliRunner().invoke(convergence.app, command)
+        assert done.exit_code == 0, done.output
+    tried = {(run.recipe, run.optimizer, run.rate) for run in trained if run.steps == 40}
+    assert {rate for recipe, by, rate in tried if (recipe, by) == ("dense()", "adamw()")} == {0.5, 1, 2, 4, 8}
+    assert {rate for recipe, by, rate in tried if (recipe, by) == ("dense()", "muon()")} == {2, 4, 8, 16}
+    assert {rate for recipe, by, rate in tried if recipe == "signsgd()"} == {0.5, 1, 2}
+    finals = [(run.recipe, run.optimizer, run.rate, run.seed) for run in trained if run.steps == 80]
+    assert finals == [("topk()", "adamw()", 0.5, 3), ("dense()", "adamw()", 4, 3),
+                      ("topk()", "adamw()", 0.5, 4), ("dense()", "adamw()", 4, 4)]  # fmt: skip
+    assert len(trained) == len(set(trained)) == len(file.read_text().splitlines())
+
+
 def test_a_forward_in_bfloat16_leaves_parameters_in_float32() -> None:
     problem = _tiny()
     precise, rough = (train(replace(SETTINGS, autocast=on), problem).loss for on in (False, True))

@@ -4,6 +4,7 @@
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "topk()" --recipe "powersgd(rank=4)" --seeds 0,1
     python -m thinwire_lab.studies.convergence run runs.jsonl --recipe "sparseloco(every=30)"
     python -m thinwire_lab.studies.convergence run runs.jsonl --scale 150 --device cuda --autocast --batch 8
+    python -m thinwire_lab.studies.convergence contest large.jsonl --scale 150 --device cuda --autocast --batch 8
     python -m thinwire_lab.studies.convergence table runs.jsonl
 
 One process trains with virtual workers: a thread for each rank, its own replica, optimizer and `thinwire.replicate`.
@@ -33,6 +34,7 @@ from thinwire_lab.machine import TODAY, code
 from thinwire_lab.problems import build
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_raw, print_table
+from thinwire_lab.studies.convergence.contest import ENTRIES, Entry, contest
 from thinwire_lab.studies.convergence.optimizers import Schedule
 from thinwire_lab.studies.convergence.results import read, several
 from thinwire_lab.studies.convergence.training import DATA, Run, Settings, problem_of, text_of, train
@@ -42,6 +44,15 @@ console = Console()
 
 File = Annotated[Path, typer.Argument(help="The runs, as JSON lines.")]
 Model = Annotated[str, typer.Option(help=f"transformer, {', '.join(DATA)}, or another of `thinwire bench`.")]
+WarmUp = Annotated[int, typer.Option(help="Steps over which the learning rate rises.")]
+Workers = Annotated[int, typer.Option(help="Virtual workers.")]
+Samples = Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/; the transformer needs none.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Scale = Annotated[float, typer.Option(help="Size of the model transformer or xml; 1 is 0.83 M or 126.7 M parameters.")]
+Autocast = Annotated[bool, typer.Option("--autocast", help="Forward in bfloat16, other products in TF32.")]
 
 
 @app.command("run")
@@ -53,40 +64,79 @@ def run_all(
     seeds: Annotated[str, typer.Option(help="Seeds, of initial weights and of batches.")] = "0",
     model: Model = "transformer",
     schedule: Annotated[Schedule, typer.Option(help="After the warm-up; drop: to a tenth after 70 %.")] = "constant",
-    warm_up: Annotated[int, typer.Option(help="Steps over which the learning rate rises.")] = 20,
+    warm_up: WarmUp = 20,
     steps: Annotated[int, typer.Option(help="Steps.")] = 300,
-    workers: Annotated[int, typer.Option(help="Virtual workers.")] = 4,
-    batch: Annotated[int | None, typer.Option(help="Samples per worker and step, if not the model's own.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder that holds cifar10/, wikitext2/ and mnist/; the transformer needs none.")
-    ] = None,
+    workers: Workers = 4,
+    batch: Samples = None,
+    data: Data = None,
     elsewhere: Annotated[
         Path | None, typer.Option(help="Data of another kind, on which to look at the accuracy, too.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    scale: Annotated[
-        float, typer.Option(help="Size of the model transformer or xml; 1 is 0.83 M or 126.7 M parameters.")
-    ] = 1.0,
-    autocast: Annotated[bool, typer.Option("--autocast", help="Forward in bfloat16, other products in TF32.")] = False,
+    device: Device = "cpu",
+    scale: Scale = 1.0,
+    autocast: Autocast = False,
     anew: Annotated[bool, typer.Option("--anew", help="Run again what other sources of this version wrote.")] = False,
 ) -> None:
     """Train with every combination that the file does not have, and add each to it."""
     asked = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
     asked |= {"data": text_of(model, data), "elsewhere": "/".join(elsewhere.parts[-2:]) if elsewhere else ""}
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high" if autocast else "highest")
     combinations = product(
         recipe or ["dense()"], optimizer or ["adamw()"], map(float, rate.split(",")), map(int, seeds.split(","))
     )
     for each, by, at, seed in combinations:
         settings = Settings(**asked | {"recipe": each, "optimizer": by, "rate": at, "seed": seed})
-        there = (run for run in read(file) if run.thinwire == TODAY and (not anew or run.made.get("code") == code()))
-        if settings in {run.settings for run in there}:
-            continue
-        other = build(model, seed=seed, data=elsewhere, scale=scale) if elsewhere else None
-        done = train(settings, problem_of(model, seed, data, scale), other=other)
-        append_line(file, done.document())
-        print_raw(console, _line(done))
+        _run(settings, file, data, elsewhere, anew)
+
+
+@app.command("contest")
+def compete(
+    file: File,
+    entry: Annotated[
+        list[str] | None, typer.Option(help="Who takes part: recipe; optimizer; rate to begin at. May be repeated.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of the finals; the search takes the first.")] = "0,1,2",
+    search: Annotated[int, typer.Option(help="Steps of the search for each entry's best rate.")] = 250,
+    finals: Annotated[int, typer.Option(help="Entries in the finals, beside the best of dense AdamW.")] = 4,
+    model: Model = "transformer",
+    schedule: Annotated[Schedule, typer.Option(help="After the warm-up.")] = "cosine",
+    warm_up: WarmUp = 20,
+    steps: Annotated[int, typer.Option(help="Steps of the finals.")] = 2000,
+    workers: Workers = 4,
+    batch: Samples = None,
+    data: Data = None,
+    device: Device = "cpu",
+    scale: Scale = 1.0,
+    autocast: Autocast = False,
+) -> None:
+    """Find each entry's best rate, then run the best of them with several seeds. What the file has is not run again."""
+    asked = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
+    asked |= {"data": text_of(model, data), "recipe": "", "optimizer": "", "rate": 0.0, "seed": 0}
+    named = [each.split(";") for each in entry or ()]
+    entries = [Entry(recipe.strip(), by.strip(), float(rate)) for recipe, by, rate in named] or ENTRIES
+    found = list(map(int, seeds.split(",")))
+    contest(
+        lambda settings: _run(settings, file, data),
+        Settings(**asked),
+        entries,
+        search=search,
+        finals=finals,
+        seeds=found,
+    )
+
+
+def _run(settings: Settings, file: Path, data: Path | None, elsewhere: Path | None = None, anew: bool = False) -> Run:
+    """Return this version's run of the file, or train, and add it."""
+    for run in read(file):
+        if run.settings == settings and run.thinwire == TODAY and (not anew or run.made.get("code") == code()):
+            return run
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if settings.autocast else "highest")
+    model, seed, scale = settings.model, settings.seed, settings.scale
+    other = build(model, seed=seed, data=elsewhere, scale=scale) if elsewhere else None
+    done = train(settings, problem_of(model, seed, data, scale), other=other)
+    append_line(file, done.document())
+    print_raw(console, _line(done))
+    return done
 
 
 @app.command("table")
