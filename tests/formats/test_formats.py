@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format, Levels, Magnitudes, OffsetFloat, Sign, Ternary, balanced_eps
+from thinwire.kernels.parts import together
 from thinwire_lab.papers.fft.offset_float import tuned_eps
 
 Bound = Callable[[Tensor, Tensor], Tensor]
@@ -179,7 +180,7 @@ def test_cat(case: FormatCase) -> None:
 @formats
 def test_several_vectors_in_one_call_are_as_alone(case: FormatCase) -> None:
     xs, seeds = [vector(numel, seed=numel) for numel in (130, 0, 1, 999)], [7, 8, 2**33 + 9, 10]
-    whole = Coded.of_each(torch.cat(xs), (130, 0, 1, 999), case.form, seeds=seeds)
+    whole = Coded.of_each(together(xs), case.form, seeds=seeds)
     alone = Coded.cat([Coded.of(x, case.form, seed=seed) for x, seed in zip(xs, seeds, strict=True)])
     assert torch.equal(whole.codes, alone.codes)
     assert torch.equal(whole.scales, alone.scales)

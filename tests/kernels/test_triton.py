@@ -18,11 +18,10 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.codecs import ChunkTopK
 from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
-from thinwire.formats.scaled import Scaled
 from thinwire.kernels import Kernel, Sum, dispatch
 from thinwire.kernels.dispatch import triton_is_there
 from thinwire.kernels.exponents.reference import CODED
-from thinwire.kernels.parts import Cut, Fit, Parts
+from thinwire.kernels.parts import Cut, Fit, Parts, cut_of_runs
 from thinwire.kernels.subsets.reference import table_of
 from thinwire.kernels.sums import How
 from thinwire.payloads import Chunks, Dense, Narrow, exponents, indices, numbers
@@ -676,7 +675,7 @@ def test_chunks_on_their_way(values: Narrow, density: float, monkeypatch: pytest
 
 def test_numbers_are_read_into_vectors_that_lie_apart() -> None:
     runs, x = (300, 1, 4000), vector(4301).to(DEVICE)
-    coded = Coded.of_each(x, runs, Levels(), seeds=[1, 2, 3])
+    coded = Coded.of_each(Parts(x, cut_of_runs(runs)), Levels(), seeds=[1, 2, 3])
     mine = Dense(values=coded.values(torch.float32), coded=coded)
     rows = numbers.Rows(torch.stack([mine.to_buffer()] * 2), mine._header, mine.values, coded)
     for cut in (Cut([5, 400, 500], runs), Cut([0, 300, 301], runs), Cut([5, 605], (400, 3901))):
@@ -695,15 +694,14 @@ def test_numbers_are_read_into_vectors_that_lie_apart() -> None:
 def test_codes_of_several_vectors_in_one_launch(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.Kernel, "backend", lambda *_, **__: "gpu")
     xs, seeds = [framed(vector(n, seed=n)) for n in (2000, 63, 0, 1, 5000)], [2**33 + 1, 2, 3, 4, 5]
-    runs = tuple(x.numel() for x in xs)
-    together = Coded.of_each(torch.cat(xs), runs, form, seeds=seeds)
-    if isinstance(form, Scaled):
-        apart, at = torch.cat([torch.nn.functional.pad(x, (3, 4)) for x in xs]), [3, 2010, 2080, 2087, 2095]
-        out = poisoned(torch.cat(xs))
-        found = Coded.of_each(apart, runs, form, seeds=seeds, out=out, at=at)
-        assert torch.equal(found.codes, together.codes)
-        assert torch.equal(found.scales, together.scales)
-        assert torch.equal(out, together.values(torch.float32))
+    together = Coded.of_each(Parts(torch.cat(xs), cut_of_runs((2000, 63, 0, 1, 5000))), form, seeds=seeds)
+    apart = torch.cat([torch.nn.functional.pad(x, (3, 4), value=torch.nan) for x in xs])
+    out = poisoned(torch.cat(xs))
+    places = Cut([3, 2010, 2080, 2087, 2095], together.runs)
+    found = Coded.of_each(Parts(apart, places), form, seeds=seeds, out=out)
+    assert torch.equal(found.codes, together.codes)
+    assert torch.equal(found.scales, together.scales)
+    assert torch.equal(out, together.values(torch.float32))
     alone = [Coded.of(x, form, seed=seed) for x, seed in zip(xs, seeds, strict=True)]
     assert torch.equal(together.codes, torch.cat([part.codes for part in alone]))
     assert torch.equal(together.scales, torch.cat([part.scales for part in alone]))

@@ -10,12 +10,10 @@ from typing_extensions import override
 from thinwire.checked import checked
 from thinwire.codecs.base import Codec
 from thinwire.formats import Format
-from thinwire.formats.scaled import Scaled
-from thinwire.kernels.parts import Cut, Parts, whole
+from thinwire.kernels.parts import Cut, together
 from thinwire.payloads import Dense, Payload, Scratch, narrowed
-from thinwire.payloads.numbers import joined_as, narrowed_each
+from thinwire.payloads.numbers import coded_each, joined_as
 from thinwire.signals import Signal, Signals
-from thinwire.waits import on_host
 
 
 @final
@@ -58,13 +56,8 @@ class Cast(Codec):
 
     def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
         """Encode each vector. A format encodes all in one call."""
-        (xs, factor), dtype, share = signals.multiples(), signals.dtype, signals.share
+        xs, factor = signals.multiples()
         if not isinstance(self.values, Format):  # joined when they are narrow
-            return Dense(values=joined_as(xs, self.values, share, factor), numel=numel, regions=cut.regions)
-        parts, at = whole(xs), None
-        if len(parts) > 1 and isinstance(xs, Parts) and isinstance(self.values, Scaled) and not on_host(xs.flat):
-            x, at = xs.flat, xs.cut.offsets
-        else:
-            x = parts[0] if len(parts) == 1 else torch.cat(parts)
-        values, coded = narrowed_each(x, cut.lengths, self.values, dtype, seeds, share, factor, at)
+            return Dense(values=joined_as(xs, self.values, signals.share, factor), numel=numel, regions=cut.regions)
+        values, coded = coded_each(together(xs), self.values, signals.dtype, seeds, factor)
         return Dense(values=values, numel=numel, regions=cut.regions, coded=coded)

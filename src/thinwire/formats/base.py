@@ -14,6 +14,7 @@ from thinwire import kernels
 from thinwire.checked import Range
 from thinwire.kernels import Groups
 from thinwire.kernels.memory import constant, empty, kept
+from thinwire.kernels.parts import Parts, together
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
 """How many consecutive numbers share a scale; None for one scale in all."""
@@ -36,13 +37,12 @@ class Format(ABC):
 
     @abstractmethod
     def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
+        self, xs: Parts, *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Encode several vectors, each as `encode` does.
 
         Args:
-            x: The vectors, flat, one after another.
-            runs: Their lengths.
+            xs: The vectors, of one flat tensor.
             seeds: One for each.
             factor: What each vector is multiplied by first.
             out: Where the numbers go that the codes stand for, as `decode_into` writes them.
@@ -66,7 +66,7 @@ class Format(ABC):
         Returns:
             Codes, `code_dtype` (n), and scales, float32 (scale_count(n)).
         """
-        return self.encode_each(x, (x.numel(),), seeds=[seed])
+        return self.encode_each(together([x.detach().reshape(-1).contiguous()]), seeds=[seed])
 
     @final
     def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
@@ -135,10 +135,10 @@ def _groups(runs: tuple[int, ...], size: int | None) -> Groups:
     return Groups(runs, size)
 
 
-def flat32(x: Tensor, factor: float = 1.0) -> Tensor:
-    """Return `x` times a factor, flat, contiguous and as float32. A float64 beyond that range becomes infinite."""
-    x = x if factor == 1 else x * factor
-    return x.detach().reshape(-1).to(torch.float32).contiguous()
+def flat32(xs: Parts, factor: float = 1.0) -> Tensor:
+    """Return vectors times a factor as one, float32. A float64 beyond that range becomes infinite."""
+    x = kernels.joined(xs, torch.float32)
+    return x if factor == 1 else x * factor
 
 
 def peaks(x: Tensor, groups: Groups) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from thinwire import kernels
 from thinwire.errors import PayloadError
 from thinwire.formats.base import Format
 from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import Parts, together
 
 
 @final
@@ -54,37 +55,32 @@ class Coded:
         Returns:
             Codes and scales for all of it.
         """
-        return cls.of_each(x, (x.numel(),), format, seeds=[seed])
+        return cls.of_each(together([x.detach().reshape(-1).contiguous()]), format, seeds=[seed])
 
     @classmethod
     def of_each(
         cls,
-        x: Tensor,
-        runs: tuple[int, ...],
+        xs: Parts,
         format: Format,
         *,
         seeds: Sequence[int],
         out: Tensor | None = None,
         factor: float = 1.0,
-        at: Sequence[int] | None = None,
     ) -> Self:
         """Encode several vectors, each as a run of its own.
 
         Args:
-            x: The vectors, one after another.
-            runs: Their lengths.
+            xs: The vectors, of one flat tensor.
             format: What encodes them.
             seeds: For stochastic rounding, one for each.
             out: Where what `values` returns is written right away (n).
             factor: What the vectors are multiplied by first.
-            at: Where in `x` each begins, for `formats.Scaled` alone.
 
         Returns:
             Codes and scales for all of them.
         """
-        more: dict[str, Any] = {} if at is None else {"at": at}
-        codes, scales = format.encode_each(x.detach().reshape(-1), runs, seeds=seeds, factor=factor, out=out, **more)
-        return cls(codes=codes, scales=scales, runs=runs, format=format)
+        codes, scales = format.encode_each(xs, seeds=seeds, factor=factor, out=out)
+        return cls(codes=codes, scales=scales, runs=xs.cut.lengths, format=format)
 
     def packed(self) -> Tensor:
         """Return the codes as uint8 (⌈n · bits / 8⌉), least significant bit first, padded with zeros."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire.checked import Positive, checked
 from thinwire.formats.base import Format, GroupSize, flat32, means
 from thinwire.kernels.memory import constant
+from thinwire.kernels.parts import Parts
 
 
 @final
@@ -43,10 +44,11 @@ class Magnitudes(Format):
         object.__setattr__(self, "bits", count.bit_length())
 
     def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
+        self, xs: Parts, *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""
-        codes, scales = map(torch.cat, zip(*map(self._encoded, flat32(x, factor).split(runs)), strict=True))
+        runs = xs.cut.lengths
+        codes, scales = map(torch.cat, zip(*map(self._encoded, flat32(xs, factor).split(runs)), strict=True))
         if out is not None:
             self.decode_into(out, codes, scales, runs)
         return codes, scales

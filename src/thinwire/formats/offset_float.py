@@ -19,6 +19,7 @@ from thinwire.checked import Range, checked
 from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
 from thinwire.kernels import OffsetGrid, Rounding
 from thinwire.kernels.memory import empty
+from thinwire.kernels.parts import Parts
 
 MANTISSA = 23
 _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
@@ -105,10 +106,10 @@ class OffsetFloat(Format):
         return OffsetGrid(shift, base, most - base + 1, least - base + 1, self.rounding)
 
     def encode_each(
-        self, x: Tensor, runs: tuple[int, ...], *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
+        self, xs: Parts, *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return codes and scales. These are powers of two: 1 for a group of zeros, and for all unless `scaled`."""
-        x, groups = flat32(x, factor), self.groups(runs)
+        x, groups = flat32(xs, factor), self.groups(xs.cut.lengths)
         scales, codes = self._scales(peaks(x, groups)), empty(x.numel(), self.code_dtype, x.device)
         decoded = () if out is None else (self.on(x.device), out)
         kernels.codes_encode(codes, x, scales, groups, self.grid, seeds, *decoded)

@@ -12,11 +12,11 @@ from typing_extensions import override
 
 from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.formats.base import Bits, Format, GroupSize, flat32, widths
+from thinwire.formats.base import Bits, Format, GroupSize, widths
 from thinwire.kernels import Groups, Norm, UniformGrid
 from thinwire.kernels.codes.reference import How
 from thinwire.kernels.memory import empty
-from thinwire.waits import on_host
+from thinwire.kernels.parts import Parts
 
 _ORDERS = {"l2": 2.0, "max": math.inf}
 
@@ -36,20 +36,13 @@ class Scaled(Format):
     @final
     @override
     def encode_each(
-        self,
-        x: Tensor,
-        runs: tuple[int, ...],
-        *,
-        seeds: Sequence[int],
-        factor: float = 1.0,
-        out: Tensor | None = None,
-        at: Sequence[int] | None = None,
+        self, xs: Parts, *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        narrow = x.dtype.itemsize < 4 and not on_host(x)  # then a GPU widens it on the way
-        x, groups = x.detach().reshape(-1).contiguous() if narrow else flat32(x), self.groups(runs)
-        codes, decoded = empty(sum(runs), self.code_dtype, x.device), () if out is None else (self.on(x.device), out)
-        norm = self.scaling(groups, x.device)
-        return codes, kernels.scaled_encode(codes, x, groups, norm, self.how, seeds, factor, *decoded, at=at)
+        runs, device = xs.cut.lengths, xs.flat.device
+        codes, decoded = empty(sum(runs), self.code_dtype, device), () if out is None else (self.on(device), out)
+        groups = self.groups(runs)
+        norm = self.scaling(groups, device)
+        return codes, kernels.scaled_encode(codes, xs, groups, norm, self.how, seeds, factor, *decoded)
 
 
 @final

@@ -91,7 +91,7 @@ sketch_insert = Kernel(_sketch.sketch_insert, by="x")
 sketch_query = Kernel(_sketch.sketch_query, by="table")
 
 codes_encode = Kernel(_codes.codes_encode, by="x scales")
-scaled_encode = Kernel(_codes.scaled_encode, by="x")
+scaled_encode = Kernel(_codes.scaled_encode, by="xs", any_dtype=True)
 numbers_read = Kernel(_codes.numbers_read, by="table", any_dtype=True)
 table_decode = Kernel(_codes.table_decode, by="out codes scales", any_dtype=True)
 

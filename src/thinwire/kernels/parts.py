@@ -115,6 +115,12 @@ def cut_at(regions: tuple[tuple[int, int], ...]) -> Cut:
     return Cut([offset for offset, _ in regions], [length for _, length in regions])
 
 
+@lru_cache(maxsize=1024)  # layouts stay the same from step to step
+def cut_of_runs(runs: tuple[int, ...]) -> Cut:
+    """Return the cut of vectors of these lengths, one after another."""
+    return Cut([0] * len(runs), runs).packed(1)
+
+
 @final
 class Parts(Sequence[Tensor]):
     """The vectors at `cut` of a flat tensor. As a sequence, it holds views."""
@@ -140,6 +146,13 @@ class Parts(Sequence[Tensor]):
             return Parts(self.flat, self.cut[index])
         start, end = self.cut.spans[index]
         return self.flat[start:end]
+
+
+def together(xs: Sequence[Tensor]) -> Parts:
+    """Return vectors as those of one flat tensor; themselves if they are."""
+    if isinstance(xs, Parts):
+        return xs
+    return Parts(torch.cat(list(xs)) if len(xs) > 1 else xs[0], cut_of_runs(tuple(x.numel() for x in xs)))
 
 
 def cut_of(xs: Sequence[Tensor]) -> Cut:

@@ -12,7 +12,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded, Format
 from thinwire.kernels import Arrived, Checks, Groups, Packed, Section
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import Fit, Ints
+from thinwire.kernels.parts import Fit, Parts, cut_of_runs
 from thinwire.payloads import wire
 from thinwire.waits import Verdict, noted_in, on_host, refuse_if
 
@@ -44,18 +44,19 @@ def narrowed_each(
     dtype: torch.dtype,
     seeds: Sequence[int],
     share: float | None = None,
-    factor: float = 1.0,
-    at: Ints | None = None,
 ) -> tuple[Tensor, Coded | None]:
-    """Return what `narrowed` does of each of several runs of values, one after another.
+    """Return what `narrowed` does of each of several runs of values, one after another. A format scales each alone."""
+    if isinstance(how, Format):
+        return coded_each(Parts(x, cut_of_runs(tuple(runs))), how, dtype, seeds)
+    return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
 
-    A format scales each alone, and multiplies all by the factor first. Of a `Scaled` one they may lie `at` these places
-    of x.
-    """
-    if not isinstance(how, Format):
-        return x.to(how or dtype) if share is None else fitted(x, how or dtype, share), None
-    values = empty(sum(runs), torch.promote_types(dtype, torch.float32), x.device)
-    return values, Coded.of_each(x, tuple(runs), how, seeds=seeds, out=values, factor=factor, at=at)
+
+def coded_each(
+    xs: Parts, how: Format, dtype: torch.dtype, seeds: Sequence[int], factor: float = 1.0
+) -> tuple[Tensor, Coded]:
+    """Return vectors times a factor as the receiver will see them, one after another, and their codes."""
+    values = empty(sum(xs.cut.lengths), torch.promote_types(dtype, torch.float32), xs.flat.device)
+    return values, Coded.of_each(xs, how, seeds=seeds, out=values, factor=factor)
 
 
 def fit_of(how: Narrow, wide: torch.dtype | None, dtype: torch.dtype, share: float | None) -> Fit | None:

@@ -13,6 +13,7 @@ import torch
 from numba import types
 from torch import Tensor
 
+from thinwire.kernels.accumulate.reference import joined
 from thinwire.kernels.bits.cpu import unpack
 from thinwire.kernels.blocks.cpu import group_scales, part_of_group
 from thinwire.kernels.blocks.reference import Norm
@@ -67,10 +68,9 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor,
-    at: Ints | None = None,
-) -> Tensor:  # fmt: skip
-    x = reference.times(reference.side_by_side(x, groups, at), factor)
+    codes: Tensor, xs: Parts, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
+) -> Tensor:
+    x = reference.times(joined(xs, torch.float32), factor)
     scales = group_scales(x, groups, *norm)
     codes_encode(codes, x, scales, groups, how, seeds, *decoded)
     return scales

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.kernels.accumulate.reference import joined
 from thinwire.kernels.bits.reference import unpack_bits
 from thinwire.kernels.blocks.reference import Norm, group_scales
 from thinwire.kernels.groups import Groups
@@ -103,27 +104,17 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor,
-    at: Ints | None = None,
-) -> Tensor:  # fmt: skip
-    """Do what `codes_encode` does of x, float32 or narrower, times a factor. Return the scales: `group_scales`.
-
-    Runs lie one after another in x, or `at` these places.
-    """
-    x = times(side_by_side(x, groups, at), factor)
+    codes: Tensor, xs: Parts, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
+) -> Tensor:
+    """Do what `codes_encode` does of vectors, float32 by then, times a factor. Return the scales: `group_scales`."""
+    x = times(joined(xs, torch.float32), factor)
     scales = group_scales(x, groups, *norm)
     codes_encode(codes, x, scales, groups, how, seeds, *decoded)
     return scales
 
 
-def side_by_side(x: Tensor, groups: Groups, at: Ints | None) -> Tensor:
-    """Return the runs that begin at these places of x, one after another."""
-    return x if at is None else torch.cat([x[i : i + run] for i, run in zip(at, groups.runs, strict=True)])
-
-
 def times(x: Tensor, factor: float) -> Tensor:
-    """Return a vector times a factor, float32; itself if nothing is to be done."""
-    x = x.to(torch.float32)
+    """Return a vector times a factor; itself if that is 1."""
     return x if factor == 1 else x * factor
 
 

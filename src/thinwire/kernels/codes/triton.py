@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.accumulate.triton import joined
 from thinwire.kernels.blocks.reference import Norm
 from thinwire.kernels.blocks.triton import factored, group_scales, norm_at, of_pieces, pieces_of, scale_of
 from thinwire.kernels.codes import reference
@@ -17,7 +18,7 @@ from thinwire.kernels.codes.reference import Arrived, How, OffsetGrid, Packed
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.memory import constant
-from thinwire.kernels.parts import Ints, Parts, whole
+from thinwire.kernels.parts import Ints, Parts, cut_of_runs, whole
 from thinwire.kernels.places.triton import FIXED, any_of, failed
 from thinwire.kernels.replay import Changing
 from thinwire.kernels.triton import TILE, launch, table_of, tiles_of, tiles_of_each, wide
@@ -38,9 +39,8 @@ def codes_encode(
 
 
 def scaled_encode(
-    codes: Tensor, x: Tensor, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor,
-    at: Ints | None = None,
-) -> Tensor:  # fmt: skip
+    codes: Tensor, xs: Parts, groups: Groups, norm: Norm, how: How, seeds: Ints, factor: float, *decoded: Tensor
+) -> Tensor:
     """See `reference.scaled_encode`: in one launch, or in two if a run is one group of many elements.
 
     A group is scaled and encoded by one program. Of such a run the norms of its pieces are found first.
@@ -48,16 +48,16 @@ def scaled_encode(
     pieces, (order, widths, zero, clip) = pieces_of(groups), norm
     several = groups.size is None and max(pieces.counts) > 1
     if (pieces.size or 0) > TILE or (several and max(pieces.counts) > TILE) or isinstance(how, OffsetGrid):
-        x = reference.times(reference.side_by_side(x, groups, at), factor)
+        x = reference.times(joined(xs, torch.float32), factor)
         scales = group_scales(x, groups, *norm)
         codes_encode(codes, x, scales, groups, how, seeds, *decoded)
         return scales
-    times, scaled = None if factor == 1 else factor, (widths, zero, clip or 0.0)
+    (x, at), times, scaled = _lying(xs), None if factor == 1 else factor, (widths, zero, clip or 0.0)
     norms = of_pieces(x, x, pieces, order, scaled, last=False, factor=times, at=at) if several else (None, None)
     scales, columns = x.new_empty(sum(groups.counts), dtype=torch.float32), triton.next_power_of_2(pieces.widths[0])
     lengths = groups.runs, pieces.counts, groups.counts
     runs = *lengths[:2], pieces.widths, *([*accumulate(each, initial=0)][:-1] for each in lengths)
-    table = table_of(x.device, lambda: (*runs, at or runs[3], *signed_keys_of(seeds)))
+    table = table_of(x.device, lambda: (*runs, at, *signed_keys_of(seeds)))
     tiles, (numbers, out) = tiles_of_each(pieces.counts, x.device, TILE // columns), decoded or (None, None)
     kind, grid = (how, ()) if isinstance(how, str) else ("uniform", tuple(how))
     sizes = {"ORDER": 0 if order == math.inf else int(order), "ZERO": zero, "CLIP": clip or 0.0}
@@ -65,6 +65,13 @@ def scaled_encode(
     args = (codes, x, times, scales, numbers, out, *norms, widths, *table, tiles)
     launch(_encode_scaled, len(tiles), *args, **sizes, **coded, ROWS=TILE // columns, COLUMNS=columns, num_warps=8)
     return scales
+
+
+def _lying(xs: Parts) -> tuple[Tensor, Ints]:
+    """Return a tensor of at most 32 bits in which vectors lie, and where each begins."""
+    if xs.flat.dtype == torch.float64:
+        return joined(xs, torch.float32), cut_of_runs(xs.cut.lengths).offsets
+    return xs.flat, xs.cut.offsets
 
 
 def table_decode(out: Tensor, codes: Tensor, table: Tensor, scales: Tensor, groups: Groups) -> None:

@@ -11,6 +11,7 @@ from thinwire import kernels
 from thinwire.formats import base
 from thinwire.kernels import Groups, Norm, Numbered, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
 from thinwire.kernels.exponents.reference import CODED
+from thinwire.kernels.parts import Parts, cut_of_runs
 from thinwire.payloads import exponents
 from thinwire_lab.check.material import ONLY_32, SEED, WHOLE, Case, Kit, Near, Trial, Trials, as_read, framed
 
@@ -134,7 +135,8 @@ def _scaled_encode(kit: Kit, n: int) -> Trials:
             (UniformGrid(7), Norm(2.0, None, 1.0)), ("sign", Norm(1.0, widths, 0.0)),
             ("ternary", Norm(torch.inf, None, 0.0)), ("ternary", Norm(torch.inf, widths, 0.0, 1.5)),
         ):  # fmt: skip
-            args = (kit.room(n, dtype=torch.uint8), kit.vector(n).to(dtype), groups, norm, how, seeds, factor)
+            xs = Parts(kit.vector(n).to(dtype), cut_of_runs(groups.runs))
+            args = (kit.room(n, dtype=torch.uint8), xs, groups, norm, how, seeds, factor)
             yield Trial(args, (0,))
             yield Trial((*args, table, kit.room(n)), (0, 8))
 
