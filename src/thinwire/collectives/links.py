@@ -5,6 +5,7 @@ turns to begin on them: `TWOS`, the length of the words (u32) and of the body (u
 JSON, and the body. Of a long body each connection carries an equal part, in order from the one on which the frame
 begins. If one connection ends, so does the link. Who has nothing to say says so every second, and who is silent for
 longer than `SILENCE` is taken for gone, and told: a link that ends without a word would look as if this side were gone.
+So is told whose link a newer one replaces.
 With a certificate all of it is in TLS.
 """
 
@@ -93,15 +94,16 @@ class Link:
                 self._owner.take(self, said, whole)
         except TimeoutError:
             self._silent = True
-            self.send(_UNHEARD)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         finally:
-            self.close()
+            self.close(stays=self._silent)
             self._owner.lost(self, silent=self._silent)
 
-    def close(self) -> None:
-        """End the connection once what is queued has been sent, or cannot be."""
+    def close(self, *, stays: bool = False) -> None:
+        """End the connection once what is queued has been sent, or cannot be. `stays`: this side does, and says so."""
+        if stays:
+            self.send(_UNHEARD)
         self._queue.put(None)
         self._shut(socket.SHUT_RD)
 

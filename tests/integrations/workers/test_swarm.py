@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import math
+import secrets
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from inspect import signature
 from itertools import pairwise
@@ -45,6 +46,14 @@ dcp: Any = torch.distributed.checkpoint
 Log = dict[int, int]
 KEPT: list[Any] = []
 """The store of `_swarms`, as long as it is there."""
+
+
+def _lasting_store() -> Any:
+    """A store that may come back: at a port that Linux gives to no connection meanwhile."""
+    while True:
+        with suppress(dist.DistNetworkError):
+            port = 10_000 + secrets.randbelow(20_000)
+            return MADE.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
 
 @contextmanager
@@ -712,7 +721,7 @@ def test_who_is_started_again_goes_on_with_the_others(ranks: Ranks) -> None:
 def _store_restarts() -> Log:
     """The store's host is started anew in mid-training; then rank 2 joins by it."""
     rank, port = dist.get_rank(), torch.zeros(1, dtype=torch.int64)
-    first = MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    first = _lasting_store() if rank == 0 else None
     port.fill_(first.port if first else 0)
     dist.broadcast(port, 0)
     store = f"tcp://127.0.0.1:{int(port)}"
@@ -776,7 +785,7 @@ def test_running_statistics_that_are_turned_off_are_refused_there_alone(ranks: R
 @contextmanager
 def _swarms(count: int, lost: float = 1.0, **options: Any) -> Iterator[list[Swarm]]:
     """So many workers in a process, which have met. None has a state."""
-    KEPT[:] = [MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    KEPT[:] = [_lasting_store()]
     chosen: dict[str, Any] = {"workers": count, "quorum": 1.0, "grace": 0.1} | options
     with patch.object(agreement, "LOST", lost):
         found = [Swarm(f"tcp://127.0.0.1:{KEPT[0].port}", "", lambda tick: tick + 1, **chosen) for _ in range(count)]
@@ -1366,7 +1375,7 @@ def test_who_reaches_nobody_begins_no_second_training(ranks: Ranks) -> None:
 @contextmanager
 def _seats(count: int) -> Iterator[tuple[Callable[[], None], Callable[[float], None], list[Seat]]]:
     """Seats of so many workers under one store. The first call starts the store anew, the second lets time pass."""
-    KEPT[:] = [MADE.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    KEPT[:] = [_lasting_store()]
     port, now = KEPT[0].port, [0.0]
 
     def restart() -> None:
@@ -1712,6 +1721,27 @@ def test_a_store_is_given_by_its_address_by_itself_or_by_the_launcher() -> None:
         with closing(Directory("env://", "of it")) as one:
             one.register({"id": "one"})
             assert one.decide("key", "value", most=lambda: True) == store.get("run.of it/key").decode() == "value"
+
+
+def test_a_link_that_a_newer_one_replaces_does_not_look_like_an_end() -> None:
+    """Both sides may dial at once. Who has not heard of the newer link yet must not take the other one for gone."""
+    ends, send, once, lost = list[bool](), Link.send, iter([True]), Swarm.lost
+
+    def does_not_answer(link: Link, words: Words, body: bytes = b"") -> None:
+        if not words.get("answer"):
+            send(link, words, body)
+
+    def notes(swarm: Swarm, link: Link, *, silent: bool) -> None:
+        if swarm._links.get(link.peer) is link:
+            ends.append(silent)
+        lost(swarm, link, silent=silent)
+
+    with _swarms(2) as (one, other):
+        with patch.object(Link, "send", does_not_answer), patch.object(Swarm, "lost", notes):
+            address: Any = other._card["address"]
+            links.dial(one, address, one._hello, lambda: next(once, None))
+            _wait(lambda: bool(ends))
+        assert all(ends)
 
 
 @contextmanager

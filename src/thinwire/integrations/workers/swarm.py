@@ -383,7 +383,7 @@ class Swarm:
             link.send(self._hello() | {"answer": True})
         self._links[link.peer], before = link, self._links.get(link.peer)
         if before is not None and before is not link:
-            before.close()
+            before.close(stays=True)
         self._take_status(link, words, b"")
         tick = self.known.next
         _log.info("worker %s has joined; %d are present", link.peer, len(self.known.present))
