@@ -220,11 +220,18 @@ def _where() -> str:
 
 
 class Group(LateGroup):
-    """One rank of several, whose collectives run on a stream of their own; or in the current one, and none waits."""
+    """One rank of several, whose collectives run on a stream of their own; or in the current one, and none waits.
 
-    def __init__(self, *, apart: bool) -> None:
+    gloo: as Gloo has it, futures have nobody wait for that stream, and works do.
+    """
+
+    def __init__(self, *, apart: bool, gloo: bool = False) -> None:
         super().__init__(CPU)
-        self._apart = Stream() if apart else None
+        self._apart, self._gloo = Stream() if apart else None, gloo
+
+    def name(self) -> str:
+        """Return the backend."""
+        return "gloo" if self._gloo else "late"
 
     def _ended(self, x: Tensor, work: Callable[[], object]) -> Any:
         stream = self._apart or Races.now.stream
@@ -237,7 +244,7 @@ class Group(LateGroup):
                 Races.now.stream.wait_stream(self._apart)
             return [x]
 
-        future = SimpleNamespace(done=lambda: True, wait=wait, value=lambda: [x])
+        future = SimpleNamespace(done=lambda: True, wait=(lambda: [x]) if self._gloo else wait, value=lambda: [x])
         return SimpleNamespace(get_future=lambda: future, wait=wait)
 
 
@@ -321,11 +328,12 @@ def raced(
     dtype: str,
     fake: bool = True,
     steps: int = 5,
+    gloo: bool = False,
     listeners: tuple[trace.Listener, ...] = (),
 ) -> Races:
     """Return what is noted in a recipe's steps, from launches one by one to replays. See `Group` and `imitating`."""
     case = Case(recipe="dense", tensors=len(shapes), dtype=dtype, numel=0, shapes=shapes)
-    with imitating(fake=fake) as found, closing(Group(apart=apart)) as group:
+    with imitating(fake=fake) as found, closing(Group(apart=apart, gloo=gloo)) as group:
         works = [Work(case, CPU, listeners) for _ in "ab"]
         for work in works:
             work.group, work.recipe = group, make()

@@ -17,7 +17,7 @@ if find_spec("triton") is None:
 from imitated_streams import Event, Stream, imitating, raced
 
 from thinwire.codecs import TopK
-from thinwire.collectives import thread
+from thinwire.collectives import gathers, thread
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Reducer
 from thinwire.reducer.owners import ToOwners
@@ -64,6 +64,15 @@ def test_no_stream_touches_what_it_has_not_waited_for(
     races = raced(RECIPE[name], apart=apart, shapes=shapes, dtype=dtype, fake=name not in ROUNDS)
     assert not races.found
     assert (races.replays > 0) == (name not in NEVER | ROUNDS)
+
+
+@pytest.mark.parametrize("name", ["topk", "fading", "bf16", "topk to owners"])
+def test_what_gloo_copies_back_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its futures, which may be done at once, know of no stream."""
+    monkeypatch.setattr(gathers, "_DIRECT", 0)  # fake tensors lie in main memory
+    races = raced(RECIPE[name], apart=True, gloo=True, shapes=EQUAL, dtype="float32")
+    assert not races.found
+    assert (races.replays > 0) == (name not in NEVER)
 
 
 @APART

@@ -29,7 +29,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 def all_gather(out: Tensor, mine: Tensor, group: Group) -> "Future[Any]":
     """Start gathering every rank's dense `mine` into `out`, world size times as long: the one all-gather of tensors."""
     if not _sends_directly(mine, group):
-        return _all_gather(lend(out), lend(mine), group=group, async_op=True).get_future()
+        work = _all_gather(lend(out), lend(mine), group=group, async_op=True)
+        return _ordered(work, out, group) if out.is_cuda else work.get_future()
     return _crossed(out, out.view(group.size(), -1).unbind(), [mine] * group.size(), group)
 
 
@@ -39,12 +40,26 @@ def all_to_all(out: Tensor, mine: Tensor, sizes: Sequence[int], group: Group) ->
     if _sends_directly(mine, group):
         return _crossed(out, out.split(shares), mine.split(list(sizes)), group)
     work = dist.all_to_all_single(lend(out), lend(mine), shares, list(sizes), group=group, async_op=True)
-    return work.get_future()
+    return _ordered(work, out, group) if out.is_cuda else work.get_future()
 
 
-def all_reduce(x: Tensor, group: Group) -> dist.Work:
+def all_reduce(x: Tensor, group: Group) -> "Future[Any]":
     """Start summing `x` over the ranks, in place. If it is sparse, only the future's value holds the sum."""
-    return dist.all_reduce(lend(x), group=group, async_op=True)
+    work = dist.all_reduce(lend(x), group=group, async_op=True)
+    return _ordered(work, x, group) if x.is_cuda else work.get_future()
+
+
+def _ordered(work: dist.Work, out: Tensor, group: Group) -> "Future[Any]":
+    """Return the future of a GPU's collective. Gloo's know no streams: what is done by then need not be copied back."""
+    future: Future[Any] = work.get_future()
+    if group.name() != "gloo":
+        return future
+
+    def arrived() -> Any:
+        work.wait()
+        return future.value()
+
+    return _waiting(group).submit(arrived, out.device)
 
 
 def _sends_directly(x: Tensor, group: Group) -> bool:

@@ -47,13 +47,13 @@ class AllReduce(Exchange):
         if keep:
             copied = room(values.nbytes, values.device).view(values.dtype).view_as(values).copy_(values)
             total = payload.with_values(copied)
-        work, sent = all_reduce(total.values, group), ring_bytes(values.nbytes, group.size())
+        future, sent = all_reduce(total.values, group), ring_bytes(values.nbytes, group.size())
 
         def finish(done: "Future[object]") -> Exchanged:
             done.value()  # raises what the collective raised
             return Exchanged(summed=total, delivered=payload, sent_bytes=sent)
 
-        return queued(work.get_future(), total.values).then(finish)
+        return queued(future, total.values).then(finish)
 
     def arriving(self, values: int, world_size: int) -> float:
         """None: they are added in place."""

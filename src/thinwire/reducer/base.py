@@ -263,7 +263,7 @@ class Reducer(ABC):
             trace.took("exchange", start, listeners)
             return cast(Tensor, mean.detach())  # a new tensor, so that the lent alias is freed
 
-        return all_reduce(mean, at.group).get_future().then(finish)
+        return all_reduce(mean, at.group).then(finish)
 
     @abstractmethod
     def memories(self) -> Sequence[Memory]:

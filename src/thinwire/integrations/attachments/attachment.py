@@ -302,7 +302,7 @@ class Attachment(Attached):
             note(Reduced() if finite else Reduced(frozenset([name])))
             return mean
 
-        return future.then(finish)
+        return of_torch(future.then(finish))
 
     def serve(self, model: nn.Module) -> None:
         """Watch for parameters that join this model later, and for states that are loaded into it."""
