@@ -14,7 +14,7 @@ from thinwire.collectives import of_torch, used_here
 from thinwire.collectives.queued import Queued
 from thinwire.collectives.thread import Worker
 from thinwire.kernels import memory
-from thinwire.kernels.streams import stream_of
+from thinwire.kernels.streams import PURPOSES, follow_all, stream_of
 from thinwire.reducer.base import Mean, joined
 
 GPU = torch.device("cuda", 0)
@@ -148,6 +148,15 @@ def test_tensors_that_cross_streams_are_recorded() -> None:
     x: Any = OnGpu()
     used_here(x)
     assert x.used_by == [torch.cuda.current_stream()]
+
+
+def test_a_stream_can_follow_all_of_ours() -> None:
+    stream_of.cache_clear()
+    made = [stream_of(GPU, purpose).tick() for purpose in PURPOSES]
+    follow_all(GPU)
+    current: Any = torch.cuda.current_stream()
+    assert all(current.knows(event.clock) for event in made)
+    stream_of.cache_clear()
 
 
 def test_streams_of_our_own_go_before_backward() -> None:

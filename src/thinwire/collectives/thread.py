@@ -20,6 +20,7 @@ from torch.futures import Future
 from thinwire.collectives.exit import patience_ends
 from thinwire.collectives.groups import Group, end_group, same_group
 from thinwire.collectives.queued import Queued, fulfil
+from thinwire.kernels.streams import stream_of
 
 _T = TypeVar("_T")
 _Job = Callable[[], None]
@@ -27,11 +28,10 @@ _Job = Callable[[], None]
 
 @final
 class Worker:
-    """A thread that works through submitted jobs, in order, on a GPU in a stream of its own. It ends with its owner."""
+    """A thread that works through submitted jobs, in order. It ends with its owner."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         # A daemon, because at exit, waiting for a lost peer would last until the group's timeout.
         self.thread = threading.Thread(target=_serve, args=(self._jobs,), daemon=True, name=name)
         self.thread.start()
@@ -43,9 +43,7 @@ class Worker:
         """Queue `work`, whose result holds tensors on `device`. There it comes after what is queued here by now."""
         future: Any = Future()
         if device.type == "cuda":
-            if device not in self._streams:  # what others wait for comes before backward's kernels
-                self._streams[device] = torch.cuda.Stream(device, priority=-1)
-            future = Queued(self._streams[device])
+            future = Queued(stream_of(device, "exchange"))
             work = partial(_after, torch.cuda.current_stream(device).record_event(), future.stream, work)
         self._jobs.put(partial(fulfil, future, work))
         return cast("Future[_T]", future)

@@ -1,4 +1,4 @@
-"""A GPU's streams: one for encoding, one for decoding, whatever the model, its buckets and their exchanges."""
+"""A GPU's streams: to encode, exchange and decode, one each, whatever the model, its buckets and their exchanges."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+PURPOSES = "encode", "exchange", "decode"
 
 
 @final
@@ -31,6 +32,12 @@ class once(Generic[P, R]):  # noqa: N801 - a decorator
 def stream_of(device: torch.device, purpose: str) -> Any:
     """Return the stream of a GPU for a purpose. Its kernels go before those of backward, which nobody waits for."""
     return torch.cuda.Stream(device, priority=-1)
+
+
+def follow_all(device: torch.device) -> None:
+    """Have the current stream of a GPU wait for all that these have by now."""
+    for purpose in PURPOSES:
+        follow(torch.cuda.current_stream(device.index), stream_of(device, purpose))
 
 
 @contextmanager

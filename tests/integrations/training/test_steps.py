@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from thinwire import waits
+from thinwire.integrations.attachments import attachment as attached
 from thinwire.integrations.training.outcomes import Reduced
 from thinwire.integrations.training.steps import Steps
 from thinwire.kernels import dispatch
@@ -493,6 +495,26 @@ def _taken_twice(unread: bool) -> list[str]:
 def test_a_step_by_a_gradient_that_is_taken_is_said_where_momentum_has_moved(ranks: Ranks, unread: bool) -> None:
     (message,) = ranks.run(1, _taken_twice, unread)[0]
     assert "SGD steps twice on one gradient" in message
+
+
+def _follows_then_scales() -> list[str]:
+    """Return what is done, in order, where the loss scale has grown after a step that was called off."""
+    model, done, scaler = DistributedDataParallel(nn.Linear(WIDTH, 60)), list[str](), torch.amp.GradScaler("cpu")
+    handle = tw.attach(model, tw.recipes.topk(), scaler=scaler)
+    handle._gpus = {torch.device("cpu")}
+    with (
+        patch.object(attached, "follow_all", lambda gpu: done.append("follows")),
+        patch.object(handle.membership, "follow_loss_scale", lambda scale: done.append("scales")),
+    ):
+        for step in range(2):
+            model.zero_grad()
+            scaler.scale(model(batch(step, 0, torch.float32)).square().mean()).backward()
+            scaler.update(2.0 * scaler.get_scale())
+    return done
+
+
+def test_residuals_are_scaled_once_a_gpu_has_ended_what_was_called_off(ranks: Ranks) -> None:
+    assert ranks.run(1, _follows_then_scales) == [["follows", "scales"] * 2]
 
 
 def _scaled(limit: float | None, knows: bool, scales: bool, clips: bool, views: bool) -> list[str]:

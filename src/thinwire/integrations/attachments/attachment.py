@@ -23,7 +23,7 @@ from thinwire.integrations.training.drift import differing
 from thinwire.integrations.training.gradients import own_length, put_in_place, shape_in_memory
 from thinwire.integrations.training.optimizers import Whole, observe, scaled_here, stop_observing
 from thinwire.integrations.training.outcomes import Reduced, look, read
-from thinwire.kernels.streams import follow, stream_of
+from thinwire.kernels.streams import follow_all
 from thinwire.planner import Why
 from thinwire.reducer import Bucket, Mean, Reducer, Released, Round, Segment, Segments
 from thinwire.trace import Stats
@@ -460,6 +460,8 @@ class Attachment(Attached):
         steps.fresh = False
         if not membership.agreed:
             membership.agree()
+        for gpu in self._gpus:  # a reduction that was called off may still be under way
+            follow_all(gpu)
         if (loss_scale := 1.0 if self._scaler is None else self._scaler.get_scale()) != membership.loss_scale:
             membership.follow_loss_scale(loss_scale)
         divisor = membership.divisor(joined, steps)
@@ -475,8 +477,6 @@ class Attachment(Attached):
             staging=self.staging,
         )
         self.staging.turn()
-        for gpu in self._gpus:  # a reduction that was called off may still be decoding
-            follow(torch.cuda.current_stream(gpu.index), stream_of(gpu, "decode"))
         membership.recipe.begin(self._round)
         if membership.handover.active:
             membership.handover.prepare(membership.loss_scale)
