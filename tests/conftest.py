@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cases import CODECS, OTHERS, VARIANTS, vector
 from hypothesis import settings
 from interpreting import hasten
-from ranks import RankError, Ranks
+from ranks import RankError, Ranks, prepare
 
 settings.register_profile("no seconds", deadline=None)  # a busy machine is no fault
 settings.load_profile("no seconds")
@@ -82,8 +82,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if "triton.runtime.interpreter" in sys.modules:
         hasten(sys.modules["triton.runtime.interpreter"])
     gc.freeze()  # of a million objects none is garbage, and tests that collect garbage would look through all
-    if session.config.option.collectonly or not any("ranks" in getattr(i, "fixturenames", ()) for i in session.items):
+    functions = [item for item in session.items if isinstance(item, pytest.Function)]
+    used = {item.module.__name__ for item in functions if "ranks" in item.fixturenames}
+    if session.config.option.collectonly or not used:
         return
+    prepare(sorted(used))
     capture = session.config.pluginmanager.getplugin("capturemanager")
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     here = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

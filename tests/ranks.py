@@ -4,17 +4,20 @@ import gc
 import importlib
 import logging
 import multiprocessing
+import os
 import pickle
 import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -30,6 +33,14 @@ _MESHES: dict[tuple[tuple[int, ...], tuple[str, ...]], DeviceMesh] = {}
 
 class RankError(AssertionError):
     """A rank failed; the message is its traceback."""
+
+
+def prepare(modules: Iterable[str] = ()) -> None:
+    """Start the process that ranks are forked from, unless it runs. It imports what each would import for itself."""
+    multiprocessing.set_forkserver_preload(["preloaded"])
+    told = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PRELOADED": " ".join(modules)}
+    with patch.dict(os.environ, told):  # it looks nowhere else, and forgives what it does not find
+        forkserver.ensure_running()
 
 
 class Ranks:
@@ -69,8 +80,7 @@ class Ranks:
         if not all(process.is_alive() for process in self._processes):
             self.stop()  # somebody has ended one, as the system does where memory is short
         context = multiprocessing.get_context("forkserver")
-        used = ["torch.distributed.fsdp", "torch.distributed.tensor.debug"]  # these bring what DDP imports
-        context.set_forkserver_preload(["thinwire", "pytest", *used])
+        prepare()
         for _ in range(len(self._processes), count if count > LOT else LOT):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)

@@ -1,6 +1,7 @@
 """The ranks that tests share: what one test leaves in their group never reaches the next."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -42,6 +43,16 @@ def test_ranks_stay_in_their_group() -> None:
     assert [total for _, total in ranks.run(3, _sum)] == [6.0, 6.0, 6.0]
     assert [total for _, total in ranks.run(2, _sum)] == [3.0, 3.0]
     ranks.stop()
+
+
+def _imported() -> list[str]:
+    return list(sys.modules["preloaded"].IMPORTED)
+
+
+def test_ranks_begin_with_their_imports_done(ranks: Ranks) -> None:
+    """Nobody would hear of it if they were not: each rank would import everything anew."""
+    (imported,) = ranks.run(1, _imported)
+    assert {"thinwire", "torch.distributed.checkpoint", __name__} <= {*imported}
 
 
 @pytest.mark.parametrize("left", [_unmatched, _another_group])
