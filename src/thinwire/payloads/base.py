@@ -188,18 +188,19 @@ class Payload(ABC):
         """Return the tensors that it holds, those of its codes and coefficients included."""
         return [x for _, _, x in _held(self)]
 
-    def last(self, *, values: bool) -> Self:
-        """Return it, packed, with tensors that last until they are read, where that is captured.
+    def last(self, carried: int | Tensor, *, values: bool) -> tuple[Self, int | Tensor]:
+        """Return it, packed, and what it carries, with tensors that last until they are read, where that is captured.
 
         Codes are never read again, nor are values without `values`: only their number stays.
         """
         _ = self.packed
         unread = {"codes"} if values else {"codes", "values"}
         held = list(_held(self))
-        found = replay.lasting([x.new_empty(()) if name in unread else x for _, name, x in held])
-        for (holder, name, x), there in zip(held, found, strict=True):
+        beside = [carried] if isinstance(carried, Tensor) else []
+        found = replay.lasting([*beside, *(x.new_empty(()) if name in unread else x for _, name, x in held)])
+        for (holder, name, x), there in zip(held, found[len(beside) :], strict=True):
             holder[name] = there.expand(x.shape)
-        return self
+        return self, found[0] if beside else carried
 
     def dense(self) -> Tensor:
         """Return the vector as a new flat tensor of the values' dtype; of a transform, in float32 or wider."""

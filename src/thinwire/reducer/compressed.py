@@ -86,16 +86,18 @@ class Compressed(Reducer):
         unread = verdict is not None and on_gpu
         start = trace.now()
         (payload, carried), captured = self._encode(bucket, at)
-        trace.took("encode", start, listeners)
         staging.need(self._scratch(bucket, payload, at))
         seeds = Seeds(at, bucket.segments.names, shared=True)
-        start = trace.now()
         followed = nullcontext() if captured is None else captured.lane.followed()
         noted = nullcontext() if verdict is None else noting(verdict)
         with followed, noted, taking(staging) as taken:
             if captured is not None:
                 used_here(bucket.flat)
                 carried = carried.clone() if isinstance(carried, Tensor) else carried  # a replay writes it anew
+            if self.exchange.transport == "all_gather":
+                _ = payload.packed  # here, so that it counts as encoding
+            trace.took("encode", start, listeners)
+            start = trace.now()
             for listener in listeners:
                 listener.add("values", carried)
             future = self.exchange.start(payload, at.group, keep=self.memory.stateful, seeds=seeds)
@@ -136,9 +138,7 @@ class Compressed(Reducer):
             computed = signals.again()
             payload = encoded(codec, computed, bucket, seeds=seeds, share=signals.share)
             carried = payload.carried() if counted else 0
-            if isinstance(carried, Tensor):
-                (carried,) = replay.lasting([carried])
-            return (payload.last(values=self.memory.stateful), carried), computed
+            return payload.last(carried, values=self.memory.stateful), computed
 
         repeats = at.verdict is not None and self.exchange.transport == "all_gather"
         place = signals.place if repeats and replay.possible(bucket.flat.device) else None

@@ -6,7 +6,7 @@ from typing import Any
 
 Row = dict[str, Any]
 HOST, OWN, LAUNCH = 35e-6, 14e-6, 5e-6  # seconds a launch: of Python for ours and a model's, and of the device
-FEW, CAPTURED = 4, 0.5e-3  # more launches than so many are captured; then a bucket keeps the host busy for so long
+FEW, CAPTURED = 4, 1.1e-3  # more launches than so many are captured; then a bucket keeps the host busy for so long
 BANDWIDTH, RATE = 3e12, 230e12  # bytes a second, and a model's operations, as our GPT does them on an H100
 LAYER_LAUNCHES, PARAMETERS_A_LAYER = 100, 8e6  # of forward and backward together
 BUCKET = 25 << 20  # bytes

@@ -224,7 +224,7 @@ def _steps(proof: Proof) -> None:
 def _launches(rows: dict[str, Row]) -> list[Row]:
     """Return the launches of each recipe and bucket."""
     return [
-        {key: row[key] for key in ("recipe", "tensors", "dtype")} | row["launches"]
+        {key: row[key] for key in ("recipe", "tensors", "dtype", "elements")} | row["launches"]
         for row in rows.values()
         if "launches" in row
     ]
