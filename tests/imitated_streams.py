@@ -104,6 +104,7 @@ class Graph:
 
     def __init__(self) -> None:
         self._accesses: list[Access] = []
+        self._launches = 0
         self._begun, self._streams = Event(), set[Stream]()
 
     def capture_begin(self, **_: object) -> None:
@@ -117,6 +118,7 @@ class Graph:
         if not stream.knows(self._begun.clock):
             Races.now.found.append(f"is not captured: {_where()}")
         stream.tick()
+        self._launches += 1
         self._streams.add(stream)
         self._accesses += accesses
 
@@ -125,6 +127,7 @@ class Graph:
         if not all(Races.now.stream.knows(each.clock) for each in self._streams):
             Races.now.found.append("a capture ends before one of its streams has")
         Races.now.captured = None
+        Races.now.launches.append(self._launches)
 
     def replay(self) -> None:
         """Do it in the current stream."""
@@ -142,7 +145,7 @@ class Races(counting._Count):
         Races.now = self
         self.stream, self.host, self.found = Stream(), Stream(), list[str]()
         self.captured: Graph | None = None
-        self.replays = 0
+        self.replays, self.launches = 0, list[int]()  # of each graph
         self._done: dict[int, list[tuple[Access, int, int]]] = defaultdict(list)  # by storage: what, where and when
         self._kept: list[Any] = []  # or another tensor could lie there
         self._constants: set[int] = set()
