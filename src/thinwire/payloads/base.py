@@ -192,6 +192,13 @@ class Payload(ABC):
         """Return it, packed, and what it carries, with tensors that last until they are read, where that is captured.
 
         Codes are never read again, nor are values without `values`: only their number stays.
+
+        Args:
+            carried: How many values it carries.
+            values: Whether its values are read again.
+
+        Returns:
+            It, and what was carried.
         """
         _ = self.packed
         unread = {"codes"} if values else {"codes", "values"}
