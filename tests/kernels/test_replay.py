@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from threading import Barrier, Event
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,16 @@ import torch.distributed as dist
 from imitation import Imitation, _Listed, imitating
 from torch import Tensor
 
+from thinwire.codecs import Cast, Codec, TopK
 from thinwire.exchanges import all_gather
+from thinwire.formats import Sign
 from thinwire.kernels import replay
 from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.replay import Changing, Replays, changing, fixed, lasting
-from thinwire.reducer import WarmUp
+from thinwire.memories import ErrorFeedback, Memory, NoMemory
+from thinwire.reducer import Compressed, WarmUp
+from thinwire.schedules import FollowLearningRate
+from thinwire_lab.check.gpu import buckets
 from thinwire_lab.check.gpu.buckets import RECIPES, WORLD, Case, Work, made
 from thinwire_lab.check.gpu.counting import fake_group, gpu_path, patched
 from thinwire_lab.check.gpu.late import LateGroup, check_freed, check_late
@@ -27,6 +33,7 @@ from thinwire_lab.check.gpu.late import LateGroup, check_freed, check_late
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")
 NOTED = ("dct_dp", "dct_steered")  # whose notes the host reads and writes
+FALLING = FollowLearningRate(learning_rate=lambda step: 0.5 if step < 8 else 0.25, smoothness=1.0)
 NEVER = {"dense", "bf16", *NOTED}  # the first two are all-reduced, in a launch or two
 
 
@@ -105,6 +112,30 @@ def test_a_step_that_is_called_off_is_replayed_alike(recipe: str) -> None:
                 work.count += 1
             assert torch.equal(plain.flat, replayed.flat)
         assert any(memory.state() for memory in replayed.recipe.memories())
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("memory", "codec", "later"), [(NoMemory, Cast(values=Sign()), 8), (ErrorFeedback, TopK(density=FALLING), WORLD)]
+)
+def test_what_changes_after_many_steps_is_replayed_no_more(
+    memory: Callable[[], Memory], codec: Codec, later: int
+) -> None:
+    """A scale (ranks left, or came), and a density (the rate fell)."""
+    with gpu_path(), imitating():
+        plain, replayed = (Work(Case(recipe="topk", tensors=1, dtype="float32", numel=1088), CPU) for _ in "ab")
+        replayed.gradients = plain.gradients
+        plain.recipe, replayed.recipe = (Compressed(memory=memory(), codec=codec) for _ in "ab")
+        before = Imitation.replays
+        for step in range(14):
+            plain.gradients.normal_()
+            for work in (plain, replayed):
+                work.prepare()
+                lanes: dict[str, Any] = {} if work is plain else replay.LANES
+                with patched((buckets, "WORLD", later if step >= 8 else WORLD), (replay, "LANES", lanes)):
+                    work.step()
+            assert torch.equal(plain.flat, replayed.flat)
+            assert step != 7 or Imitation.replays > before
 
 
 @pytest.mark.usefixtures("group")
