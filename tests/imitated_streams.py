@@ -133,6 +133,7 @@ class Graph:
         """Do it in the current stream."""
         Races.now.replays += 1
         Races.now.access(self._accesses)
+        Races.now.replayed[Races.now.stream] = dict(Races.now.stream.clock)
 
 
 class Races(counting._Count):
@@ -146,6 +147,7 @@ class Races(counting._Count):
         self.stream, self.host, self.found = Stream(), Stream(), list[str]()
         self.captured: Graph | None = None
         self.replays, self.launches = 0, list[int]()  # of each graph
+        self.replayed: dict[Stream, dict[int, int]] = {}  # where, and what it had last
         self._done: dict[int, list[tuple[Access, int, int]]] = defaultdict(list)  # by storage: what, where and when
         self._kept: list[Any] = []  # or another tensor could lie there
         self._constants: set[int] = set()

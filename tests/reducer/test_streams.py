@@ -1,6 +1,7 @@
 """On a GPU, does every stream wait for those whose results it reads? Every recipe takes steps on imitated streams."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,14 +15,15 @@ import torch.distributed as dist
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
-from imitated_streams import Event, Stream, imitating, raced
+from imitated_streams import CPU, Event, Group, Stream, imitating, raced
 
 from thinwire.codecs import TopK
 from thinwire.collectives import gathers, thread
+from thinwire.kernels.streams import stream_of
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Reducer
 from thinwire.reducer.owners import ToOwners
-from thinwire_lab.check.gpu.buckets import OTHERS, RECIPES, WORLD, made
+from thinwire_lab.check.gpu.buckets import OTHERS, RECIPES, WORLD, Case, Work, made
 from thinwire_lab.check.gpu.counting import fake_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -105,6 +107,23 @@ def test_no_replay_writes_to_what_listeners_hold() -> None:
     listener = SimpleNamespace(took=lambda *_: None, add=lambda name, x: held.append(x) if name == "values" else None)
     raced(RECIPE["topk"], apart=True, shapes=EQUAL, dtype="float32", steps=9, listeners=(listener,))
     assert len({x.untyped_storage()._cdata for x in held}) == len(held) == 18
+
+
+def test_replays_run_in_streams_of_their_own_and_backward_does_not_wait_for_the_encoders() -> None:
+    case, waited = Case(recipe="topk", tensors=1, dtype="float32", numel=2048), list[bool]()
+    with imitating() as imitated, closing(Group(apart=True)) as group:
+        work, (encodes, decodes) = Work(case, CPU), (stream_of(CPU, purpose) for purpose in ("encode", "decode"))
+        work.group = group
+        for _ in range(9):
+            work.prepare()
+            future = work.start()
+            if encodes in imitated.replayed:
+                waited.append(imitated.stream.knows(imitated.replayed[encodes]))
+            future.wait()
+            work.end()
+    assert imitated.replayed.keys() == {encodes, decodes}
+    assert encodes is not decodes
+    assert waited[-4:] == [False] * 4  # of both sets of buffers, once they are captured
 
 
 def test_neighbours_in_one_storage_do_not_wait_for_each_other() -> None:
