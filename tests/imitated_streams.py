@@ -9,7 +9,7 @@ The host, which writes to pinned memory, counts as a stream: what is queued come
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from contextvars import Context
 from inspect import signature
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from thinwire import trace
 from thinwire.collectives import thread
 from thinwire.kernels import Kernel, dispatch, memory, replay, streams
-from thinwire.kernels.parts import Regions
+from thinwire.kernels.parts import Parts, Regions
 from thinwire.reducer import Reducer
 from thinwire_lab.check.gpu import counting
 from thinwire_lab.check.gpu.buckets import Case, Work
@@ -282,7 +282,12 @@ def imitating(*, fake: bool = True) -> Iterator[Races]:
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature(self).bind(*args, **kwargs).arguments
-        with Races.now.cut(given["out"], given["regions"]) if {"out", "regions"} <= given.keys() else nullcontext():
+        cuts = [(x.flat, x.cut.regions) for x in given.values() if isinstance(x, Parts)]
+        if {"out", "regions"} <= given.keys():
+            cuts.append((given["out"], given["regions"]))
+        with ExitStack() as stack:
+            for cut in cuts:
+                stack.enter_context(Races.now.cut(*cut))
             return call(self, *args, **kwargs)
 
     def set_stream(stream: Stream) -> None:
