@@ -4,14 +4,19 @@ Tensors are fake ones in main memory that say they lie on a GPU. Each stream has
 events, waits and collectives pass on. To touch what another stream has written or read without having waited for it is
 a race. A kernel may write to everything that it is given, but for kept constants and what lies outside its regions.
 The host, which writes to pinned memory, counts as a stream: what is queued comes after what it did.
+
+As torch does, it gives memory back to the stream that asked for it, once all is done of streams that were recorded. To
+free what another stream is told to use, without either a wait or a record, is a fault, too; so is to replay it.
 """
 
 import traceback
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import Context
 from inspect import signature
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -149,33 +154,55 @@ class Races(counting._Count):
         self.replays, self.launches = 0, list[int]()  # of each graph
         self.replayed: dict[Stream, dict[int, int]] = {}  # where, and what it had last
         self._done: dict[int, list[tuple[Access, int, int]]] = defaultdict(list)  # by storage: what, where and when
-        self._kept: list[Any] = []  # or another tensor could lie there
+        self._numbers: dict[int, int] = {}  # of storages that are there: where others lay, new ones may
+        self._homes: dict[int, Stream] = {}  # who is given the memory back
+        # The host is done with what it does at once.
+        self._recorded: dict[int, set[int]] = defaultdict(lambda: {self.host.cuda_stream})
+        self._gone: set[int] = set()
+        self._lying: dict[tuple[int, int], list[Access]] = {}  # at the addresses in a table
+        self.collective = False
+        """Whether a collective is running, which records by itself all that it is given."""
+        self._count = count()
         self._constants: set[int] = set()
         self._cut: dict[Access, list[Access]] = {}
         self._pinned: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        for x in [x for x in tree_leaves(out) if isinstance(x, Tensor)]:
+            self._number(x)
         if (kwargs or {}).get("pin_memory"):
-            self._pinned.add(out.untyped_storage()._cdata)
+            self._pinned.add(self._number(out))
+            self._homes.pop(self._number(out))
         if func.is_view or func.overloadpacket.__name__ in counting.ALLOCATIONS | counting.QUESTIONS:
             return out
         places = zip(func._schema.arguments, args, strict=False)
         changed = tree_leaves([x for place, x in places if place.alias_info is not None and place.alias_info.is_write])
         accesses = [*self._of((args, kwargs), write=False), *self._of((changed, out), write=True)]
-        by_host = any(x.untyped_storage()._cdata in self._pinned for x in changed)
+        by_host = any(self._number(x) in self._pinned for x in changed)
         self._touch(accesses, self.host) if by_host else self.access(accesses)
         return out
 
     def moved(self, given: Any) -> None:
         """Take it that a kernel writes to all that it is given, and to what lies at addresses that it is given."""
         found = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
-        found += [y for x in found for y in self._behind.get(counting._place(x), ())]
-        self.access(self._of(found, write=True))
+        behind = [y for x in found for y in self._lying.get((self._number(x), int(x.storage_offset())), ())]
+        self.access([*self._of(found, write=True), *self._parts(behind)])
+
+    def tabled(self, table: Tensor, columns: Sequence[Any]) -> None:
+        """Note what lies at the addresses in a column of a table. It is not kept: nothing real would keep it."""
+        for i, column in enumerate(columns):
+            row = table[i]
+            held = [x for x in getattr(column, "of", ()) if x.numel()]
+            self._lying[self._number(row), int(row.storage_offset())] = [self._access(x, write=True) for x in held]
+
+    def record(self, x: Tensor, stream: Stream) -> None:
+        """Note that a stream uses a tensor, whose memory is given to nobody before it has."""
+        self._recorded[self._number(x)].add(stream.cuda_stream)
 
     def constant(self, x: Tensor) -> None:
         """Note that nobody writes to a tensor."""
-        self._constants.add(x.untyped_storage()._cdata)
+        self._constants.add(self._number(x))
 
     @contextmanager
     def cut(self, out: Tensor, regions: Regions) -> Iterator[None]:
@@ -199,6 +226,10 @@ class Races(counting._Count):
         me = by.cuda_stream
         by.tick()
         for new in accesses:
+            if new.storage in self._gone:
+                self.found.append(f"replays what was freed: {_where()}")
+            if self.collective:
+                self._recorded[new.storage].add(me)
             done = self._done[new.storage]
             if not all(by.knows({stream: time}) for old, stream, time in done if new.meets(old)):
                 self.found.append(f"{'writes' if new.write else 'reads'} what it did not wait for: {_where()}")
@@ -208,12 +239,35 @@ class Races(counting._Count):
 
     def _of(self, given: Any, *, write: bool) -> list[Access]:
         held = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.numel()]
-        self._kept += [x.untyped_storage() for x in held]
-        whole = [self._access(x, write=write) for x in held]
+        return self._parts([self._access(x, write=write) for x in held])
+
+    def _parts(self, whole: Sequence[Access]) -> list[Access]:
         return [part for each in whole for part in self._cut.get(each, [each])]
 
+    def _number(self, x: Tensor) -> int:
+        """Return the number of a tensor's storage, which no other one is ever given."""
+        storage = x.untyped_storage()
+        if storage._cdata not in self._numbers:
+            number = self._numbers[storage._cdata] = next(self._count)
+            if self.captured is None:  # what a capture asks for lies in memory of its own, which is not given back
+                self._homes[number] = self.stream
+            weakref.finalize(storage, self._freed, storage._cdata).atexit = False
+        return self._numbers[storage._cdata]
+
+    def _freed(self, place: int) -> None:
+        number = self._numbers.pop(place)
+        home, done, recorded = self._homes.pop(number, None), self._done.pop(number, ()), self._recorded[number]
+        if home is None:
+            return
+        self._gone.add(number)
+        used = {
+            stream: time for _, stream, time in done if stream not in recorded and not self.host.knows({stream: time})
+        }
+        if not home.knows(used):
+            self.found.append(f"frees what another stream uses and was not recorded for: {_where()}")
+
     def _access(self, x: Tensor, *, write: bool) -> Access:
-        storage, begin = x.untyped_storage()._cdata, x.storage_offset() * x.itemsize
+        storage, begin = self._number(x), x.storage_offset() * x.itemsize
         span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
         end = begin + span * x.itemsize
         return Access(storage, int(begin), int(end), write and storage not in self._constants)
@@ -241,7 +295,7 @@ class Group(LateGroup):
     def _ended(self, x: Tensor, work: Callable[[], object]) -> Any:
         stream = self._apart or Races.now.stream
         streams.follow(stream, Races.now.stream)
-        with streams.within(stream):
+        with streams.within(stream), counting.patched((Races.now, "collective", True)):
             work()
 
         def wait() -> list[Tensor]:
@@ -304,7 +358,7 @@ def imitating(*, fake: bool = True) -> Iterator[Races]:
             "set_stream": set_stream,
         }.items():
             patch.setattr(torch.cuda, name, value)
-        patch.setattr(tensors, "record_stream", lambda self, stream: None, raising=False)
+        patch.setattr(tensors, "record_stream", lambda self, stream: Races.now.record(self, stream), raising=False)
         patch.setattr(memory.kept, "__call__", constant)
         patch.setattr(Kernel, "__call__", called)
         patch.setattr(counting, "_Count", Races)

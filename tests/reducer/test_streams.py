@@ -1,5 +1,6 @@
 """On a GPU, does every stream wait for those whose results it reads? Every recipe takes steps on imitated streams."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -7,22 +8,25 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install -e '.[triton]'", allow_module_level=True)
 from imitated_streams import CPU, Event, Group, Stream, imitating, raced
 
-from thinwire.codecs import TopK
+from thinwire.codecs import Identity, TopK
 from thinwire.collectives import gathers, thread
+from thinwire.exchanges import AllGather
 from thinwire.kernels.streams import stream_of
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Reducer
 from thinwire.reducer.owners import ToOwners
+from thinwire.waits import Verdict, noting
 from thinwire_lab.check.gpu.buckets import OTHERS, RECIPES, WORLD, Case, Work, made
 from thinwire_lab.check.gpu.counting import fake_group
 
@@ -124,6 +128,15 @@ def test_replays_run_in_streams_of_their_own_and_backward_does_not_wait_for_the_
     assert imitated.replayed.keys() == {encodes, decodes}
     assert encodes is not decodes
     assert waited[-4:] == [False] * 4  # of both sets of buffers, once they are captured
+
+
+def test_what_is_gathered_lasts_until_it_is_read() -> None:
+    with imitating() as imitated, closing(Group(apart=True)) as group, noting(Verdict()):
+        future = AllGather().start(Identity().encode(torch.empty(64)), group)
+        future.then(lambda done: cast(Tensor, done.value().buffers).sum())
+        del future
+        gc.collect()
+        assert not imitated.found
 
 
 def test_neighbours_in_one_storage_do_not_wait_for_each_other() -> None:
