@@ -50,7 +50,7 @@ def all_reduce(x: Tensor, group: Group) -> "Future[Any]":
 
 
 def _ordered(work: dist.Work, out: Tensor, group: Group) -> "Future[Any]":
-    """Return the future of a GPU's collective. Gloo's know no streams: what is done by then need not be copied back."""
+    """Return the future of a GPU's collective. Gloo's is done before its result is copied back, so a thread waits."""
     future: Future[Any] = work.get_future()
     if group.name() != "gloo":
         return future
