@@ -17,6 +17,7 @@ class MemoryUse(NamedTuple):
             gradients.
         scratch: The most that reducing one bucket takes on top, as the recipe declares it for the latest step (see
             `thinwire.payloads.Scratch`); 0 before the first. Buckets that are exchanged at the same time take it each.
+            Once a GPU's kernels are captured, it is kept between steps, one for all buckets of a device.
     """
 
     waiting: int

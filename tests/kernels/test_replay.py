@@ -21,7 +21,7 @@ from thinwire.exchanges import all_gather
 from thinwire.formats import Sign
 from thinwire.kernels import replay
 from thinwire.kernels.memory import constant, sent_anew
-from thinwire.kernels.replay import Changing, Replays, changing, fixed, lasting
+from thinwire.kernels.replay import Changing, Recording, Replays, _recorded, changing, fixed, lasting
 from thinwire.memories import ErrorFeedback, Memory, NoMemory
 from thinwire.reducer import Compressed, WarmUp
 from thinwire.schedules import FollowLearningRate
@@ -225,6 +225,36 @@ def test_numbers_that_change_are_sent_anew() -> None:
             found, captured = replays.run("key", work, [step, step + 1, step + 2])
             assert found.tolist() == [2 * step + 3 + 100 * step + add for add in (0, 2, 4)]
             assert (captured is not None) == (step >= 2)
+
+
+def test_pinned_numbers_are_refilled_only_after_the_last_replay_has_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = list[str]()
+    monkeypatch.setattr(_Listed, "wait", staticmethod(lambda: order.append("wait")))
+    monkeypatch.setattr(_Listed, "replay", lambda _: order.append("replay"))
+
+    def work(seeds: Sequence[int]) -> Tensor:
+        def numbers() -> Tensor:
+            order.append("refill")
+            return torch.tensor([*seeds])
+
+        return sent_anew(numbers, CPU)
+
+    with imitating():
+        replays = Replays(CPU, "test")
+        for step in range(5):
+            replays.run("key", work, [step])
+        assert order[-6:] == ["wait", "refill", "replay"] * 2
+
+
+def test_captured_work_keeps_the_constants_that_the_cache_forgets() -> None:
+    captured = Recording(torch.empty(16, dtype=torch.uint8))
+    x = weakref.ref(constant((0.375, 0.625), torch.float32, CPU))
+    with _recorded(captured):
+        constant((0.375, 0.625), torch.float32, CPU)
+    constant.cache_clear()
+    assert x() is not None
+    del captured
+    assert x() is None
 
 
 def test_work_that_reads_elsewhere_what_changes_is_never_captured() -> None:
