@@ -452,6 +452,6 @@ def test_codes_of_ranks_are_summed_where_the_sum_belongs(bits: int, dtype: torch
     signals = [Plains(vector(6600, seed=rank, dtype=dtype).split(cut.lengths)) for rank in range(3)]
     sent = [codec.encode_signals(each, seeds=(1, 2, 3), cut=cut, numel=6600) for each in signals]
     out = torch.full((6600,), torch.nan, dtype=dtype)
-    total = sent[0].summed_into(torch.stack([each.to_buffer() for each in sent]), out)
+    total = sent[0].from_buffers(torch.stack([each.to_buffer() for each in sent]))
     total.write(out)
     assert torch.equal(out, sent[0].dense() + sent[1].dense() + sent[2].dense())

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thinwire import codecs, waits
 from thinwire.codecs import Codec, HashedSlots, RandomK, SampledThreshold, TopK
 from thinwire.exchanges import AllGather, AllReduce, merging
-from thinwire.exchanges.merging import Rounds
+from thinwire.exchanges.merging import Rounds, table
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.membership import state
 from thinwire.integrations.momentum.correction import Correction
@@ -252,9 +252,10 @@ SIZES = pytest.mark.xfail(
 @pytest.mark.usefixtures("fakes")
 def test_exchanges_of_several_rounds_do_not_wait(exchange: str, codec: str, group: dist.ProcessGroup) -> None:
     """They do, on the communication thread, so backward goes on meanwhile."""
-    run = SEVERAL_ROUNDS[exchange]
+    run, payload = SEVERAL_ROUNDS[exchange], KEYED[codec].encode(torch.empty(2000, device=DEVICE))
     assert isinstance(run, Rounds)
-    run.run(KEYED[codec].encode(torch.empty(2000, device=DEVICE)), group, [0])
+    assert isinstance(payload, Keyed)
+    run.run(table(payload), group, [0])
 
 
 @dataclass(frozen=True)

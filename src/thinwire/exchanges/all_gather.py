@@ -60,17 +60,17 @@ def places(ranks: int, nbytes: int, device: torch.device) -> Tensor:
     return there
 
 
-def received(mine: Payload, buffers: Tensor, verdict: Verdict | None, out: Tensor | None = None) -> Payload:
+def received(mine: Payload, buffers: Tensor, verdict: Verdict | None) -> Payload:
     """Return the sum of the ranks' buffers, laid out like `mine`. Raises PayloadError when malformed.
 
     If the host would have to wait for a GPU and there is a verdict, the fault is noted there instead of raised, and the
-    sum is zero. It may be read only when it is written to `out`, if that is given (`Payload.summed_into`).
+    sum is zero. The verdict, too, may be read only when the sum has been written.
     """
     if verdict is None:
         return mine.from_buffers(buffers)
     found = Verdict()
     with noting(found):
-        total = mine.from_buffers(buffers) if out is None else mine.summed_into(buffers, out)
+        total = mine.from_buffers(buffers)
     verdict.take_in(found.moved(list))
     flags = found.flags
     return total if flags is None or found.withheld else total.with_values(torch.where(flags.any(), 0, total.values))

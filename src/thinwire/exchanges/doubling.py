@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
-from thinwire.exchanges.merging import Rounds, complete_bytes, merged, table, together
-from thinwire.payloads import Dense, Keyed, Payload, wire
-from thinwire.payloads.keyed import spread
+from thinwire.exchanges.merging import Rounds, complete_bytes, together
+from thinwire.payloads import Dense, Keyed, wire
+from thinwire.payloads.keyed import merged, spread
 
 
 @final
@@ -28,8 +28,8 @@ class RecursiveDoubling(Rounds):
     uneven: ClassVar[bool] = True
 
     @override
-    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        peers, own = Peers(group, payload.values.device), table(payload, "RecursiveDoubling")
+    def run(self, own: Keyed, group: Group, seeds: Sequence[int]) -> Exchanged:
+        peers = Peers(group, own.values.device)
         core = 1 << (peers.world_size.bit_length() - 1)
         partner = peers.rank ^ core
         current = _thrifty(merged([own]))
@@ -44,7 +44,7 @@ class RecursiveDoubling(Rounds):
             current = _swap(peers, partner, current, send=False)
         elif partner < peers.world_size:
             _swap(peers, partner, current, receive=False)
-        return Exchanged(summed=current, delivered=payload, sent_bytes=peers.sent_bytes)
+        return Exchanged(summed=current, delivered=own, sent_bytes=peers.sent_bytes)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return two messages per round, because lengths travel in a message of their own."""

@@ -11,7 +11,6 @@ from typing_extensions import override
 from thinwire.collectives import Group, communication_thread, used_here
 from thinwire.exchanges.base import Exchange, Exchanged, Transport
 from thinwire.payloads import Keyed, Payload, Scratch, Sparse, wire
-from thinwire.payloads.keyed import union
 
 
 class Rounds(Exchange):
@@ -33,28 +32,25 @@ class Rounds(Exchange):
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":
         seeds = seeds or [0] * len(payload.regions)
-        mergeable(payload, type(self).__name__)  # here: what a thread raises reaches users through torch's futures
+        own = mergeable(payload, type(self).__name__)  # here: a thread's errors reach users through torch's futures
 
-        def run(own: Group) -> Exchanged:
+        def run(twin: Group) -> Exchanged:
             used_here(*payload.tensors())
-            return self.run(payload, own, seeds)
+            return self.run(table(own), twin, seeds)
 
         return communication_thread(group).submit(run, payload.values.device)
 
     @abstractmethod
-    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
+    def run(self, own: Keyed, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait: what `start` runs on the communication thread.
 
         Args:
-            payload: This rank's.
+            own: This rank's payload, in the order of received rows.
             group: The ranks.
             seeds: One per region, the same on all ranks.
 
         Returns:
             The sum over ranks, and what of this rank's payload is part of it.
-
-        Raises:
-            TypeError: For a payload of a kind that this exchange cannot sum.
         """
 
 
@@ -69,15 +65,9 @@ def mergeable(payload: Payload, exchange: str) -> Keyed:
     return payload
 
 
-def table(payload: Payload, exchange: str) -> Keyed:
+def table(own: Keyed) -> Keyed:
     """Return the payload in the order of received rows, so that messages of equally many rows are equally long."""
-    own = mergeable(payload, exchange)
     return own.rekeyed(own.keys, own.rows) if isinstance(own, Sparse) else own
-
-
-def merged(tables: list[Keyed]) -> Keyed:
-    """Return the sum of tables, every key once."""
-    return tables[0].rekeyed(*union(tables))
 
 
 def complete_bytes(like: Keyed) -> int:

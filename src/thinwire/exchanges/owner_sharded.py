@@ -9,8 +9,9 @@ from typing_extensions import override
 
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
-from thinwire.exchanges.merging import Rounds, merged, table, together
-from thinwire.payloads import Keyed, Payload
+from thinwire.exchanges.merging import Rounds, together
+from thinwire.payloads import Keyed
+from thinwire.payloads.keyed import merged, where
 
 
 @final
@@ -25,13 +26,12 @@ class OwnerSharded(Rounds):
     uneven: ClassVar[bool] = True
 
     @override
-    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        peers, rows = Peers(group, payload.values.device), merged([table(payload, "OwnerSharded")])
-        of = [rows.keys % peers.world_size == rank for rank in range(peers.world_size)]
-        shards = [rows.rekeyed(rows.keys[here], rows.rows[here]) for here in of]
+    def run(self, own: Keyed, group: Group, seeds: Sequence[int]) -> Exchanged:
+        peers, rows = Peers(group, own.values.device), merged([own])
+        shards = [where(rows, rows.keys % peers.world_size == rank) for rank in range(peers.world_size)]
         mine = merged(_swapped(peers, shards))
         sums = _swapped(peers, [mine] * peers.world_size)
-        return Exchanged(summed=merged(sums), delivered=payload, sent_bytes=peers.sent_bytes)
+        return Exchanged(summed=merged(sums), delivered=own, sent_bytes=peers.sent_bytes)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return, for each of the K − 1 other ranks, a length and 1/K of this rank's rows, a length and 1/K of all."""

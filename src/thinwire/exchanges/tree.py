@@ -1,9 +1,8 @@
 """gTop-k's all-reduce."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, final
 
 import torch
@@ -12,27 +11,11 @@ from typing_extensions import override
 from thinwire.checked import checked
 from thinwire.collectives import Group, Peers
 from thinwire.exchanges.base import Exchanged, Hops
-from thinwire.exchanges.merging import Rounds, merged, table
-from thinwire.payloads import Keyed, Payload
-from thinwire.payloads.keyed import spread
-
-
-def _less_dropped(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
-    """Return this rank's picks minus what its merges dropped, which may include picks of ranks below it."""
-    return merged([own, *(rest.rekeyed(rest.keys, -rest.rows) for rest in dropped)])
-
-
-def _within_outcome(own: Keyed, dropped: list[Keyed], outcome: Keyed) -> Keyed:
-    """Return this rank's picks at keys of the outcome."""
-    own = merged([own])
-    chosen = torch.isin(own.keys, outcome.keys)
-    return own.rekeyed(own.keys[chosen], own.rows[chosen])
-
+from thinwire.exchanges.merging import Rounds
+from thinwire.payloads import Keyed
+from thinwire.payloads.keyed import merged, spread, where
 
 Merge = Literal["exact", "paper"]
-_DELIVERED: Mapping[Merge, Callable[[Keyed, list[Keyed], Keyed], Keyed]] = MappingProxyType(
-    {"exact": _less_dropped, "paper": _within_outcome}
-)
 
 
 @final
@@ -55,11 +38,15 @@ class GlobalTopKTree(Rounds):
     exact_values: bool = False
 
     @override
-    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
-        peers, own = Peers(group, payload.values.device), table(payload, "GlobalTopKTree")
+    def run(self, own: Keyed, group: Group, seeds: Sequence[int]) -> Exchanged:
+        peers = Peers(group, own.values.device)
         outcome, dropped = _up(peers, own, own.region_counts())
         outcome = _down(peers, outcome, own)
-        delivered = _DELIVERED["paper" if self.exact_values else self.merge](own, dropped, outcome)
+        if self.merge == "exact" and not self.exact_values:  # less what was dropped, which ranks below may have picked
+            delivered = merged([own, *(rest.rekeyed(rest.keys, -rest.rows) for rest in dropped)])
+        else:
+            own = merged([own])
+            delivered = where(own, torch.isin(own.keys, outcome.keys))
         if self.exact_values:
             rows = spread(delivered, outcome.keys)
             peers.all_reduce(rows)
@@ -112,5 +99,4 @@ def _largest(rows: Keyed, counts: list[int]) -> tuple[Keyed, Keyed]:
     regions = rows.region_counts()
     for norm, chosen, count in zip(norms.split(regions), best.split(regions), counts, strict=True):
         chosen[norm.topk(min(count, norm.numel()), sorted=False).indices] = True
-    kept, dropped = (rows.rekeyed(rows.keys[part], rows.rows[part]) for part in (best, ~best))
-    return kept, dropped
+    return where(rows, best), where(rows, ~best)

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.checked import Such, checked
 from thinwire.collectives import Group, Peers, all_or
 from thinwire.exchanges.base import Encoder, Exchanged, Hops, Transport
-from thinwire.exchanges.merging import Rounds, table, together
+from thinwire.exchanges.merging import Rounds, together
 from thinwire.payloads import Keyed, Payload, fitted
 from thinwire.payloads.keyed import spread
 
@@ -38,18 +38,18 @@ class UnionAllReduce(Rounds):
     transport: ClassVar[Transport] = "all_reduce"
     packed: Packed = None
 
-    def run(self, payload: Payload, group: Group, seeds: Sequence[int]) -> Exchanged:
+    def run(self, own: Keyed, group: Group, seeds: Sequence[int]) -> Exchanged:
         """Exchange and wait.
 
         Raises:
             TypeError: If payloads of `packed` cannot be added.
         """
-        peers, own = Peers(group, payload.values.device), table(payload, "UnionAllReduce")
+        peers = Peers(group, own.values.device)
         keys = _union(peers, own, group)
         total = own.rekeyed(keys, spread(own, keys))
         if keys.numel():
             total = total.rekeyed(total.keys, self._sum(peers, total, seeds))
-        return Exchanged(summed=total, delivered=payload, sent_bytes=peers.sent_bytes)
+        return Exchanged(summed=total, delivered=own, sent_bytes=peers.sent_bytes)
 
     def hops(self, nbytes: float, world_size: int, whole: float = math.inf) -> Sequence[Hops]:
         """Return 2(K − 1) messages for the bitmap, and as many for the union's rows, as long as `packed` makes them."""

@@ -110,7 +110,7 @@ class Payload(ABC):
 
     @abstractmethod
     def from_buffers(self, buffers: Tensor) -> Self:
-        """Return the sum of several ranks' payloads.
+        """Return the sum of several ranks' payloads. Where the host must not wait, nothing reads it but `write`.
 
         Args:
             buffers: What each wrote with `to_buffer`, uint8 (ranks, nbytes). Each must have this payload's layout.
@@ -118,15 +118,6 @@ class Payload(ABC):
         Raises:
             PayloadError: Otherwise, before anything is written.
         """
-
-    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
-        """Return what `from_buffers` does.
-
-        Args:
-            buffers: As there.
-            out: What the sum is for: where the host must not wait, it may be read only when it is written there.
-        """
-        return self.from_buffers(buffers)
 
     @abstractmethod
     def write(self, out: Tensor) -> None:

@@ -70,15 +70,6 @@ class Blocks(Keyed):
     def key_space(self) -> int:
         return self._edges[-1]
 
-    @property
-    @override
-    def most_rows(self) -> int:
-        return self.key_space
-
-    @override
-    def every_key(self) -> Tensor:
-        return torch.arange(self.key_space, dtype=torch.int32, device=self.keys.device)
-
     def region_counts(self) -> list[int]:
         """Return how many blocks lie in each region; keys must ascend."""
         if self.held:
@@ -93,7 +84,7 @@ class Blocks(Keyed):
     @property
     @override
     def nbytes(self) -> int:
-        named = self.named_nbytes(self.keys.numel())
+        named = indices.nbytes(self._coding, self.keys.numel(), self.key_space)
         return _HEAD + numbers.nbytes(self.values, self.coded) + named
 
     @override
@@ -109,10 +100,6 @@ class Blocks(Keyed):
         if self.keys.numel() != count:
             raise PayloadError(f"{self.keys.numel()} blocks; expected {count}, as blocks cannot be padded")
         return self
-
-    @override
-    def named_nbytes(self, count: int) -> int:
-        return indices.nbytes(indices.shortest(count, self.key_space, _CODINGS), count, self.key_space)
 
     def to_buffer(self) -> Tensor:
         """Return header, shape, values and keys as uint8.

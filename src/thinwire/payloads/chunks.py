@@ -90,16 +90,9 @@ class Chunks(Settling):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank after another."""
-        return self._total(buffers, unread=False)
-
-    @override
-    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
-        return self._total(buffers, unread=True)
-
-    def _total(self, buffers: Tensor, *, unread: bool) -> Self:
         rows = numbers.Rows(buffers, self._head, self.values, self.coded, self._cut.named_nbytes)
-        named = rows.named[:, : self._cut.named_nbytes]
-        if self._cut.numbered and not on_host(buffers):
+        named, here = rows.named[:, : self._cut.named_nbytes], on_host(buffers)
+        if self._cut.numbered and not here:
             flat, wrong = kernels.subsets_read(named, self._cut.numbered)
             refuse_if(wrong, partial(_malformed, *self.chunkings))
         else:
@@ -108,7 +101,7 @@ class Chunks(Settling):
             positions = _checked([(_read(part, *run), run[0]) for part, run in parts])
             each = [part.to(torch.int16).flatten(1) for part in positions]
             flat = each[0] if len(each) == 1 else torch.cat(each, dim=1)
-        lying = rows.lying() if unread else None
+        lying = None if here else rows.lying()
         values = rows.read().view(-1) if lying is None else self.values.new_empty(flat.numel())
         return replace(self, positions=flat.view(-1), values=values, coded=None, unread=lying)
 

@@ -97,10 +97,6 @@ class Dense(Payload):
 
     @override
     def from_buffers(self, buffers: Tensor) -> Self:
-        return self.with_values(self._rows(buffers).read(summed=True))
-
-    @override
-    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
         rows = self._rows(buffers)
         lying = None if self.coded is None else rows.lying()
         if lying is None:

@@ -34,13 +34,13 @@ class Keyed(Payload):
         """How many rows the table has; keys lie in [0, key_space)."""
 
     @property
-    @abstractmethod
     def most_rows(self) -> int:
         """How many keys the regions allow."""
+        return self.key_space
 
-    @abstractmethod
     def every_key(self) -> Tensor:
         """Return all keys (int32) that the regions allow, in the order that `rekeyed` gives them."""
+        return torch.arange(self.key_space, dtype=torch.int32, device=self.keys.device)
 
     @abstractmethod
     def region_counts(self) -> list[int]:
@@ -53,10 +53,6 @@ class Keyed(Payload):
     @abstractmethod
     def filled(self, count: int) -> Self:
         """Return this payload, padded to `count` rows."""
-
-    @abstractmethod
-    def named_nbytes(self, count: int) -> int:
-        """Return the bytes of `count` row indices of this table after `rekeyed`, padding included."""
 
     @override
     def counts(self) -> list[int]:
@@ -82,13 +78,17 @@ class Keyed(Payload):
         mine, theirs = ((p.key_space, p.rows.shape[1], p.rows.dtype) for p in (self, other))
         if mine != theirs:
             raise PayloadError(f"received rows of (key space, width, dtype) {theirs}; expected {mine}")
-        return self.rekeyed(*union([other]))
+        return self.rekeyed(*kernels.merge([other.keys], [other.rows]))
 
 
-def union(tables: Sequence[Keyed]) -> tuple[Tensor, Tensor]:
-    """Add tables of one kind, in the order given. Return the sum's keys, ascending, and its rows."""
-    rows = [table.rows for table in tables]
-    return kernels.merge([table.keys for table in tables], rows)
+def merged(tables: Sequence[Keyed]) -> Keyed:
+    """Return the sum of tables of one kind, added in the order given: every key once, ascending."""
+    return tables[0].rekeyed(*kernels.merge([table.keys for table in tables], [table.rows for table in tables]))
+
+
+def where(table: Keyed, here: Tensor) -> Keyed:
+    """Return the rows of `table` where bools are set."""
+    return table.rekeyed(table.keys[here], table.rows[here])
 
 
 def spread(table: Keyed, keys: Tensor) -> Tensor:

@@ -38,12 +38,7 @@ def narrowed(
 
 
 def narrowed_each(
-    x: Tensor,
-    runs: Sequence[int],
-    how: Narrow,
-    dtype: torch.dtype,
-    seeds: Sequence[int],
-    share: float | None = None,
+    x: Tensor, runs: Sequence[int], how: Narrow, dtype: torch.dtype, seeds: Sequence[int], share: float | None = None
 ) -> tuple[Tensor, Coded | None]:
     """Return what `narrowed` does of each of several runs of values, one after another. A format scales each alone."""
     if isinstance(how, Format):
@@ -191,15 +186,9 @@ class Rows:
 
 def plain(buffers: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Return every rank's `count` numbers, (ranks, count), from the section at the start of each buffer."""
-    nbytes = count * dtype.itemsize
     # Cloned, because the numbers of a single rank would otherwise be a view of its buffer.
-    return (
-        buffers[:, :nbytes]
-        .clone(memory_format=torch.contiguous_format)
-        .view(-1)
-        .view(dtype)
-        .view(buffers.shape[0], count)
-    )
+    cloned = buffers[:, : count * dtype.itemsize].clone(memory_format=torch.contiguous_format)
+    return cloned.view(-1).view(dtype).view(len(buffers), count)
 
 
 def check_plain(head: wire.Header) -> torch.dtype:

@@ -1,6 +1,6 @@
 """Single elements, addressed by index."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self, final
@@ -138,10 +138,6 @@ class Sparse(Keyed, Settling):
         values = torch.cat([self.values, self.values.new_zeros(missing)])
         return self._plain(found, values, runs, ascending=self.layout.ascends)
 
-    def named_nbytes(self, count: int) -> int:
-        """Return how many bytes it takes to name `count` elements, which ascend if the regions do."""
-        return Layout.of(self.regions, (count,), self.numel, ascending=True).nbytes
-
     def to_buffer(self) -> Tensor:
         """Return header, values and indices as uint8.
 
@@ -176,11 +172,11 @@ class Sparse(Keyed, Settling):
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's elements after another's."""
-        return self._total(buffers, lambda rows: (rows.read(), None, None))
-
-    @override
-    def summed_into(self, buffers: Tensor, out: Tensor) -> Self:
-        return self._total(buffers, numbers.Rows.arrived)
+        rows = numbers.Rows(buffers, self._header, self.values, self.coded, self.layout.length)
+        found, (values, checks, flags) = self.layout.read(rows.named), rows.arrived()
+        shape = (-1,) if checks is None else values.shape
+        runs, ascending = self.runs * len(buffers), self.layout.ascends
+        return self._plain(found.view(shape), values.view(shape), runs, ascending=ascending, unread=(checks, flags))
 
     def write(self, out: Tensor) -> None:
         """Set the regions of `out` to zero and add the values."""
@@ -258,35 +254,17 @@ class Sparse(Keyed, Settling):
             return [(0, self.indices, self.values)]
         return list(zip(self._offsets, self.indices.split(self.runs), self.values.split(self.runs), strict=True))
 
-    def _total(
-        self, buffers: Tensor, read: Callable[[numbers.Rows], tuple[Tensor, Checks | None, Tensor | None]]
-    ) -> Self:
-        rows = numbers.Rows(buffers, self._header, self.values, self.coded, self.layout.length)
-        found, (values, checks, flags) = self.layout.read(rows.named), read(rows)
-        shape = (-1,) if checks is None else values.shape
-        runs, ascending = self.runs * len(buffers), self.layout.ascends
-        return self._plain(found.view(shape), values.view(shape), runs, ascending=ascending, unread=(checks, flags))
-
     def _plain(
-        self,
-        found: Tensor,
-        values: Tensor,
-        runs: tuple[int, ...],
-        *,
-        ascending: bool,
-        unread: _Unread = (None, None),
+        self, found: Tensor, values: Tensor, runs: tuple[int, ...], *, ascending: bool, unread: _Unread = (None, None)
     ) -> Self:
         """Return other elements as plain values: not in slots, and not agreed."""
-        return replace(
-            self,
+        return type(self)(
             indices=found,
             values=values,
+            numel=self.numel,
+            regions=self.regions,
             runs=runs,
             ascending=ascending,
-            seeds=(),
-            agreed=False,
-            coded=None,
-            counted=None,
             unread=unread,
         )
 

@@ -14,7 +14,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Format
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.dense import Dense
-from thinwire.payloads.indices import Layout
+from thinwire.payloads.indices import Layout, decoded
 from thinwire.payloads.numbers import Float, Narrow
 from thinwire.payloads.sparse import Sparse
 
@@ -123,12 +123,8 @@ class Words:
         return form.decode(codes, data[:scales].view(torch.float32)).to(self.dtype)
 
     def _indices(self, data: Tensor) -> Tensor:
-        if self._layout.coding == wire.NUMBERS:
-            found = data[: 4 * self.count].view(torch.int32)
-        else:
-            data = data[: self._indices_nbytes].contiguous()
-            found = kernels.elias_fano_decode(data[None], self.count, self.numel)[0]
-        return found.clamp(0, self.numel - 1)
+        rows = data[None, : self._indices_nbytes].contiguous()
+        return decoded(self._layout.coding, rows, self.count, self.numel)[0].clamp(0, self.numel - 1)
 
     @property
     def _layout(self) -> Layout:

@@ -210,7 +210,7 @@ class Compressed(Reducer):
             if exchanged.buffers is None:
                 total = exchanged.total
             else:
-                total = all_gather.received(delivered, exchanged.buffers, found, bucket.flat)
+                total = all_gather.received(delivered, exchanged.buffers, found)
             if self.memory.stateful:
                 delivered.settle(partial(self.memory.retain, bucket.segments.names), total, bucket.flat)
                 self._clamp(total, bucket, scale)
