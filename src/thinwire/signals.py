@@ -1,10 +1,10 @@
 """What a codec encodes: a tensor, or a sum that one pass can both compute and select from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar, final
+from typing import Any, Self, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -20,14 +20,20 @@ _CAPTURED = 1 << 25
 """Up to so many elements a captured launch is worth more than kernels that know where their one vector begins."""
 
 
-class Note(Protocol):
+@final
+class Note:
     """A codec's note about one parameter from an earlier step. The memory keeps it beside the residual."""
+
+    def __init__(self, committed: Mapping[str, Tensor], staged: dict[str, Tensor], name: str) -> None:
+        self._committed, self._staged, self._name = committed, staged, name
 
     def read(self) -> Tensor | None:
         """Return the latest note, from a committed step or an earlier part of this one; None if there is none."""
+        return self._staged.get(self._name, self._committed.get(self._name))
 
     def write(self, note: Tensor) -> None:
         """Write a flat tensor in the vector's units: if the loss scale changes, the note is multiplied too."""
+        self._staged[self._name] = note
 
 
 class Signal(ABC):

@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.checked import Multiple, checked
-from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import near, room, strongest
-from thinwire.payloads import Narrow, Sparse
+from thinwire.codecs.thresholding import Thresholded
+from thinwire.payloads import Narrow, Scratch
 from thinwire.schedules import Density
 from thinwire.signals import Signal
 
@@ -18,7 +18,7 @@ from thinwire.signals import Signal
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class LaplaceThreshold(Codec):
+class LaplaceThreshold(Thresholded):
     """Send all `|x| ≥ τ` = b · ln(d/k) with b the mean magnitude: no sort, no state (Gupta et al. 2021, Appendix B).
 
     If values follow a Laplace law, k = round(density · d) elements reach τ. Heavier tails send more at low density and
@@ -35,13 +35,12 @@ class LaplaceThreshold(Codec):
     bound: Multiple = 2.0
     values: Narrow = None
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return ⌈bound · k⌉ elements, padding included."""
-        k = kept(self.density, signal.numel)
-        capacity = room(self.bound, k, signal.numel)
+    scratch: ClassVar[Scratch] = Scratch(longest=8, value=64)
+
+    @override
+    def threshold(self, signal: Signal, k: int) -> Tensor:
         mean = torch.linalg.vector_norm(signal.tensor(), 1) / max(1, signal.numel)
-        picks = near(signal, mean * math.log(signal.numel / k) if k else mean, capacity)
-        return strongest(signal, picks, capacity, self.values, seed)
+        return mean * math.log(signal.numel / k) if k else mean
 
 
 def laplace_quantile(mean: Tensor, scale: Tensor, share: float) -> Tensor:

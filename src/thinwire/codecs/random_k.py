@@ -1,7 +1,7 @@
 """Random-k: elements drawn at random, the same on every rank."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar, final
 
@@ -11,11 +11,10 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import checked
-from thinwire.codecs.base import BucketCodec, kept
+from thinwire.codecs.base import BucketCodec, kept, side_by_side
 from thinwire.kernels.memory import constant, sent_anew
-from thinwire.kernels.parts import Cut
+from thinwire.kernels.parts import Cut, Found
 from thinwire.payloads import Narrow, Scratch, Sparse
-from thinwire.payloads.numbers import narrowed_each
 from thinwire.schedules import Density
 from thinwire.signals import Signals
 
@@ -51,16 +50,9 @@ class RandomK(BucketCodec):
         indices, widths = _draw(lengths, counts, seeds, signals.device)
         values = kernels.gather_each(signals.tensors(), indices, counts)
         values = torch.where(finite, values * widths if self.unbiased else values, torch.nan)
-        values, coded = narrowed_each(values, counts, self.values, signals.dtype, seeds, signals.share)
-        return Sparse(
-            indices=kernels.placed(indices.to(torch.int32), cut.regions, counts),
-            values=values,
-            numel=numel,
-            regions=cut.regions,
-            runs=counts,
-            agreed=True,
-            coded=coded,
-        )
+        found = Found(kernels.placed(indices.to(torch.int32), cut.regions, counts), values)
+        payload = side_by_side(signals, found, counts, self.values, seeds=seeds, cut=cut, numel=numel)
+        return replace(payload, agreed=True)
 
 
 def _of_each(numbers: Tensor, runs: tuple[int, ...]) -> Tensor:

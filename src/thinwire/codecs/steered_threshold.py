@@ -2,15 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from thinwire.checked import Multiple, Range, checked
-from thinwire.codecs.base import Codec, kept
-from thinwire.codecs.thresholding import kth_largest, near, room, strongest
-from thinwire.payloads import Narrow, Scratch, Sparse
+from thinwire.codecs.thresholding import Thresholded, kth_largest
+from thinwire.kernels import Picks
+from thinwire.payloads import Narrow
 from thinwire.schedules import Density
 from thinwire.signals import Signal
 
@@ -20,7 +21,7 @@ Gain = Annotated[float, Range("a gain, above 0 and at most 1", above=0, most=1)]
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class SteeredThreshold(Codec):
+class SteeredThreshold(Thresholded):
     """Send all `|x| ≥ τ`, and steer τ so that k = round(density · d) elements reach it.
 
     If n reached it, τ ← τ · (1 + gain · ln(n/k) / ln(d/k)). τ is kept in the memory's note, and starts at the k-th
@@ -40,24 +41,15 @@ class SteeredThreshold(Codec):
     gain: Gain = 0.25
     values: Narrow = None
 
-    # what finds τ, and candidates, of which the payload is a part: several times as many as are sent
-    scratch: ClassVar[Scratch] = Scratch(element=0.2, value=135, arriving=13)
+    @override
+    def threshold(self, signal: Signal, k: int) -> Tensor:
+        note = None if signal.note is None else signal.note.read()
+        return kth_largest(signal.tensor(), k) if note is None else note[0]
 
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
-        """Return ⌈bound · k⌉ elements, padding included."""
-        k = kept(self.density, signal.numel)
-        capacity = room(self.bound, k, signal.numel)
-        threshold = self._threshold(signal, k)
-        picks = near(signal, threshold, capacity)
+    @override
+    def look(self, signal: Signal, threshold: Tensor, picks: Picks, k: int) -> None:
         if signal.note is not None and k:
             signal.note.write((threshold * self._step((picks.indices >= 0).sum(), k, signal.numel)).view(1))
-        return strongest(signal, picks, capacity, self.values, seed)
-
-    def _threshold(self, signal: Signal, k: int) -> Tensor:
-        note = None if signal.note is None else signal.note.read()
-        if note is not None:
-            return note[0]
-        return kth_largest(signal.tensor(), k) if k else torch.zeros((), device=signal.device)
 
     def _step(self, found: Tensor, k: int, numel: int) -> Tensor:
         if k == numel:

@@ -4,12 +4,18 @@ Indices of picks (int32) ascend. A GPU fills them up with −1, so that the host
 """
 
 import math
+from abc import abstractmethod
 from functools import lru_cache
+from typing import ClassVar
 
+import torch
 from torch import Tensor
+from typing_extensions import override
 
+from thinwire.codecs.base import Codec, kept
 from thinwire.kernels import Draw, Picks
-from thinwire.payloads import Narrow, Sparse, narrowed
+from thinwire.payloads import Narrow, Scratch, Sparse, narrowed
+from thinwire.schedules import Density
 from thinwire.signals import Signal, largest, limited
 
 # The sample holds about this many of the picks. So the number of picks varies by about 1/√80 = 11 %.
@@ -44,16 +50,39 @@ def sample_bytes(numel: int, picks: int) -> float:
     return 0 if picks >= numel else 12 * numel / _stride(picks)
 
 
+class Thresholded(Codec):
+    """Sends all `|x| ≥ τ`, where τ aims at k = round(density · d) elements, and there is room for ⌈bound · k⌉."""
+
+    density: Density
+    bound: float
+    values: Narrow
+
+    # what finds τ, and candidates, of which the payload is a part: several times as many as are sent
+    scratch: ClassVar[Scratch] = Scratch(element=0.2, value=135, arriving=13)
+
+    @override
+    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Sparse:
+        """Return ⌈bound · k⌉ elements: the largest of those that reach τ, and padding if there are fewer."""
+        k = kept(self.density, signal.numel)
+        capacity = room(self.bound, k, signal.numel)
+        threshold = self.threshold(signal, k)
+        picks = near(signal, threshold, capacity)
+        self.look(signal, threshold, picks, k)
+        indices, values = limited(picks, capacity)
+        values, coded = narrowed(values, self.values, signal.dtype, seed, signal.share)
+        return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
+
+    @abstractmethod
+    def threshold(self, signal: Signal, k: int) -> Tensor:
+        """Return τ (0-dim)."""
+
+    def look(self, signal: Signal, threshold: Tensor, picks: Picks, k: int) -> None:
+        """See what reached τ."""
+
+
 def near(signal: Signal, threshold: Tensor, picks: int) -> Picks:
     """Return the elements that reach the threshold (0-dim), or the largest if far more than `picks` do."""
     return signal.select(threshold, min(signal.numel, 4 * picks + PICKS_IN_SAMPLE))
-
-
-def strongest(signal: Signal, picks: Picks, count: int, narrow: Narrow, seed: int) -> Sparse:
-    """Return a payload of `count` elements: the largest of the picks, and padding if there are fewer."""
-    indices, values = limited(picks, count)
-    values, coded = narrowed(values, narrow, signal.dtype, seed, signal.share)
-    return Sparse(indices=filled(indices, signal.numel), values=values, numel=signal.numel, coded=coded)
 
 
 def filled(indices: Tensor, numel: int) -> Tensor:
@@ -62,8 +91,8 @@ def filled(indices: Tensor, numel: int) -> Tensor:
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
-    """Return the k-th largest magnitude (0-dim), for 1 ≤ k ≤ x.numel()."""
-    return x.index_select(0, largest(x, k)).abs().min()
+    """Return the k-th largest magnitude (0-dim), for k ≤ x.numel(); 0 for none."""
+    return x.index_select(0, largest(x, k)).abs().min() if k else torch.zeros((), device=x.device)
 
 
 def room(bound: float, k: int, numel: int) -> int:

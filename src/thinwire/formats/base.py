@@ -1,6 +1,5 @@
 """What a format does: it takes numbers and returns scales and codes of a few bits."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
@@ -139,16 +138,6 @@ def flat32(xs: Parts, factor: float = 1.0) -> Tensor:
     """Return vectors times a factor as one, float32. A float64 beyond that range becomes infinite."""
     x = kernels.joined(xs, torch.float32)
     return x if factor == 1 else x * factor
-
-
-def peaks(x: Tensor, groups: Groups) -> Tensor:
-    """Return the largest magnitude of each group, float32. It is NaN where an element is not finite."""
-    return kernels.group_scales(x, groups, math.inf, None, 0.0)
-
-
-def means(x: Tensor, groups: Groups) -> Tensor:
-    """Return the mean magnitude of each group, float32. It is NaN where an element is not finite."""
-    return kernels.group_scales(x, groups, 1.0, widths(groups, x.device), 0.0)
 
 
 @kept  # layouts stay the same from step to step

@@ -59,13 +59,7 @@ class Coded:
 
     @classmethod
     def of_each(
-        cls,
-        xs: Parts,
-        format: Format,
-        *,
-        seeds: Sequence[int],
-        out: Tensor | None = None,
-        factor: float = 1.0,
+        cls, xs: Parts, format: Format, *, seeds: Sequence[int], out: Tensor | None = None, factor: float = 1.0
     ) -> Self:
         """Encode several vectors, each as a run of its own.
 

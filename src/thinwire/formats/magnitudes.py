@@ -8,8 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.checked import Positive, checked
-from thinwire.formats.base import Format, GroupSize, flat32, means
+from thinwire.formats.base import Format, GroupSize, flat32, widths
 from thinwire.kernels.memory import constant
 from thinwire.kernels.parts import Parts
 
@@ -47,34 +48,31 @@ class Magnitudes(Format):
         self, xs: Parts, *, seeds: Sequence[int], factor: float = 1.0, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return codes, those of negative values from 2^(bits-1) on, and scales of least squared error."""
-        runs = xs.cut.lengths
-        codes, scales = map(torch.cat, zip(*map(self._encoded, flat32(xs, factor).split(runs)), strict=True))
+        runs, x = xs.cut.lengths, flat32(xs, factor)
+        codes, scales = map(torch.cat, zip(*map(self._encoded, x.split(runs)), strict=True))
         if out is not None:
             self.decode_into(out, codes, scales, runs)
         return codes, scales
 
     def _encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        groups = self.groups((x.numel(),))
-        average = means(x, groups)
-        magnitudes = x.abs()
+        groups, magnitudes = self.groups((x.numel(),)), x.abs()
+        average = kernels.group_scales(x, groups, 1.0, widths(groups, x.device), 0.0)  # the mean magnitude
+        group = torch.arange(x.numel(), device=x.device) // self.width(x.numel())
         levels = constant(self.levels, torch.float32, x.device)
-        between = (levels[1:] + levels[:-1]) / 2
-        nearest = torch.bucketize(magnitudes / self._of_each(average, x), between)
+        nearest = torch.bucketize(magnitudes / average[group], (levels[1:] + levels[:-1]) / 2)
         codes = (nearest + len(self.levels) * (x < 0)).to(self.code_dtype)
-        return codes, self._fitted(magnitudes, levels[nearest.clamp(max=len(self.levels) - 1)], average)
+        chosen = levels[nearest.clamp_(max=len(self.levels) - 1)].double()
+        return codes, _fitted(magnitudes.double(), chosen, group, average)
 
     def table(self) -> Tensor:
         """Return the levels, and minus the levels."""
         levels = torch.tensor(self.levels)
         return torch.cat((levels, -levels))
 
-    def _of_each(self, scales: Tensor, x: Tensor) -> Tensor:
-        return scales.repeat_interleave(self.width(x.numel()))[: x.numel()]
 
-    def _fitted(self, magnitudes: Tensor, chosen: Tensor, average: Tensor) -> Tensor:
-        """Return Σ |x| · level / Σ level² of each group: where the derivative of its squared error is zero."""
-        group = self._of_each(torch.arange(average.numel(), device=average.device), magnitudes)
-        above, below = (torch.zeros(average.numel(), dtype=torch.float64, device=average.device) for _ in range(2))
-        above.index_add_(0, group, magnitudes.double() * chosen)
-        below.index_add_(0, group, chosen.double().square())
-        return torch.where(average > 0, (above / below).float(), average)
+def _fitted(magnitudes: Tensor, chosen: Tensor, group: Tensor, average: Tensor) -> Tensor:
+    """Return Σ |x| · level / Σ level² of each group: where the derivative of its squared error is zero."""
+    above, below = (torch.zeros_like(average, dtype=torch.float64) for _ in range(2))
+    above.index_add_(0, group, magnitudes * chosen)
+    below.index_add_(0, group, chosen.square())
+    return torch.where(average > 0, (above / below).float(), average)

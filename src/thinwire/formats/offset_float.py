@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.checked import Range, checked
-from thinwire.formats.base import Bits, Format, GroupSize, flat32, peaks
+from thinwire.formats.base import Bits, Format, GroupSize, flat32
 from thinwire.kernels import OffsetGrid, Rounding
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Parts
@@ -110,7 +110,8 @@ class OffsetFloat(Format):
     ) -> tuple[Tensor, Tensor]:
         """Return codes and scales. These are powers of two: 1 for a group of zeros, and for all unless `scaled`."""
         x, groups = flat32(xs, factor), self.groups(xs.cut.lengths)
-        scales, codes = self._scales(peaks(x, groups)), empty(x.numel(), self.code_dtype, x.device)
+        scales = self._scales(kernels.group_scales(x, groups, math.inf, None, 0.0))
+        codes = empty(x.numel(), self.code_dtype, x.device)
         decoded = () if out is None else (self.on(x.device), out)
         kernels.codes_encode(codes, x, scales, groups, self.grid, seeds, *decoded)
         return codes, scales

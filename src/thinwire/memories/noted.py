@@ -11,6 +11,7 @@ from typing_extensions import override
 from thinwire.checked import checked
 from thinwire.kernels.parts import Ints, Vectors
 from thinwire.memories.base import Memory, State
+from thinwire.memories.staged import among
 from thinwire.payloads import Payload, Scratch
 from thinwire.signals import Note, Signals
 
@@ -69,7 +70,7 @@ class Noted(Memory):
 
     def note(self, name: str) -> Note:
         """Return the note on parameter `name`."""
-        return _Note(self._committed, self._staged, name)
+        return Note(self._committed, self._staged, name)
 
     @override
     def retain(self, names: Sequence[str], delivered: Payload) -> None:
@@ -78,17 +79,14 @@ class Noted(Memory):
     @override
     def commit(self, names: Collection[str] | None = None) -> None:
         self.memory.commit(names)
-        for name in self._written(names):
+        for name in among(self._staged, names):
             self._committed[name] = self._staged.pop(name)
 
     @override
     def rollback(self, names: Collection[str] | None = None) -> None:
         self.memory.rollback(names)
-        for name in self._written(names):
+        for name in among(self._staged, names):
             del self._staged[name]
-
-    def _written(self, names: Collection[str] | None) -> set[str]:
-        return set(self._staged) if names is None else self._staged.keys() & set(names)
 
     @override
     def rescale(self, factor: float) -> None:
@@ -108,15 +106,3 @@ class Noted(Memory):
         self._committed.clear()
         self._committed.update({n: fields["note"].detach().clone() for n, fields in state.items() if "note" in fields})
         self._staged.clear()
-
-
-@final
-class _Note:
-    def __init__(self, committed: Mapping[str, Tensor], staged: dict[str, Tensor], name: str) -> None:
-        self._committed, self._staged, self._name = committed, staged, name
-
-    def read(self) -> Tensor | None:
-        return self._staged.get(self._name, self._committed.get(self._name))
-
-    def write(self, note: Tensor) -> None:
-        self._staged[self._name] = note

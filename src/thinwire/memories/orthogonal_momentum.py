@@ -51,10 +51,8 @@ class OrthogonalMomentum(AppliedMomentum):
     own: ClassVar[str] = "momentum"
     keeps_length: ClassVar[bool] = False
 
-    @property
-    def scratch(self) -> Scratch:
-        """The polynomials and products of one matrix at a time on a CPU, and of all matrices on a GPU."""
-        return Scratch(longest=25)
+    # the polynomials and products of one matrix at a time on a CPU, and of all matrices on a GPU
+    scratch: ClassVar[Scratch] = Scratch(longest=25)
 
     momentum: Fraction | None = None
     decay: Fraction = 0.95

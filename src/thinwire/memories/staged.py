@@ -1,6 +1,6 @@
 """Two versions of the residual, committed and staged: a bucket's tensors lie in one flat tensor each."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -72,12 +72,12 @@ class Staged:
 
     def commit(self, names: Collection[str] | None = None) -> None:
         """Replace committed versions with staged ones."""
-        done = _among(self._staged, names)
+        done = among(self._staged, names)
         while done:
             pair = self._at[next(iter(done))]
             pair.turn(done & pair.live)
             done -= pair.live
-        gone = self._closing and _among(self._closing, names)
+        gone = self._closing and among(self._closing, names)
         self.rollback(names)
         if gone:
             self.drop(gone)
@@ -142,17 +142,17 @@ class _Pair:
     def __init__(self, names: Sequence[str], cut: Cut, committed: Tensor) -> None:
         self._names, self._places = list(names), {name: i for i, name in enumerate(names)}
         self.live, self._turned, self._now = set(names), set[str](), 0
-        self._flats: list[Parts | None] = [Parts(committed, cut), None]
+        self._flats = Parts(committed, cut), Parts(empty(committed.numel(), committed.dtype, committed.device), cut)
 
     def holds(self, names: Sequence[str]) -> bool:
         """Whether it holds just these, in this order."""
         return len(self.live) == len(self._names) and self._names == names
 
     def committed(self, name: str) -> Tensor:
-        return self._view(self._now ^ (name in self._turned), name)
+        return self._flats[self._now ^ (name in self._turned)][self._places[name]]
 
     def staged(self, name: str) -> Tensor:
-        return self._view(1 - (self._now ^ (name in self._turned)), name)
+        return self._flats[1 - (self._now ^ (name in self._turned))][self._places[name]]
 
     def parts(self) -> tuple[Parts, Parts]:
         """Return the committed versions of all names, and the others."""
@@ -162,8 +162,7 @@ class _Pair:
             committed.copy_(staged)
             staged.copy_(kept)
         self._turned.clear()
-        found = [self._flat(0), self._flat(1)] if None in self._flats else self._flats
-        return found[self._now], found[1 - self._now]  # type: ignore[return-value]  # there are both
+        return self._flats[self._now], self._flats[1 - self._now]
 
     def turn(self, names: set[str]) -> None:
         if len(names) == len(self.live):
@@ -171,18 +170,7 @@ class _Pair:
         else:
             self._turned ^= names
 
-    def _view(self, which: int, name: str) -> Tensor:
-        return self._flat(which)[self._places[name]]
 
-    def _flat(self, which: int) -> Parts:
-        parts = self._flats[which]
-        if parts is None:
-            first = self._flats[1 - which]
-            assert first is not None
-            like = first.flat
-            parts = self._flats[which] = Parts(empty(like.numel(), like.dtype, like.device), first.cut)
-        return parts
-
-
-def _among(names: set[str], wanted: Collection[str] | None) -> set[str]:
-    return set(names) if wanted is None else names.intersection(wanted)
+def among(names: Iterable[str], wanted: Collection[str] | None) -> set[str]:
+    """Return those of some names that are wanted: all of them with None."""
+    return set(names) if wanted is None else set(wanted).intersection(names)
