@@ -1009,7 +1009,7 @@ def test_the_store_is_not_asked_about_who_is_slow() -> None:
         one, slow, late = _began(swarms, [True, False, False])
         assert _shares_of(one) == {one.id}
         assert not one._directory.get("step 1")
-        with patch.object(late, "_consider", lambda: None):  # as if shares arrived late
+        with patch.object(late, "_consider", lambda *said: None):  # as if shares arrived late
             assert _shares_of(one, 2) == {one.id}
             assert one._directory.get("step 2")
             assert _shares_of(one, 3) == {one.id}

@@ -86,14 +86,16 @@ class Fragment:
 
     def finite(self) -> bool:
         """Whether what was taken down, or has arrived since, is finite on the whole island; a collective of it."""
-        return self._everywhere(all_finite([bucket.flat for bucket in self._buckets]))
+        return bool(self.lowest(all_finite([bucket.flat for bucket in self._buckets])))
 
-    def start(self, meeting: Meeting, *, nothing: bool = False) -> None:
-        """Start reducing Δ in an exchange; with `nothing`, zeros in its place."""
+    def start(self, meeting: Meeting) -> None:
+        """Start reducing Δ in an exchange, times its weight there; zeros in its place if that is 0 or NaN."""
         self.arrived, self.meeting = False, meeting
-        for bucket in self._buckets:
-            if nothing:
-                bucket.flat.zero_()
+        counts = meeting.weight > 0
+        divisor = self.attachment.group.size() / (meeting.weight if counts else 1.0)
+        self.attachment.membership.divisor = lambda joined, steps: divisor
+        for bucket in () if counts else self._buckets:
+            bucket.flat.zero_()
         self._flying = [self.attachment.reduce(each.flat, each.parameters) for each in self._buckets]
 
     def arrive(self) -> None:
@@ -105,14 +107,9 @@ class Fragment:
             sent = self.meeting is None or self.meeting.taken is not False
             self.attachment.steps.settle_all(keep=self.arrived and sent)
 
-    @property
-    def left_out(self) -> list[int]:
-        """The ranks whose Δ was not finite in the latest exchange."""
-        return [] if self.meeting is None else self.meeting.sick
-
     def _weigh(self) -> bool:
         """Make a mean of the sum that has arrived. Return whether anybody's share counts."""
-        size = self.attachment.group.size()  # which each has been divided by
+        size = self.attachment.group.size()  # by which each was divided
         if (total := sum(self.meeting.weights if self.meeting else ())) not in (0, size):
             for bucket in self._buckets:
                 bucket.flat.mul_(size / total)
@@ -170,14 +167,10 @@ class Fragment:
 
     def sound(self) -> bool:
         """Whether this worker's own parameters are finite, on all ranks of its island."""
-        return self._everywhere(all_finite(list(self.own().values())))
-
-    def _everywhere(self, sound: bool) -> bool:
-        """Whether it is so on all ranks of the island: each has but a shard, and they must not decide apart."""
-        return bool(self.lowest(sound))
+        return bool(self.lowest(all_finite(list(self.own().values()))))
 
     def lowest(self, value: float) -> float:
-        """Return the lowest of the values on the ranks of the island; a collective of it."""
+        """Return the lowest of the values on the ranks of the island, which must not decide apart; a collective."""
         if not self.islands:
             return value
         found = torch.tensor(float(value), device=self.own_parameters[0].device)

@@ -6,8 +6,7 @@ Beside Δ it carries the running statistics of batch normalisation, which no opt
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, final
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from thinwire.collectives import Group, Pool, all_gather, plain_device, pooling
+from thinwire.collectives import Group, Pool, all_gather, plain_device
 
 _log = logging.getLogger("thinwire")
 _RUNNING = ("running_mean", "running_var")
@@ -25,14 +24,14 @@ _RUNNING = ("running_mean", "running_var")
 class Meeting:
     """An exchange under way: what has been put into its pool travels with this worker's tick and weight.
 
-    The weight is 0 if this worker has learnt nothing, and NaN if its Δ is not finite. `refusal`: the number of what is
-    wrong with this worker, 0 for nothing. All read it, and where somebody refuses nobody's share counts.
+    `weight`: its samples; 0 if this worker has learnt nothing, and NaN if its Δ is not finite. `refusal`: the number of
+    what is wrong with this worker, 0 for nothing. All read it, and where somebody refuses nobody's share counts.
 
     `taken`: whether this worker's share is in the sum. Where workers come and go, that is None until it is decided.
     """
 
     def __init__(self, pool: Pool, group: Group, tick: int, weight: float, refusal: int = 0) -> None:
-        self._pool, self._device, self.tick = pool, plain_device(group), tick
+        self._pool, self._device, self.tick, self.weight = pool, plain_device(group), tick, weight
         self.taken: bool | None = True
         words = torch.tensor([tick, weight, refusal], dtype=torch.float64, device=self._device)
         self._words: Future[Tensor] = pool.gather(words)
@@ -90,32 +89,6 @@ class Meeting:
     def sick(self) -> list[int]:
         """The ranks whose Δ is not finite."""
         return [rank for rank, each in enumerate(self._said[0]) if math.isnan(each)]
-
-
-@contextmanager
-def meeting(
-    group: Group, tick: int, weight: float, refusal: int = 0, *, whole: bool = False
-) -> Iterator[tuple[Meeting, Pool]]:
-    """Put into one message what is gathered within; with `whole`, also what a group would rather sum on the way."""
-    with pooling(math.inf) if whole else pooling() as pool:
-        yield Meeting(pool, group, tick, weight, refusal), pool
-
-
-@final
-class Weights:
-    """How much this worker's Δ counts: its samples."""
-
-    def __init__(self, group: Group, samples: int | None) -> None:
-        self.group, self._samples, self._own = group, samples or 1, 1.0
-
-    def take(self, counts: bool) -> float:
-        """Return what the Δ counts; 0 if it is left out."""
-        self._own = float(self._samples * counts)
-        return self._own
-
-    def divide(self, joined: bool, steps: object) -> float:
-        """Return by what this worker's Δ is divided, before everybody's weights are known."""
-        return self.group.size() / (self._own or 1.0)
 
 
 @final

@@ -45,7 +45,7 @@ class Member(Outer):
         while not self._swarm.found():
             if self._take_over():
                 return
-        self._swarm.stand(tick, self._digests(), dict.fromkeys(self._swarm.workers, True))
+        self._swarm.stand(tick, digests(self.parameters), dict.fromkeys(self._swarm.workers, True))
         self._origin = self._swarm.digest
         while self._swarm.settling():
             self._give()
@@ -83,7 +83,7 @@ class Member(Outer):
         loaded = digests({name: x.to(self.parameters[name]) for name, x in given.items()})
         others = self._swarm.furthest
         if self._swarm.at == tick:
-            same = self._digests() == loaded
+            same = digests(self.parameters) == loaded
         elif others == tick:  # which they have loaded, or trained to
             same = self._swarm.at == 0 and not self._swarm.differing(loaded, tick)
         else:
@@ -124,7 +124,7 @@ class Member(Outer):
         if found and found.taken is None and not self._decided(found):
             return
         super()._finish(parts)
-        self._swarm.stand(tick, self._digests())
+        self._swarm.stand(tick, digests(self.parameters))
         self._began = monotonic()
 
     def _decided(self, found: Meeting) -> bool:
@@ -175,7 +175,7 @@ class Member(Outer):
             _log.warning("the others have begun with other parameters: what this worker has learnt so far is dropped")
         self._load(common or self._common(), tick, counted, kin=kin)
         self.ticks = tick
-        self._swarm.stand(tick, self._digests(), view)
+        self._swarm.stand(tick, digests(self.parameters), view)
         return True
 
     def _take_back(self) -> None:

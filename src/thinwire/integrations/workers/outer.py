@@ -37,7 +37,7 @@ from thinwire.integrations.training.drift import start_alike
 from thinwire.integrations.training.gradients import is_dtensor, local
 from thinwire.integrations.workers.directory import found_address
 from thinwire.integrations.workers.fragments import Fragment, cut
-from thinwire.integrations.workers.meeting import RunningStatistics, Weights
+from thinwire.integrations.workers.meeting import RunningStatistics
 from thinwire.integrations.workers.member import Member
 from thinwire.integrations.workers.outer_handle import AT_WORK, Outer
 from thinwire.integrations.workers.outer_state import plain
@@ -133,12 +133,12 @@ def outer(
         settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
         check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
         start_alike(whole, group)
-        weights, fragments = Weights(group, samples), list[Fragment]()
+        fragments = list[Fragment]()
         for part in pieces:
-            fragments.append(_fragment(part, steps, weights, offload=offload))
+            fragments.append(_fragment(part, steps, group, offload=offload))
             failing.callback(fragments[-1].attachment.end)
         frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
-        parts = steps, fragments, optimizers, RunningStatistics(whole), frozen, weights
+        parts = steps, fragments, optimizers, RunningStatistics(whole), frozen, samples
         if store is None:
             handle = Outer(*parts)
         else:
@@ -207,19 +207,16 @@ def _check_gathers(steps: OuterSteps) -> None:
         )
 
 
-def _fragment(
-    own: Mapping[str, nn.Parameter], steps: OuterSteps, weights: Weights, *, offload: bool = False
-) -> Fragment:
+def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, group: Group, *, offload: bool = False) -> Fragment:
     """Return a fragment of these, with a recipe and an outer optimizer of its own. A collective."""
     parameters = {name: nn.Parameter(_wide(local(p).detach(), offload=offload)) for name, p in own.items()}
-    optimizer = agreed([weights.group], lambda: made_optimizer(steps.make_optimizer, [*parameters.values()]))
+    optimizer = agreed([group], lambda: made_optimizer(steps.make_optimizer, [*parameters.values()]))
     attachment = assembled(
-        [weights.group],
+        [group],
         copy.deepcopy(steps.recipe),
         parameters,
         settings=f"outer steps by {type(optimizer).__name__} {plain(optimizer)}",
         optimizers=[optimizer],
-        divisor=weights.divide,
     )
     with opening(attachment):
         return Fragment(own, attachment, optimizer)

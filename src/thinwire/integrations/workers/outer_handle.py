@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo as untraced
 from torch.utils._pytree import tree_leaves
 
-from thinwire.collectives import Group, all_gather_plain
+from thinwire.collectives import Group, all_gather_plain, pooling
 from thinwire.errors import StateError
 from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership.membership import agreed
@@ -21,7 +21,7 @@ from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import Hook, nested, stop_observing
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment
-from thinwire.integrations.workers.meeting import Meeting, RunningStatistics, Sick, Weights, meeting
+from thinwire.integrations.workers.meeting import Meeting, RunningStatistics, Sick
 from thinwire.integrations.workers.starting import Start, Strangers
 from thinwire.integrations.workers.swarm import Swarm
 from thinwire.outer_steps import OuterSteps
@@ -48,11 +48,11 @@ class Outer(Handle):
         optimizers: Sequence[torch.optim.Optimizer],
         running: RunningStatistics,
         frozen: Mapping[str, Tensor],
-        weights: Weights,
+        samples: int | None,
     ) -> None:
         self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
         self._running, self._frozen = running, dict(frozen)
-        self._weights = weights
+        self._samples = samples or 1
         self.inner_steps = self.ticks = 0
         self._learnt = False
         self._meter, self._sick = Meter(), Sick()
@@ -75,7 +75,7 @@ class Outer(Handle):
     @property
     def group(self) -> Group:
         """The process group of the workers."""
-        return self._weights.group
+        return self.fragments[0].attachment.group
 
     @property
     def workers(self) -> list[str]:
@@ -138,7 +138,7 @@ class Outer(Handle):
         workers had after the latest outer step that both have taken.
         """
         if self._swarm:
-            return self._swarm.differing(self._digests())
+            return self._swarm.differing(digests(self.parameters))
         return differing(self.parameters | self._frozen, self.group)
 
     def go_back(self) -> None:
@@ -152,7 +152,7 @@ class Outer(Handle):
             for p, held in list(optimizer.state.items()):
                 if not all_finite([x for x in tree_leaves(held) if isinstance(x, Tensor)]):
                     del optimizer.state[p]
-        self._begin.went_back()
+        self._begin.reloaded = False
 
     def forget(self) -> None:
         """Drop all residuals. Call it on every worker."""
@@ -252,8 +252,8 @@ class Outer(Handle):
         for fragment in fragments:
             fragment.measure()
         finite = not self.steps.leave_out or all(fragment.finite() for fragment in fragments)
-        weight = self._weights.take(self._learnt and finite)
-        self._send(self._encode(parts, weight if finite else math.nan, refusal))
+        weight = self._samples * self._learnt if finite else math.nan
+        self._send(self._encode(parts, weight, refusal))
 
     def _send(self, found: Meeting) -> None:
         found.begin(self.group)
@@ -299,11 +299,13 @@ class Outer(Handle):
             raise RuntimeError(f"{self._worded(min(refusals.values()))} (on workers {sorted(refusals)})")
 
     def _encode(self, parts: Sequence[int], weight: float, refusal: int = 0) -> Meeting:
-        with meeting(self.group, self.ticks, weight, refusal, whole=self._swarm is not None) as (found, pool):
+        """Put into one message what is sent; to a swarm, also what a group would rather sum on the way."""
+        with pooling(math.inf) if self._swarm else pooling() as pool:
+            found = Meeting(pool, self.group, self.ticks, weight, refusal)
             if 0 in parts:
                 self._running.share(pool)
             for part in parts:
-                self.fragments[part].start(found, nothing=not weight > 0)
+                self.fragments[part].start(found)
         return found
 
     def _finish(self, parts: Sequence[int]) -> None:
@@ -314,8 +316,7 @@ class Outer(Handle):
 
     def _take(self, part: int) -> None:
         fragment = self.fragments[part]
-        fragment.arrive()
-        sick = fragment.left_out
+        sick = [] if fragment.meeting is None else fragment.meeting.sick
         if fragment.arrived:
             self._sick.leave_out(sick, self.group)
         else:
@@ -337,9 +338,6 @@ class Outer(Handle):
         elif applied and taken:
             fragment.merge(self.steps.mixing)
         return applied
-
-    def _digests(self) -> dict[str, int]:
-        return digests(self.parameters)
 
     def _unknown(self) -> int:
         """Return how many parameters the optimizers train that they did not train when the handle was made."""

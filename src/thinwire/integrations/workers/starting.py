@@ -20,6 +20,8 @@ _log = logging.getLogger("thinwire")
 class Start:
     """What a worker's own parameters must be before an inner step. `pending`: whether workers have yet to compare.
 
+    `reloaded`: whether a state was loaded into the model alone since, and is still there.
+
     `_wrong` says what is wrong if they have moved; after the handle has loaded a state, only if nothing was `_made` of
     the model since. Nothing is if it is empty.
     """
@@ -28,20 +30,16 @@ class Start:
         self._fragments, self._frozen = fragments, frozen
         self._wrong, self.pending = _LATE, True
         self._made: Sequence[int] = ()
-        self._loaded = False
+        self.reloaded = False
 
     def model_loads(self, *_: object) -> None:
         """Note that a state is loaded into the model. Before workers compare, they look for themselves."""
-        self._loaded = not self.pending
-
-    def went_back(self) -> None:
-        """Note that the model has the global parameters."""
-        self._loaded = False
+        self.reloaded = not self.pending
 
     def warn(self) -> None:
         """Say once if a state has been loaded into the model alone. Not a collective: it may be on one worker only."""
-        if self._loaded:
-            self._loaded = False
+        if self.reloaded:
+            self.reloaded = False
             _log.warning(_RELOADED)
 
     def loads(self) -> None:
@@ -50,7 +48,7 @@ class Start:
             self._wrong, self._made = _UNLOADED, self._versions()
         elif self._wrong != _UNLOADED:
             self._wrong = ""
-        self.pending, self._loaded = True, False
+        self.pending, self.reloaded = True, False
 
     def joins(self) -> None:
         """Note that this worker has joined, and has the global parameters."""

@@ -461,21 +461,18 @@ class Swarm:
 
     # --- what it does by itself ---
 
-    def _consider(self) -> None:
-        """Say that all shares are here, once they are, and what was noted; and see whether that decides."""
+    def _consider(self, *said: Note) -> None:
+        """Say that all shares are here, once they are, and what a store has said; and see whether that decides."""
         if self.known.votes():
             self._broadcast({"kind": "have", "tick": self.known.next})
-        self._hear()
+        if self.known.hear(*said):
+            self._broadcast(self.status())
         if decision := self.known.count():
             self._broadcast({"kind": "decided"} | decision._asdict())
             if decision.shares and self.known.awaited != set(decision.shares):
                 text = "the outer step at tick %d was taken by %s; waiting for %d workers at the next"
                 _log.info(text, *decision[:2], len(self.known.awaited))
         self._changed.notify_all()
-
-    def _hear(self, *said: Note) -> None:
-        if self.known.hear(*said):
-            self._broadcast(self.status())
 
     def _keep(self) -> None:
         """Propose, ask and register anew when it is time."""
@@ -521,8 +518,7 @@ class Swarm:
         key, text = f"step {proposal.tick}", json.dumps(proposal._asdict())
         decided = self._directory.decide(key, text, most=self._are_most, binds=partial(self._binds, proposal))
         with self._changed:
-            self._hear(Note(self._directory.life, Decision.of(json.loads(decided))))
-            self._consider()
+            self._consider(Note(self._directory.life, Decision.of(json.loads(decided))))
 
     def _binds(self, proposal: Decision) -> bool:
         with self._changed:
