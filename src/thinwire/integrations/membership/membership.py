@@ -115,16 +115,17 @@ class Membership:
         rank, world_size = self.group.rank(), self.group.size()
         return state.check(saved, self.recipe, self._known, rank=rank, world_size=world_size)
 
-    def regroup(self, group: Group, divisor: Divisor) -> None:
+    def regroup(self, group: Group) -> None:
         """Go on with another group from the latest step of its ranks, and with this rank's residuals; a collective."""
         steps, draws = zip(*all_gather_plain((self.steps.step, self.steps.draw), group), strict=True)
         self.recipe.prepare(group)
         self.steps.restart(max(steps), max(draws))
-        factor = self.group.size() / group.size()
+        size = group.size()
+        factor = self.group.size() / size
         for memory in self.recipe.memories() if factor != 1 else ():
             held = memory.state()
             memory.restore(noting_from(held, held, factor))
-        self.group, self.divisor, self.agreed = group, divisor, True
+        self.group, self.divisor, self.agreed = group, lambda joined, steps: size, True
 
     def join(self, saved: Mapping[str, Any]) -> None:
         """Go on at another rank's step and with its notes, from its `state_dict`; each keeps its own residual."""

@@ -79,8 +79,7 @@ class Replicas(Attached):
     def regroup(self, group: Group) -> None:
         """Continue with the ranks of another group: see `Membership.regroup`."""
         assembly.check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
-        size = group.size()
-        self.attachment.membership.regroup(group, lambda joined, steps: size)
+        self.attachment.membership.regroup(group)
 
     def _notice_replaced(self) -> None:
         """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""

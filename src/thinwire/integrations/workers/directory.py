@@ -93,8 +93,7 @@ class Directory:
                 probe.connect((self._host, self._port))
             except OSError as error:
                 raise StoreError(f"the store's host {self._host!r} cannot be reached from here: {error}") from error
-            found: str = probe.getsockname()[0]
-            return found
+            return probe.getsockname()[0]
 
     def reached(self, host: str) -> str:
         """Return where this machine reaches another worker that listens at `host`."""
@@ -143,7 +142,7 @@ class Directory:
 
     def is_new(self) -> bool:
         """Whether the store was started anew since this worker has registered. Raises StoreError."""
-        return self._ask(lambda swap: swap("life", _NOTHING, _NOTHING)) != self.life
+        return self.get("life") != self.life
 
     def trust(self) -> None:
         """Take decisions from the store that this worker has registered with: more than half of all are here."""

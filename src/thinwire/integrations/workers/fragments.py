@@ -38,7 +38,7 @@ class Fragment:
         self._flying: list[torch.futures.Future[Tensor]] = []
         sharded: Any = next(filter(is_dtensor, self._own.values()), None)
         self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
-        self.arrived = self._landed = False
+        self.arrived = False
         self.meeting: Meeting | None = None
         self.finished = 0
         self.waited = 0.0
@@ -100,17 +100,15 @@ class Fragment:
 
     def arrive(self) -> None:
         """Wait for the mean, and keep what was not sent."""
-        self._land()
-        if self._landed:
-            self._landed, self.finished = False, self.finished + 1
-            self.arrived = self._weigh() and self.finite()
-            sent = self.meeting is None or self.meeting.taken is not False
-            self.attachment.steps.settle_all(keep=self.arrived and sent)
+        if (meeting := self.meeting) and self._land():
+            self.finished += 1
+            self.arrived = self._weigh(meeting.weights) and self.finite()
+            self.attachment.steps.settle_all(keep=self.arrived and meeting.taken is not False)
 
-    def _weigh(self) -> bool:
+    def _weigh(self, weights: Sequence[float]) -> bool:
         """Make a mean of the sum that has arrived. Return whether anybody's share counts."""
         size = self.attachment.group.size()  # by which each was divided
-        if (total := sum(self.meeting.weights if self.meeting else ())) not in (0, size):
+        if (total := sum(weights)) not in (0, size):
             for bucket in self._buckets:
                 bucket.flat.mul_(size / total)
         return total > 0
@@ -120,13 +118,14 @@ class Fragment:
         with suppress(RuntimeError):
             self._land()
 
-    def _land(self) -> None:
+    def _land(self) -> bool:
+        """Wait for what is under way. Return whether there was anything."""
         if not self._flying:
-            return
+            return False
         began, flying, self._flying = time.perf_counter(), self._flying, []
         try:
             futures.wait_all(flying)
-            self._landed = True
+            return True
         except BaseException:
             self.attachment.steps.take_back()
             raise
@@ -196,7 +195,7 @@ class Fragment:
     def take_means(self, means: Mapping[str, Tensor]) -> None:
         """Go on from means that `means` returned, or from none."""
         self.meeting = None  # of before
-        self._flying, self._landed, self.arrived = [], False, bool(means)
+        self._flying, self.arrived = [], bool(means)
         for name, view in self._views.items() if means else ():
             view.copy_(means[name])
 

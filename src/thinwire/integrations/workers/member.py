@@ -98,13 +98,9 @@ class Member(Outer):
         return same
 
     @override
-    def _step(self) -> None:
+    def _meet(self) -> None:
         if self._swarm.wanting:
             self._give()
-        super()._step()
-
-    @override
-    def _meet(self) -> None:
         if self.steps.parts_due(self.ticks):
             self._catch_up()
         super()._meet()

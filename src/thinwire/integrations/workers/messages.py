@@ -95,17 +95,12 @@ Digests = Mapping[str, int]
 
 @final
 class Comparison:
-    """Digests of this worker, and of others as they answer. A worker that is elsewhere has fewer steps in common."""
+    """Digests of this worker, and of `others` as they answer. A worker that is elsewhere has fewer steps in common."""
 
     def __init__(self) -> None:
         self._own: dict[int, Digests] = {}
-        self._others: dict[str, tuple[int, Digests]] = {}
+        self.others: dict[str, tuple[int, Digests]] = {}
         self._number = 0
-
-    @property
-    def answered(self) -> set[str]:
-        """Who has answered since the last question."""
-        return set(self._others)
 
     def note(self, tick: int, digests: Digests) -> None:
         """Keep what this worker has after the outer step at a tick."""
@@ -119,7 +114,7 @@ class Comparison:
 
     def ask(self, tick: int) -> Words:
         """Return a question to others, whose earlier answers no longer count."""
-        self._others, self._number = {}, self._number + 1
+        self.others, self._number = {}, self._number + 1
         return {"kind": "compare", "tick": tick, "number": self._number}
 
     def answer(self, words: Words) -> tuple[Words, bytes]:
@@ -131,10 +126,10 @@ class Comparison:
     def take(self, peer: str, words: Words, body: bytes) -> None:
         """Take an answer, unless it is to an earlier question."""
         if words["number"] == self._number:
-            self._others[peer] = int(words["tick"]), json.loads(body)
+            self.others[peer] = int(words["tick"]), json.loads(body)
 
     def differing(self, tick: int, mine: Digests) -> list[str]:
         """Return of which parameters another one's digest differs, if this worker has these at the tick."""
         own = self._own | {tick: mine}
-        pairs = [(own[at], theirs) for at, theirs in self._others.values() if at in own]
+        pairs = [(own[at], theirs) for at, theirs in self.others.values() if at in own]
         return [name for name in mine if any(one[name] != other[name] for one, other in pairs)]

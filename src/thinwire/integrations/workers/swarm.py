@@ -215,7 +215,7 @@ class Swarm:
             return self._compared.differing(tick, mine)
 
     def _not_compared(self) -> set[str]:
-        return (self.known.view.keys() | self._links.keys()) - self._compared.answered - {self.id}
+        return (self.known.view.keys() | self._links.keys()) - self._compared.others.keys() - {self.id}
 
     def send(self, tick: int, message: bytes, seconds: float) -> None:
         """Send this worker's share to all."""
