@@ -5,21 +5,20 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from typing_extensions import override
 
 from thinwire.checked import checked
-from thinwire.codecs.base import Codec
+from thinwire.codecs.base import BucketCodec
 from thinwire.formats import Format
 from thinwire.kernels.parts import Cut, together
-from thinwire.payloads import Dense, Payload, Scratch, narrowed
+from thinwire.payloads import Dense, Scratch
 from thinwire.payloads.numbers import coded_each, joined_as
-from thinwire.signals import Signal, Signals
+from thinwire.signals import Signals
 
 
 @final
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Cast(Codec):
+class Cast(BucketCodec):
     """Send every value, in fewer bits.
 
     Args:
@@ -49,12 +48,7 @@ class Cast(Codec):
         """The payload: narrower values, or codes and the numbers that they stand for."""
         return Scratch(value=10.5) if isinstance(self.values, Format) else Scratch(value=2)
 
-    @override
-    def encode_signal(self, signal: Signal, *, seed: int = 0) -> Dense:
-        values, coded = narrowed(signal.tensor(), self.values, signal.dtype, seed, signal.share)
-        return Dense(values=values, coded=coded)
-
-    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Payload:
+    def encode_signals(self, signals: Signals, *, seeds: Sequence[int], cut: Cut, numel: int) -> Dense:
         """Encode each vector. A format encodes all in one call."""
         xs, factor = signals.multiples()
         if not isinstance(self.values, Format):  # joined when they are narrow

@@ -14,14 +14,14 @@ from typing_extensions import override
 from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels.memory import constant
-from thinwire.payloads import indices, numbers, wire
+from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Regions
+from thinwire.payloads.indices import CODINGS, LARGEST_SPACE, Layout
 from thinwire.payloads.keyed import Keyed
 from thinwire.payloads.sparse import Sparse
 
 _SHAPE = struct.Struct("<II")
 _HEAD = wire.HEADER_BYTES + _SHAPE.size
-_CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 
 
 @final
@@ -84,8 +84,7 @@ class Blocks(Keyed):
     @property
     @override
     def nbytes(self) -> int:
-        named = indices.nbytes(self._coding, self.keys.numel(), self.key_space)
-        return _HEAD + numbers.nbytes(self.values, self.coded) + named
+        return _HEAD + numbers.nbytes(self.values, self.coded) + self.layout.nbytes
 
     @override
     def rekeyed(self, keys: Tensor, rows: Tensor) -> Self:
@@ -107,8 +106,8 @@ class Blocks(Keyed):
         Raises:
             PayloadError: Unless keys ascend.
         """
-        named = indices.section(self._coding, self.keys, self.key_space, least=1)
-        return wire.pack(self._head(), *numbers.sections(self.values, self.coded), named)
+        named = self.layout.sections(self.keys)
+        return wire.pack(self._head(), *numbers.sections(self.values, self.coded), *named)
 
     @classmethod
     def from_buffer(cls, buffer: Tensor) -> "Blocks":
@@ -119,27 +118,24 @@ class Blocks(Keyed):
         """
         head = wire.parse(buffer, wire.BLOCKS)
         dtype, body = numbers.check_plain(head), buffer[None, _HEAD:]
-        wire.check_coding(head.coding, _CODINGS)
+        wire.check_coding(head.coding, CODINGS)
         if buffer.numel() < _HEAD:
             raise PayloadError(f"a block payload has at least {_HEAD} bytes; got {buffer.numel()}")
         width, space = _SHAPE.unpack(bytes(buffer[wire.HEADER_BYTES : _HEAD].tolist()))
-        if not head.count <= space <= indices.LARGEST_SPACE or not width:
+        if not head.count <= space <= LARGEST_SPACE or not width:
             raise PayloadError(
                 f"{head.count} of {space} blocks of {width}; expected count ≤ blocks ≤ 2³¹ - 1, width > 0"
             )
-        size, named = head.count * width * dtype.itemsize, indices.length(head.coding, head.count, space)
-        wire.check_sections(buffer, _HEAD, size, named)
-        keys = indices.read(head.coding, body[:, wire.padded(size) :], head.count, space, least=1)[0]
+        size, layout = head.count * width * dtype.itemsize, Layout.of_rows(head.count, space, head.coding)
+        wire.check_sections(buffer, _HEAD, size, layout.length)
+        keys = layout.read(body[:, wire.padded(size) :])[0]
         values = numbers.plain(body, head.count * width, dtype)[0]
         return cls(keys=keys, values=values, numel=space * width, width=width)
 
     def from_buffers(self, buffers: Tensor) -> Self:
         """Return the sum of the ranks' buffers, laid out like this payload's: one rank's blocks after another's."""
-        count, space = self.keys.numel(), self.key_space
-        named = indices.length(self._coding, count, space)
-        rows = numbers.Rows(buffers, self._head(), self.values, self.coded, named)
-        keys = indices.read(self._coding, rows.named, count, space, least=1).view(-1)
-        values = rows.read().view(-1)
+        rows = numbers.Rows(buffers, self._head(), self.values, self.coded, self.layout.length)
+        keys, values = self.layout.read(rows.named).view(-1), rows.read().view(-1)
         return replace(self, keys=keys, values=values, runs=self.runs * buffers.shape[0], coded=None, held=())
 
     @cached_property
@@ -207,10 +203,11 @@ class Blocks(Keyed):
         last = lengths[region, None] - 1
         return (within.minimum(last) + offsets[region, None]).view(-1), (within <= last).view(-1)
 
-    @cached_property
-    def _coding(self) -> int:
-        return indices.shortest(self.keys.numel(), self.key_space, _CODINGS)
+    @property
+    def layout(self) -> Layout:
+        """How the keys travel."""
+        return Layout.of_rows(self.keys.numel(), self.key_space)
 
     def _head(self) -> bytes:
-        head = numbers.header(wire.BLOCKS, self.values, self.coded, self.keys.numel(), self.numel, self._coding)
+        head = numbers.header(wire.BLOCKS, self.values, self.coded, self.keys.numel(), self.numel, self.layout.coding)
         return head + _SHAPE.pack(self.width, self.key_space)

@@ -17,12 +17,12 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Coded
 from thinwire.kernels import Arrived, Chunking, Numbered, Numbering
 from thinwire.kernels.parts import Parts, are_of, cut_at
-from thinwire.payloads import indices, numbers, wire
+from thinwire.payloads import numbers, wire
 from thinwire.payloads.base import Regions, Scratch, Settling, real
+from thinwire.payloads.indices import Layout, checked
 from thinwire.waits import on_host, refuse_if
 
 _LAYOUT = struct.Struct("<II")
-_CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 _TRANSFORMS = {None: 0, "dct": 1, "hadamard": 2}
 
 
@@ -124,11 +124,11 @@ class Chunks(Settling):
 
     def mask(self, parts: Sequence[Tensor | None]) -> None:
         """Set each part to zero where an element was sent that is not 0. With a transform, do nothing."""
-        for out, (positions, values, chunking) in zip(parts, self._by_region, strict=True):
-            if out is not None and chunking.transform is None:
+        for part, (positions, values, chunking) in zip(parts, self._by_region, strict=True):
+            if part is not None and chunking.transform is None:
                 sent = values.new_empty(chunking.numel)
                 kernels.chunk_put([sent], positions, values, [chunking], subtract=False)
-                out.masked_fill_(sent != 0, 0)
+                part.masked_fill_(sent != 0, 0)
 
     @classmethod
     @override
@@ -213,20 +213,18 @@ class _Named(NamedTuple):
     """How a region's positions are named: those of each chunk numbered or, if that is shorter, all of them in a row."""
 
     numbering: Numbering | None
-    coding: int
+    in_a_row: Layout
     nbytes: int
 
 
 @lru_cache(maxsize=1024)
 def _named(chunking: Chunking) -> _Named:
-    space, numbering = chunking.chunks * chunking.size, Numbering.of(chunking.size, chunking.kept)
-    coding = indices.shortest(chunking.count, space, _CODINGS)
-    in_a_row = indices.nbytes(coding, chunking.count, space)
-    if numbering:
+    in_a_row = Layout.of_rows(chunking.count, chunking.chunks * chunking.size)
+    if numbering := Numbering.of(chunking.size, chunking.kept):
         numbered = -(-chunking.chunks * numbering.bits // 8) + -(-chunking.count * numbering.low_bits // 8)
-        if numbered <= in_a_row:
-            return _Named(numbering, coding, numbered)
-    return _Named(None, coding, in_a_row)
+        if numbered <= in_a_row.nbytes:
+            return _Named(numbering, in_a_row, numbered)
+    return _Named(None, in_a_row, in_a_row.nbytes)
 
 
 def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
@@ -246,7 +244,7 @@ def _sections(positions: Tensor, chunking: Chunking, regions: int) -> Tensor:
 def _section(positions: Tensor, chunking: Chunking) -> Tensor:
     """Return the bytes that name a region's positions, those of all its chunks in a row."""
     named, keys = _named(chunking), (positions.view(-1, chunking.kept) + _firsts(chunking, positions)).view(-1)
-    coded = wire.written(indices.section(named.coding, keys, chunking.chunks * chunking.size)).view(torch.uint8)
+    coded = wire.written(*named.in_a_row.sections(keys)).view(torch.uint8)
     return torch.nn.functional.pad(coded, (0, named.nbytes - coded.numel()))
 
 
@@ -256,9 +254,9 @@ def _read(rows: Tensor, chunking: Chunking, regions: int) -> Tensor:
     if (named := _named(chunking)).numbering is not None:
         found = _read_numbered(rows, chunking, named.numbering)
     else:
-        if named.coding == wire.NUMBERS:
+        if named.in_a_row.coding == wire.NUMBERS:
             refuse_if(rows[:, 4 * chunking.count :].any(), partial(_malformed, chunking))
-        keys = indices.decoded(named.coding, rows.contiguous(), chunking.count, chunking.chunks * chunking.size)
+        keys = named.in_a_row.decoded(rows.contiguous())
         found = keys.view(len(rows), chunking.chunks, chunking.kept) - _firsts(chunking, keys)
     return found.reshape(ranks, regions * chunking.chunks, chunking.kept)
 
@@ -269,7 +267,7 @@ def _checked(found: Sequence[tuple[Tensor, Chunking]]) -> Sequence[Tensor]:
     positions = [torch.cat([part for part, _ in some], 1) if len(some) > 1 else some[0][0] for some in alike]
     chunkings = [some[0][1] for some in alike]
     return [
-        indices.checked(part.flatten(0, 1), (0, cut.size), 1, partial(_malformed, cut)).view_as(part)
+        checked(part.flatten(0, 1), (0, cut.size), 1, partial(_malformed, cut)).view_as(part)
         for part, cut in zip(positions, chunkings, strict=True)
     ]
 

@@ -16,6 +16,8 @@ from thinwire.payloads.base import Regions
 from thinwire.payloads.wire import BITMAP, ELIAS_FANO, NUMBERS, SLOTS, padded
 from thinwire.waits import known, on_host, refuse_if
 
+CODINGS = NUMBERS, BITMAP, ELIAS_FANO
+"""How rows may be named that ascend without repeats."""
 LARGEST_SPACE = 2**31 - 1
 """The largest int32 number."""
 
@@ -33,49 +35,6 @@ def nbytes(coding: int, count: int, space: int) -> int:
 def shortest(count: int, space: int, codings: tuple[int, ...]) -> int:
     """Return the shortest of `codings`; on a tie, the one with the lowest code."""
     return min(codings, key=lambda coding: (nbytes(coding, count, space), coding))
-
-
-def section(coding: int, keys: Tensor, space: int, *, least: int | None = None) -> Tensor | Section:
-    """Return the section that names rows by `keys` (int32). On the host, raise PayloadError if they do not suit.
-
-    On a GPU the host would have to wait for them, and receivers check anyway.
-    """
-    if on_host(keys):
-        checked(keys[None], (0, space), least)
-    if coding == NUMBERS:
-        return keys
-    if coding == ELIAS_FANO:
-        return Section(keys, space=space)
-    bits = torch.zeros(space, dtype=torch.uint8, device=keys.device)
-    return kernels.pack_bits(bits.index_fill_(0, keys.long(), 1), 1)
-
-
-def read(
-    coding: int, rows: Tensor, count: int, space: int, *, least: int | None = None, edges: Sequence[int] = ()
-) -> Tensor:
-    """Read the keys, int32 (ranks, count), from the ranks' sections, whose padding was checked.
-
-    They lie within `edges`, by default in [0, space), and ascend as `kernels.misplaced` says. Raises PayloadError when
-    malformed.
-    """
-    edges, said = edges or (0, space), None
-    if coding == ELIAS_FANO:
-        said = f"a section of {rows.shape[1]} bytes is not the Elias-Fano code of {count} numbers below {space}"
-        if count and not least and not on_host(rows):
-            keys, wrong = kernels.elias_fano_read(rows, count, space, constant(tuple(edges), torch.int32, rows.device))
-            refuse_if(wrong, lambda: _malformed(decoded(coding, rows, count, space), edges, space, said))
-            return keys
-    keys = decoded(coding, rows, count, space)
-    return checked(keys, edges, least, partial(_malformed, keys, edges, space, said))
-
-
-def decoded(coding: int, rows: Tensor, count: int, space: int) -> Tensor:
-    """Return the keys as they are: with a −1 if a code is not what its encoder writes."""
-    if coding == ELIAS_FANO:
-        return kernels.elias_fano_decode(rows, count, space)
-    if coding == BITMAP:
-        return torch.stack([_bitmap(row, count) for row in rows])
-    return rows[:, : 4 * count].contiguous().view(torch.int32).view(rows.shape[0], count)
 
 
 def checked(
@@ -116,15 +75,15 @@ def _bitmap(row: Tensor, count: int) -> Tensor:
 class Layout:
     """How runs of elements lie in the `regions` of a vector of `numel` elements, and how their indices travel.
 
-    `runs` are the lengths of the runs. With `ascends`, indices ascend from the first element to the last. Padding
-    repeats an index, so a bitmap is not among the codings.
+    `runs` are the lengths of the runs. Each index is more than the one before it by `least`, at least; with None, they
+    are in any order. Padding repeats an index, so a bitmap is for `of_rows` alone.
     """
 
     regions: Regions
     runs: tuple[int, ...]
     numel: int
     coding: int = NUMBERS
-    ascends: bool = False
+    least: int | None = None
 
     @classmethod
     @lru_cache(maxsize=1024)  # they stay the same from step to step
@@ -137,7 +96,14 @@ class Layout:
             return cls(regions, runs, numel, SLOTS if shorter else NUMBERS)
         if not (ascending and in_order(regions)):
             return cls(regions, runs, numel)
-        return cls(regions, runs, numel, shortest(sum(runs), numel, (NUMBERS, ELIAS_FANO)), ascends=True)
+        return cls(regions, runs, numel, shortest(sum(runs), numel, (NUMBERS, ELIAS_FANO)), least=0)
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def of_rows(cls, count: int, space: int, coding: int | None = None) -> "Layout":
+        """Return that of `count` of `space` rows, which ascend without repeats, in the shortest coding or this one."""
+        coding = shortest(count, space, CODINGS) if coding is None else coding
+        return cls(((0, space),), (count,), space, coding, least=1)
 
     @cached_property
     def count(self) -> int:
@@ -156,21 +122,46 @@ class Layout:
         """The same, padding included."""
         return padded(self.length)
 
-    def sections(self, elements: Tensor, seeds: Sequence[int]) -> Sequence[Tensor | Section]:
-        """Return what names `elements` (int32). Raises PayloadError if they do not fit this layout."""
-        if self.coding == SLOTS:
-            return slots.sections(elements, self.regions, self.runs, seeds)
-        return [section(self.coding, elements, self.numel, least=0 if self.ascends else None)]
+    def sections(self, elements: Tensor, seeds: Sequence[int] = ()) -> Sequence[Tensor | Section]:
+        """Return what names `elements` (int32). On the host, raise PayloadError if they do not fit this layout.
 
-    def read(self, buffers: Tensor) -> Tensor:
-        """Return the indices, int32 (ranks, count), that the buffers of several ranks name.
-
-        Raises PayloadError if a buffer is malformed or names an element outside the regions.
+        On a GPU the host would have to wait for them, and receivers check anyway.
         """
         if self.coding == SLOTS:
-            return slots.read(buffers, self.regions, self.runs)
-        least = 0 if self.ascends else None
-        return read(self.coding, buffers, self.count, self.numel, least=least, edges=self._bounds)
+            return slots.sections(elements, self.regions, self.runs, seeds)
+        if on_host(elements):
+            checked(elements[None], (0, self.numel), self.least)
+        if self.coding == NUMBERS:
+            return [elements]
+        if self.coding == ELIAS_FANO:
+            return [Section(elements, space=self.numel)]
+        bits = torch.zeros(self.numel, dtype=torch.uint8, device=elements.device)
+        return [kernels.pack_bits(bits.index_fill_(0, elements.long(), 1), 1)]
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Return the indices, int32 (ranks, count), that the sections of several ranks name: their padding was checked.
+
+        Raises PayloadError if one is malformed or names an element outside the regions.
+        """
+        if self.coding == SLOTS:
+            return slots.read(rows, self.regions, self.runs)
+        count, space, edges, said = self.count, self.numel, self._bounds, None
+        if self.coding == ELIAS_FANO:
+            said = f"a section of {rows.shape[1]} bytes is not the Elias-Fano code of {count} numbers below {space}"
+            if count and not self.least and not on_host(rows):
+                keys, wrong = kernels.elias_fano_read(rows, count, space, constant(edges, torch.int32, rows.device))
+                refuse_if(wrong, lambda: _malformed(self.decoded(rows), edges, space, said))
+                return keys
+        keys = self.decoded(rows)
+        return checked(keys, edges, self.least, partial(_malformed, keys, edges, space, said))
+
+    def decoded(self, rows: Tensor) -> Tensor:
+        """Return the indices as they are: with a −1 if a code is not what its encoder writes."""
+        if self.coding == ELIAS_FANO:
+            return kernels.elias_fano_decode(rows, self.count, self.numel)
+        if self.coding == BITMAP:
+            return torch.stack([_bitmap(row, self.count) for row in rows])
+        return rows[:, : 4 * self.count].contiguous().view(torch.int32).view(rows.shape[0], self.count)
 
     def by_region(self, keys: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return the order that groups `keys` by region, ascending in each, and how many fall in each region."""

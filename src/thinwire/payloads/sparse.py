@@ -136,7 +136,7 @@ class Sparse(Keyed, Settling):
         index, runs = self.layout.padded(missing)
         found = torch.cat([self.indices, self.indices.new_full((missing,), index)])
         values = torch.cat([self.values, self.values.new_zeros(missing)])
-        return self._plain(found, values, runs, ascending=self.layout.ascends)
+        return self._plain(found, values, runs, ascending=self.layout.least == 0)
 
     def to_buffer(self) -> Tensor:
         """Return header, values and indices as uint8.
@@ -175,7 +175,7 @@ class Sparse(Keyed, Settling):
         rows = numbers.Rows(buffers, self._header, self.values, self.coded, self.layout.length)
         found, (values, checks, flags) = self.layout.read(rows.named), rows.arrived()
         shape = (-1,) if checks is None else values.shape
-        runs, ascending = self.runs * len(buffers), self.layout.ascends
+        runs, ascending = self.runs * len(buffers), self.layout.least == 0
         return self._plain(found.view(shape), values.view(shape), runs, ascending=ascending, unread=(checks, flags))
 
     def write(self, out: Tensor) -> None:
@@ -230,7 +230,7 @@ class Sparse(Keyed, Settling):
             numel=numel,
             regions=tuple((offset, part.numel) for part, offset in zip(parts, offsets, strict=True)),
             runs=tuple(part.values.numel() for part in parts),
-            ascending=all(part.layout.ascends for part in parts),
+            ascending=all(part.layout.least == 0 for part in parts),
             seeds=tuple(seed for part in parts for seed in part.seeds) if all(part.seeds for part in parts) else (),
             agreed=all(part.agreed for part in parts),
             coded=numbers.joined([part.coded for part in parts]),
@@ -241,7 +241,7 @@ class Sparse(Keyed, Settling):
         """Return the sum of payloads over the same space: the elements of all of them."""
         found, values = (torch.cat(list(part)) for part in zip(*((p.indices, p.values) for p in payloads), strict=True))
         runs = tuple(run for p in payloads for run in p.runs)
-        return payloads[0]._plain(found, values, runs, ascending=all(p.layout.ascends for p in payloads))
+        return payloads[0]._plain(found, values, runs, ascending=all(p.layout.least == 0 for p in payloads))
 
     @cached_property
     def _offsets(self) -> list[int]:

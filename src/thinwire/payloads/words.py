@@ -14,7 +14,7 @@ from thinwire.errors import PayloadError
 from thinwire.formats import Format
 from thinwire.payloads import numbers, wire
 from thinwire.payloads.dense import Dense
-from thinwire.payloads.indices import Layout, decoded
+from thinwire.payloads.indices import Layout
 from thinwire.payloads.numbers import Float, Narrow
 from thinwire.payloads.sparse import Sparse
 
@@ -124,7 +124,7 @@ class Words:
 
     def _indices(self, data: Tensor) -> Tensor:
         rows = data[None, : self._indices_nbytes].contiguous()
-        return decoded(self._layout.coding, rows, self.count, self.numel)[0].clamp(0, self.numel - 1)
+        return self._layout.decoded(rows)[0].clamp(0, self.numel - 1)
 
     @property
     def _layout(self) -> Layout:

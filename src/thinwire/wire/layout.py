@@ -31,7 +31,6 @@ from thinwire.signals import Plains
 from thinwire.wire.frames import LIFE, PIECE, Bytes, FrameError, Kind
 
 _HEAD = 256  # bytes: more than the header of any payload and its padding
-_CODINGS = (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO)
 _claimed = WeakValueDictionary[int, object]()
 """What of this process is served or trained, by id."""
 
@@ -150,19 +149,20 @@ def write_rows(parameter: nn.Parameter, entry: Entry, rows: Blocks) -> None:
 def asking(entry: Entry, keys: Tensor) -> Tensor:
     """Return the section that asks for these rows: ids that ascend without repeats."""
     space = entry.shape[0]
-    coding = indices.shortest(keys.numel(), space, _CODINGS)
-    head = wire.Header(wire.BLOCKS, entry.dtype, keys.numel(), space, coding=coding)
-    return wire.pack(head.pack(), indices.section(coding, keys.to(torch.int32), space, least=1))
+    layout = indices.Layout.of_rows(keys.numel(), space)
+    head = wire.Header(wire.BLOCKS, entry.dtype, keys.numel(), space, coding=layout.coding)
+    return wire.pack(head.pack(), *layout.sections(keys.to(torch.int32)))
 
 
 def read_ids(entry: Entry, section: Tensor) -> Tensor:
     """Return which rows a section asks for, as int32. Raises PayloadError."""
     head, space = wire.parse(section, wire.BLOCKS), entry.shape[0]
-    wire.check_coding(head.coding, _CODINGS)
+    wire.check_coding(head.coding, indices.CODINGS)
     if head.numel != space or head.count > space:
         raise PayloadError(f"{head.count} of {head.numel} rows; expected some of the {space} that {entry.name} has")
-    wire.check_sections(section, wire.HEADER_BYTES, indices.length(head.coding, head.count, space))
-    return indices.read(head.coding, section[None, wire.HEADER_BYTES :], head.count, space, least=1)[0]
+    layout = indices.Layout.of_rows(head.count, space, head.coding)
+    wire.check_sections(section, wire.HEADER_BYTES, layout.length)
+    return layout.read(section[None, wire.HEADER_BYTES :])[0]
 
 
 def most_ids(entry: Entry) -> int:

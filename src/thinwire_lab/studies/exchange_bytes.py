@@ -8,7 +8,8 @@ from functools import singledispatch
 from thinwire import exchanges
 from thinwire.exchanges import Exchange
 from thinwire.exchanges.merging import complete_bytes, mergeable, table
-from thinwire.payloads import Keyed, Payload, Sparse, indices, wire
+from thinwire.payloads import Keyed, Payload, Sparse
+from thinwire.payloads.indices import Layout
 from thinwire.trace import ring_bytes
 
 
@@ -75,9 +76,8 @@ def _named(like: Keyed, count: float) -> float:
 def _names(like: Keyed, count: int) -> int:
     """Return the bytes that name so many rows."""
     if isinstance(like, Sparse):
-        return indices.Layout.of(like.regions, (count,), like.numel, ascending=True).nbytes
-    coding = indices.shortest(count, like.key_space, (wire.NUMBERS, wire.BITMAP, wire.ELIAS_FANO))
-    return indices.nbytes(coding, count, like.key_space)
+        return Layout.of(like.regions, (count,), like.numel, ascending=True).nbytes
+    return Layout.of_rows(count, like.key_space).nbytes
 
 
 def _shorter(own: Keyed, ranks: float) -> float:
