@@ -172,48 +172,46 @@ def _accumulate(
     HOW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Of one vector; or of several, with `tiles`: then the arguments are columns of a table."""
+    sums = out, velocity_out, residual, velocity, gradient, scale, momentum, high, low
     start = tl.program_id(0).to(tl.int64) * TILE
     if tiles is not None:
         vector = tl.load(tiles + 3 * tl.program_id(0))
         start, size = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64), tl.load(size + vector)
-        out, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
-            like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
-        )
+        sums = of_vector(like, gradient_like, sums, vector)
     at = tl.arange(0, TILE)
-    there = at < size - start
-    total(out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, there, HOW)
+    total(sums, start, at, at < size - start, HOW)
 
 
 @triton.jit
-def of_vector(like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector):
-    """Return one vector's tensors and factors, from the columns of a table."""
-    out, velocity_out = pointer(out, vector, like), pointer(velocity_out, vector, like)
-    residual, velocity = pointer(residual, vector, like), pointer(velocity, vector, like)
-    scale, momentum = factor_at(scale, vector, like), factor_at(momentum, vector, like)
-    return out, velocity_out, residual, velocity, pointer(gradient, vector, gradient_like), scale, momentum
+def of_vector(like, gradient_like, sums, vector):
+    """Return the arguments of one vector's sum, from the columns of a table."""
+    out, velocity_out = pointer(sums[0], vector, like), pointer(sums[1], vector, like)
+    residual, velocity = pointer(sums[2], vector, like), pointer(sums[3], vector, like)
+    scale, momentum = factor_at(sums[5], vector, like), factor_at(sums[6], vector, like)
+    return out, velocity_out, residual, velocity, pointer(sums[4], vector, gradient_like), scale, momentum, 0, 0
 
 
 @triton.jit
-def total(
-    out, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, valid, HOW: tl.constexpr
-):
-    """Accumulate a tile into `out`, and return it as written; if HOW is "given", return what `out` holds.
+def total(sums, start, at, valid, HOW: tl.constexpr):
+    """Accumulate a tile into the first of `sums`, and return it as written; or what that holds if HOW is "given".
 
-    `momentum` is the factor on the velocity, or for "fading" and "rounded" on the residual; None stands for 1.
+    These are out, velocity_out, residual, velocity, gradient, scale, momentum, and two keys. The momentum is the factor
+    on the velocity, or for "fading" and "rounded" on the residual; None stands for 1.
     """
     if HOW == "given":
-        written = tl.load(out + start + at, mask=valid)
+        written = tl.load(sums[0] + start + at, mask=valid)
     else:
-        written, kept = summed(residual, velocity, gradient, scale, momentum, high, low, start + at, valid, HOW)
+        written, kept = summed(sums, start + at, valid, HOW)
         if (HOW == "momentum") | (HOW == "nesterov"):
-            tl.store(velocity_out + start + at, kept, mask=valid)
-        tl.store(out + start + at, written, mask=valid)
+            tl.store(sums[1] + start + at, kept, mask=valid)
+        tl.store(sums[0] + start + at, written, mask=valid)
     return written
 
 
 @triton.jit
-def summed(residual, velocity, gradient, scale, momentum, high, low, at, valid, HOW: tl.constexpr):
+def summed(sums, at, valid, HOW: tl.constexpr):
     """Return sums, and the velocities with momentum, without writing them."""
+    _out, _velocity_out, residual, velocity, gradient, scale, momentum, high, low = sums
     before = tl.load(residual + at, mask=valid)
     kept, new = before, tl.load(gradient + at, mask=valid)
     if HOW == "rounded":

@@ -171,16 +171,14 @@ def _origins(chunk, across, columns, height, width):
 
 
 @triton.jit
-def _elements(x, velocity_out, residual, velocity, gradient, scale, momentum, at, valid, HOW: tl.constexpr):
-    """Return elements of x, which may be sums that are made and written now; 0 where there are none."""
-    found = total(x, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0, 0, at, valid, HOW)
-    return tl.where(valid, found, 0.0)
+def _elements(sums, at, valid, HOW: tl.constexpr):
+    """Return elements, which may be sums that are made and written now; 0 where there are none."""
+    return tl.where(valid, total(sums, 0, at, valid, HOW), 0.0)
 
 
 @triton.jit
 def _coefficients(
-    x, velocity_out, residual, velocity, gradient, scale, momentum, a, b, chunk,
-    n, chunks, across, columns, height, width,
+    sums, a, b, chunk, n, chunks, across, columns, height, width,
     HOW: tl.constexpr, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Return A·X·Bᵀ of some chunks, (TOGETHER, HEIGHT · WIDTH): first X·Bᵀ, the first row of each chunk before others.
@@ -192,12 +190,12 @@ def _coefficients(
     begin = _origins(number, across, columns, height, width) + i * columns
     there = (i < height) & (number < chunks)
     to = tl.arange(0, WIDTH)[None, :]
-    z = tl.zeros([HEIGHT * TOGETHER, WIDTH], x.dtype.element_ty)
+    z = tl.zeros([HEIGHT * TOGETHER, WIDTH], sums[0].dtype.element_ty)
     for first in range(0, WIDTH, STEP):
         j = first + tl.arange(0, STEP)
         at = begin[:, None] + j[None, :]
         valid = there[:, None] & (j < width)[None, :] & (at < n)
-        part = _elements(x, velocity_out, residual, velocity, gradient, scale, momentum, at, valid, HOW)
+        part = _elements(sums, at, valid, HOW)
         weights = tl.load(b + to * width + j[:, None], mask=(to < width) & (j < width)[:, None], other=0.0)
         z = tl.dot(part, weights, z, input_precision="ieee", out_dtype=z.dtype)
     if HEIGHT > 1:
@@ -220,17 +218,15 @@ def _topk(
 ):  # fmt: skip
     vector, chunk = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64)
     if HOW == "given":
-        x = pointer(at, vector, like)
+        sums = pointer(at, vector, like), velocity_out, residual, velocity, gradient, scale, momentum, 0, 0
     else:
-        x, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
-            like, gradient_like, at, velocity_out, residual, velocity, gradient, scale, momentum, vector
-        )
+        sums = at, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0
+        sums = of_vector(like, gradient_like, sums, vector)
     positions, values = positions + tl.load(starts + vector), values + tl.load(starts + vector)
     for kind in tl.static_range(KINDS):
         if tl.load(kinds + vector) == kind:
             _choose(
-                x, velocity_out, residual, velocity, gradient, scale, momentum,
-                pointer(a, vector, like), pointer(b, vector, like), positions, values, chunk,
+                sums, pointer(a, vector, like), pointer(b, vector, like), positions, values, chunk,
                 tl.load(n + vector), tl.load(chunks + vector), tl.load(across + vector), tl.load(columns + vector),
                 tl.load(height + vector).to(tl.int32), tl.load(width + vector).to(tl.int32),
                 tl.load(kept + vector).to(tl.int32),
@@ -240,8 +236,7 @@ def _topk(
 
 @triton.jit
 def _choose(
-    x, velocity_out, residual, velocity, gradient, scale, momentum, a, b, positions, values, chunk,
-    n, chunks, across, columns, height, width, kept,
+    sums, a, b, positions, values, chunk, n, chunks, across, columns, height, width, kept,
     HOW: tl.constexpr, TOGETHER: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PLAIN: tl.constexpr,
     BITS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -251,12 +246,11 @@ def _choose(
     there = (mine < chunks) & ((i < height) & (j < width))[None, :]
     if PLAIN:
         place = _origins(mine, across, columns, height, width) + (i * columns + j)[None, :]
-        z = _elements(x, velocity_out, residual, velocity, gradient, scale, momentum, place, there & (place < n), HOW)
+        z = _elements(sums, place, there & (place < n), HOW)
     else:
         z = _coefficients(
-            x, velocity_out, residual, velocity, gradient, scale, momentum, a, b, chunk,
-            n, chunks, across, columns, height, width, HOW, TOGETHER, HEIGHT, WIDTH, STEP,
-        )  # fmt: skip
+            sums, a, b, chunk, n, chunks, across, columns, height, width, HOW, TOGETHER, HEIGHT, WIDTH, STEP
+        )
     bits = tl.where(there, magnitudes(z), -1)
     bar = tl.zeros([TOGETHER], bits.dtype)
     for digit in range(BITS):

@@ -137,17 +137,11 @@ def _found(
 
 
 @triton.jit
-def _summed_at(
-    sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
-    size, offset, stride, begin, vector, place, HOW: tl.constexpr,
-):  # fmt: skip
+def _summed_at(sample, like, gradient_like, sums, size, offset, stride, begin, vector, place, HOW: tl.constexpr):
     """Make sums at some places of a vector's sample. Return them, and which exist."""
-    _out, _velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
-        like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
-    )
     there = place < tl.load(size + vector)
     at = tl.load(offset + vector) + place * tl.load(stride + vector)
-    x, _kept = summed(residual, velocity, gradient, scale, momentum, 0, 0, at, there, HOW)
+    x, _kept = summed(of_vector(like, gradient_like, sums, vector), at, there, HOW)
     tl.store(sample + tl.load(begin + vector) + place, x, mask=there)
     return x, there
 
@@ -157,11 +151,10 @@ def _sample(
     sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
     size, offset, stride, begin, tiles, HOW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    sums = out, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0
     vector, place = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
-    _summed_at(
-        sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
-        size, offset, stride, begin, vector, place + tl.arange(0, BLOCK), HOW,
-    )  # fmt: skip
+    place += tl.arange(0, BLOCK)
+    _summed_at(sample, like, gradient_like, sums, size, offset, stride, begin, vector, place, HOW)
 
 
 @triton.jit
@@ -193,6 +186,7 @@ def _threshold(
 
     ALONE: it makes the sample's sums, too.
     """
+    sums = out, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0
     vector, place = tl.program_id(0), tl.arange(0, CHUNK)
     for first in range(vector * CHUNK, cleared, tl.num_programs(0) * CHUNK):
         tl.store(clear + first + place, tl.zeros([CHUNK], tl.int32), mask=first + place < cleared)
@@ -203,9 +197,8 @@ def _threshold(
     for first in range(0, count, CHUNK):
         if ALONE:
             x, there = _summed_at(
-                sample, like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum,
-                size, offset, stride, begin, vector, first + place, HOW,
-            )  # fmt: skip
+                sample, like, gradient_like, sums, size, offset, stride, begin, vector, first + place, HOW
+            )
         else:
             there = first + place < count
             x = tl.load(mine + first + place, mask=there)
@@ -230,12 +223,10 @@ def _find(
     """
     tile, each = tl.program_id(0), tl.arange(0, TILE)
     vector, offset, first = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-    out, velocity_out, residual, velocity, gradient, scale, momentum = of_vector(
-        like, gradient_like, out, velocity_out, residual, velocity, gradient, scale, momentum, vector
-    )
+    sums = out, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0
     n, most, least = tl.load(size + vector), tl.load(room + vector), tl.load(bars + vector)
     valid = offset + each < n
-    element = total(out, velocity_out, residual, velocity, gradient, scale, momentum, 0, 0, offset, each, valid, HOW)
+    element = total(of_vector(like, gradient_like, sums, vector), offset, each, valid, HOW)
     bits = magnitudes(element)
     hit = (valid & (bits >= least.to(bits.dtype))).to(tl.int32)
     row = tl.atomic_add(totals + vector, tl.sum(hit, 0), sem="relaxed")

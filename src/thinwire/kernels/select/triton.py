@@ -185,9 +185,8 @@ def _find(
     start = tile.to(tl.int64) * TILE
     at = tl.arange(0, TILE)
     valid = at < n - start
-    bits = magnitudes(
-        total(x, velocity_out, residual, velocity, gradient, scale, momentum, high, low, start, at, valid, HOW)
-    )
+    sums = x, velocity_out, residual, velocity, gradient, scale, momentum, high, low
+    bits = magnitudes(total(sums, start, at, valid, HOW))
     hit = _hits(bits, valid, threshold)
     rank = tl.cumsum(hit, 0) - 1
     tl.store(kept + tile * ROOM + rank, (start + at).to(tl.int32), mask=(hit > 0) & (rank < ROOM))
