@@ -213,20 +213,17 @@ def test_mask(dtype: torch.dtype) -> None:
     indices, values = torch.tensor([0, 4, 2, 4], dtype=torch.int32), torch.tensor([1.0, 0.0, torch.nan, 0.0])
     for backend in BACKENDS:
         x = torch.ones(5, dtype=dtype)
-        kernels.mask.on(backend)([x], [0], indices, values, [4])
+        kernels.scatter_add.on(backend)((), [0], indices, values, [4], masked=[x])
         assert x.tolist() == [0, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_belong_to_one_vector_after_another(backend: Backend) -> None:
     indices, values = torch.tensor([7, 1, 8, 7, 2], dtype=torch.int32), torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
-    for call, signs, expected in (
-        (kernels.scatter_add, (-1.0,), [[-9.0, -4.0, 0.0], [0.0, -2.0, -16.0]]),
-        (kernels.mask, (), [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]),
-    ):
-        outs = [torch.full((3,), float(not signs)) for _ in range(2)]
-        call.on(backend)(outs, [7, 0], indices, values, (1, 1, 2, 1), *signs)
-        assert [out.tolist() for out in outs] == expected
+    outs, masked = ([torch.full((3,), x) for _ in range(2)] for x in (0.0, 1.0))
+    kernels.scatter_add.on(backend)(outs, [7, 0], indices, values, (1, 1, 2, 1), -1.0, masked)
+    assert [out.tolist() for out in outs] == [[-9.0, -4.0, 0.0], [0.0, -2.0, -16.0]]
+    assert [x.tolist() for x in masked] == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
 
 
 def test_scatter_writes_its_spans_only() -> None:
@@ -435,6 +432,8 @@ def test_a_kernel_looks_at_the_tensors_that_it_names() -> None:
     keys = torch.arange(10, dtype=torch.int32)
     assert kernels.merge.backend([keys, keys], [x, x]) == "cpu"
     assert kernels.merge.backend([keys, keys], [x, x.double()]) == "reference"
+    assert kernels.scatter_add.backend((), [0], keys, x, [10], masked=[x]) == "cpu"
+    assert kernels.scatter_add.backend([x], [0], keys, x, [10], 1.0, [apart]) == "reference"
     rows = torch.zeros(3, 32, dtype=torch.uint8)
     assert kernels.elias_fano_decode.backend(rows[:, :16], 2, 5) == "cpu", "each row is contiguous"
 

@@ -271,8 +271,8 @@ def test_mask(numel: int, dtype: torch.dtype) -> None:
     found = framed(vector(3000, dtype=dtype))
     expected = found.clone()
     for offset in (0, 7):
-        kernels.mask.gpu([found], [offset], indices + offset, values, [numel])
-        kernels.mask.reference([expected], [offset], indices + offset, values, [numel])
+        kernels.scatter_add.gpu((), [offset], indices + offset, values, [numel], masked=[found])
+        kernels.scatter_add.reference((), [offset], indices + offset, values, [numel], masked=[expected])
         assert torch.equal(found, expected)
         assert intact(found)
 
@@ -849,11 +849,9 @@ def test_values_that_become_0_when_they_are_written_do_not_count() -> None:
 def test_ties_that_do_not_fit_are_written_nowhere() -> None:
     xs = [framed(torch.ones(40)), framed(torch.ones(30))]
     counts, starts = [5, 3], [3, 0]  # what the second writes past its end would be the first one's
-    tiles = shared.tiles_of_each((40, 30), DEVICE)
     at, size, wanted, begin = shared.table(DEVICE, shared.addresses(xs), [40, 30], counts, starts)
-    zeros = torch.zeros(2 * selecting.LEVELS[4] * selecting.BINS + 2, dtype=torch.int32, device=DEVICE)
     indices, values = (torch.full((10,), -7, dtype=dtype, device=DEVICE) for dtype in (torch.int32, torch.float32))
-    selecting.write_largest(at, size, xs[0], tiles, zeros, wanted, begin, (indices, values))
+    selecting.write_largest(xs, at, size, wanted, begin, (indices, values))
     assert indices.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, -7, -7]
     assert values.tolist() == [1.0] * 8 + [-7.0] * 2
 
@@ -966,7 +964,7 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         picks = kernels.largest.gpu(x, 50)
         kernels.scatter.gpu(out, regions, indices, values, runs)
         kernels.scatter_add.gpu([out], [0], indices, values, runs, -1.0)
-        kernels.mask.gpu([out], [0], indices, values, [80])
+        kernels.scatter_add.gpu((), [0], indices, values, [80], masked=[out])
         kernels.hashed_slots_of_each.gpu([x], picks, values[:50], [50], [20], [1], [(0, 5000)])
         kernels.largest_of_each.gpu([x, y], [5, 50])
         draws = [kernels.Draw(offset=1, stride=7, rank=9, capacity=40)] * 2

@@ -65,7 +65,7 @@ class Kernel(Generic[P, R]):
         """
         found, any_dtype = list[Tensor](), self._any_dtype
         for place, name, several in self._deciding:
-            value: Any = args[place] if place < len(args) else kwargs[name]
+            value: Any = args[place] if place < len(args) else kwargs.get(name, ())
             columns: Any = (value,)
             if isinstance(value, Sum):
                 columns, several, any_dtype = value.deciding, True, any_dtype or value.seeds is not None

@@ -217,48 +217,38 @@ def prefetch(code: Code, array: Any, at: Any) -> None:
     code.builder.call(call, [address, *(ir.Constant(_NUMBER, option) for option in _READ_SOON)])
 
 
-def _add(*, stream: bool) -> Any:
-    @emitted(types.uint64, flags=CONTRACT)
-    def add(
-        code: Code, out: Any, moving: Any, peaks: Any, residual: Any, velocity: Any, gradient: Any,
-        start: Any, threshold: Any, scale: Any, decay: Any, m: Any, ahead: Any,
-    ) -> Any:  # fmt: skip
-        scale, decay, m, ahead = (None if x is None else code.spread(x) for x in (scale, decay, m, ahead))
-        before, new = code.block(residual, start), code.block(gradient, start)
+@emitted(types.uint64, flags=CONTRACT)
+def add(
+    code: Code, out: Any, moving: Any, peaks: Any, residual: Any, velocity: Any, gradient: Any,
+    start: Any, threshold: Any, scale: Any, decay: Any, m: Any, ahead: Any, stream: Any,
+) -> Any:  # fmt: skip
+    """Return the hits of out = residual + scale · gradient, or with a decay decay · residual + scale · gradient.
 
-        def sums(xs: list[Any], factor: Any, ys: list[Any]) -> list[Any]:
-            products = [code.times(factor, y) for y in ys]
-            return [code.plus(x, product) for x, product in zip(xs, products, strict=True)]
+    With m, moving = m · velocity + scale · gradient, and out = residual + moving, or with `ahead` as well
+    out = residual + scale · gradient + ahead · moving. What there is not is None, and so is `stream` but for results
+    that go past the cache.
+    """
+    scale, decay, m, ahead = (None if x is None else code.spread(x) for x in (scale, decay, m, ahead))
+    before, new = code.block(residual, start), code.block(gradient, start)
 
-        if m is None:
-            totals = sums(before if decay is None else [code.times(decay, x) for x in before], scale, new)
+    def sums(xs: list[Any], factor: Any, ys: list[Any]) -> list[Any]:
+        products = [code.times(factor, y) for y in ys]
+        return [code.plus(x, product) for x, product in zip(xs, products, strict=True)]
+
+    if m is None:
+        totals = sums(before if decay is None else [code.times(decay, x) for x in before], scale, new)
+    else:
+        speed = sums([code.times(m, u) for u in code.block(velocity, start)], scale, new)
+        if ahead is None:
+            totals = [code.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
         else:
-            speed = sums([code.times(m, u) for u in code.block(velocity, start)], scale, new)
-            if ahead is None:
-                totals = [code.builder.fadd(x, u) for x, u in zip(before, speed, strict=True)]
-            else:
-                totals = sums(sums(before, scale, new), ahead, speed)
-            code.write(speed, moving, start, stream=stream)
-        code.write(totals, out, start, stream=stream)
-        return code.hits(totals, threshold, peaks)
-
-    return add
+            totals = sums(sums(before, scale, new), ahead, speed)
+        code.write(speed, moving, start, stream=stream is not None)
+    code.write(totals, out, start, stream=stream is not None)
+    return code.hits(totals, threshold, peaks)
 
 
-def _copy(*, stream: bool) -> Any:
-    @emitted()
-    def copy(code: Code, source: Any, out: Any, start: Any, place: Any) -> None:
-        code.write(code.block(source, start), out, place, stream=stream)
-
-    return copy
-
-
-add, add_streaming = (_add(stream=stream) for stream in (False, True))
-"""(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, m, ahead): return the hits of out.
-
-out = residual + scale · gradient, or with a decay that is not None decay · residual + scale · gradient. With m,
-moving = m · velocity + scale · gradient, and out = residual + moving, or with `ahead` as well
-out = residual + scale · gradient + ahead · moving.
-"""
-copy, copy_streaming = (_copy(stream=stream) for stream in (False, True))
-"""(source, out, start, place): copy the block from `start` to `place`."""
+@emitted()
+def copy(code: Code, source: Any, out: Any, start: Any, place: Any, stream: Any) -> None:
+    """Copy the block from `start` to `place`: past the cache, unless `stream` is None."""
+    code.write(code.block(source, start), out, place, stream=stream is not None)

@@ -1,6 +1,6 @@
 """What kernels add up before they do something with it: gradients and residuals of several vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, final
@@ -48,23 +48,18 @@ class Sum:
         """Return the sums of some neighbours."""
         if some.stop - some.start == len(self.scales):
             return self
-        columns = {name: column[some] for name in COLUMNS if (column := getattr(self, name)) is not None}
-        return replace(self, **columns)
+        return replace(self, **{name: column[some] for name, column in self._columns})
 
     def one(self, i: int) -> "Sum":
         """Return one of them. A decay of 1 is none."""
-        return Sum(
-            [self.outs[i]],
-            [self.residuals[i]],
-            [self.gradients[i]],
-            [self.scales[i]],
-            None if self.decays is None or self.decays[i] == 1 else [self.decays[i]],
-            None if self.moving is None else [self.moving[i]],
-            None if self.velocities is None else [self.velocities[i]],
-            self.momentum,
-            self.nesterov,
-            None if self.seeds is None else [self.seeds[i]],
-        )
+        columns = {name: [column[i]] for name, column in self._columns}
+        if columns.get("decays") == [1]:
+            del columns["decays"]
+        return Sum(**columns, momentum=self.momentum, nesterov=self.nesterov)
+
+    @property
+    def _columns(self) -> Iterator[tuple[str, Any]]:
+        return ((name, column) for name in COLUMNS if (column := getattr(self, name)) is not None)
 
     def sample(self, offset: int, stride: int) -> Tensor:
         """Return every stride-th element of the first sum, from `offset` on; if it is rounded, before that."""

@@ -211,11 +211,11 @@ class Sparse(Keyed, Settling):
         """Set each part to zero at every index of its region that carries a value other than 0."""
         there = parts if isinstance(parts, Parts) else [part for part in parts if part is not None]
         if len(there) == len(parts):
-            kernels.mask(there, self._offsets, self.indices, self.values, self.runs)
+            kernels.scatter_add((), self._offsets, self.indices, self.values, self.runs, masked=there)
             return
         for part, (offset, found, values) in zip(parts, self._by_region, strict=True):
             if part is not None:
-                kernels.mask([part], [offset], found, values, [found.numel()])
+                kernels.scatter_add((), [offset], found, values, [found.numel()], masked=[part])
 
     def is_finite(self, out: Tensor) -> bool:
         """Whether `out` is finite at every index."""

@@ -99,17 +99,17 @@ def test_a_kernel_broken_on_purpose_is_found(monkeypatch: pytest.MonkeyPatch, br
 
 def test_a_write_outside_of_the_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def spills(outs: list[Tensor], *args: Any) -> None:
-        kernels.mask.reference(outs, *args)
+        kernels.scatter_add.reference(outs, *args)
         out = outs[0]
         assert out._base is not None
         out._base[out.storage_offset() + out.numel()] = 0
 
-    monkeypatch.setattr(kernels.mask, "cpu", spills)
-    finding = check_kernel("mask", CPU, SMALL)
+    monkeypatch.setattr(kernels.scatter_add, "cpu", spills)
+    finding = check_kernel("scatter_add", CPU, SMALL)
     assert "wrote outside of its result" in finding.said
 
 
-@pytest.mark.parametrize(("name", "place"), [("mask", 3), ("row_sums", 0), ("select", 0)])
+@pytest.mark.parametrize(("name", "place"), [("scatter_add", 3), ("row_sums", 0), ("select", 0)])
 def test_a_kernel_that_spoils_its_input_is_found(monkeypatch: pytest.MonkeyPatch, name: str, place: int) -> None:
     kernel = getattr(kernels, name)
 
@@ -162,7 +162,7 @@ def test_whatever_a_kernel_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_size_that_would_take_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = check_kernel("mask", CPU, Limits(sizes=(1000, 1 << 18), seconds=0.0))
+    finding = check_kernel("merge", CPU, Limits(sizes=(1000, 1 << 18), seconds=0.0))
     assert finding.ok
     assert finding.figures["largest"] == 1000
     assert "262,144 would take long" in finding.said
@@ -427,11 +427,11 @@ def reported(*findings: Finding, asked: Asked = ALL, ranks: int = 1, complete: b
 
 
 def test_a_report_says_what_was_asked() -> None:
-    report = reported(found(), asked=Asked(device="cpu", quick=True, only=["dgc", "mask"]), ranks=3)
-    assert report.conclusion == "✓ 1 checks passed, in 1.0 s (quick, only dgc,mask)"
+    report = reported(found(), asked=Asked(device="cpu", quick=True, only=["dgc", "merge"]), ranks=3)
+    assert report.conclusion == "✓ 1 checks passed, in 1.0 s (quick, only dgc,merge)"
     assert "2026-11-24 09:30 UTC, 3 ranks of torchrun, cpu" in report.html()
     document = report.document()
-    assert document["asked"] == {"device": "cpu", "quick": True, "only": ["dgc", "mask"]}
+    assert document["asked"] == {"device": "cpu", "quick": True, "only": ["dgc", "merge"]}
     assert (document["ranks"], document["began"]) == (3, "2026-11-24T09:30:00+00:00")
 
 
@@ -464,7 +464,7 @@ def _check(*args: str) -> tuple[int, str, str]:
     ("args", "said"),
     [
         (["--only", "nothing"], "--only 'nothing' is part of no row's name"),
-        (["--only", "mask,nothing"], "--only 'nothing' is part of no row's name"),
+        (["--only", "merge,nothing"], "--only 'nothing' is part of no row's name"),
         (["--only", ","], "expected parts of names"),
         (["--json", "one", "--html", "./one"], "cannot write two things to one file"),
         (["--device", "tpu"], "--device 'tpu': expected cpu or cuda"),
@@ -482,7 +482,7 @@ def test_what_cannot_be_used_is_refused(args: list[str], said: str) -> None:
 def test_check_alone(tmp_path: Path) -> None:
     paths = [tmp_path / "o.json", tmp_path / "o.html"]
     code, said, wrong = _check(
-        "--device", "cpu", "--quick", "--only", "mask,dense", "--json", str(paths[0]), "--html", str(paths[1])
+        "--device", "cpu", "--quick", "--only", "merge,dense", "--json", str(paths[0]), "--html", str(paths[1])
     )
     assert code == 0, said + wrong
     assert "checks passed" in said
@@ -490,7 +490,7 @@ def test_check_alone(tmp_path: Path) -> None:
     document = json.loads(paths[0].read_text())
     assert document["schema"] == "thinwire.check/1"
     assert document["passed"]
-    assert {"mask", "dense", "versions"} <= {finding["name"] for finding in document["findings"]}
+    assert {"merge", "dense", "versions"} <= {finding["name"] for finding in document["findings"]}
     assert all(title in paths[1].read_text() for title in ("machine", "kernels", "recipes, gloo of 2"))
 
 
@@ -528,7 +528,7 @@ def test_a_check_that_is_interrupted_blames_no_row() -> None:
 def test_check_under_torchrun() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "thinwire", "check"]
     done = subprocess.run(
-        [*command, "--device", "cpu", "--quick", "--only", "mask,dense"], capture_output=True, text=True, check=False
+        [*command, "--device", "cpu", "--quick", "--only", "merge,dense"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "recipes, gloo of 3" in done.stdout

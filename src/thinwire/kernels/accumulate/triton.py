@@ -42,7 +42,10 @@ def accumulate(sums: Sum) -> None:
     plain = sums.how == "sum" and sums.gradients[0].dtype == sums.dtype
     alone = len(sums.scales) == 1 and (plain or not is_single_threaded(sums.outs[0].numel()))
     if not alone and sums.how != "rounded":
-        _each(sums)
+        like, lengths = sums.outs[0], [x.numel() for x in sums.outs]
+        tiles = tiles_of_each(tuple(lengths), like.device)
+        *of_each, size = arguments_of_each(sums, lengths)
+        launch(_accumulate, len(tiles), like, *of_each, 0, 0, size, tiles, HOW=sums.how, TILE=TILE, num_warps=8)
         return
     for one in map(sums.one, range(len(sums))):
         out = one.outs[0]
@@ -62,13 +65,6 @@ def arguments(sums: Sum) -> tuple[Any, ...]:
     if sums.seeds is not None:
         high_low = signed_keys(sums.seeds[0])
     return *tensors, factor(out, sums.scales[0]), None if rate is None else factor(out, rate), *high_low
-
-
-def _each(sums: Sum) -> None:
-    like, lengths = sums.outs[0], [x.numel() for x in sums.outs]
-    tiles = tiles_of_each(tuple(lengths), like.device)
-    *of_each, size = arguments_of_each(sums, lengths)
-    launch(_accumulate, len(tiles), like, *of_each, 0, 0, size, tiles, HOW=sums.how, TILE=TILE, num_warps=8)
 
 
 def arguments_of_each(sums: Sum, *columns: Sequence[int]) -> Sequence[Tensor]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from thinwire.kernels import simd
 from thinwire.kernels.bits.cpu import pack_bits, pack_loop, unpack_bits, unpack_loop
 from thinwire.kernels.compiled import compiled, exactly, vector
-from thinwire.kernels.hashing.reference import Slotted
+from thinwire.kernels.hashing.reference import Slotted, keys
 from thinwire.kernels.parts import Array, Found, Ints, Regions, Vectors, addresses, sizes
 from thinwire.kernels.places.cpu import placed
 
@@ -38,10 +37,8 @@ def hashed_slots_of_each(
 
 def _round_keys(seeds: Sequence[int]) -> Array:
     """Return the keys of the three rounds for each of several seeds: uint32 (seeds, 3, 2)."""
-    words = np.array([seed % (1 << 64) for seed in seeds], np.uint64)
-    rounds: Any = np.uint64(3) * words[:, None] + np.arange(3, dtype=np.uint64)
-    key = (rounds + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)  # modulo 2⁶⁴, as `keys` has it
-    return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)
+    words = np.array([seed % (1 << 64) for seed in seeds], np.uint64).view(np.int64)
+    return np.stack(keys(3 * words[:, None] + np.arange(3)), axis=-1).astype(np.uint32)
 
 
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.bits.reference import pack_bits, unpack_bits
-from thinwire.kernels.parts import Found, Ints, Regions, Vectors, gather
+from thinwire.kernels.parts import Array, Found, Ints, Regions, Vectors, gather
 from thinwire.kernels.places.reference import differ, placed
 
 Seed = int | Tensor
@@ -32,8 +32,10 @@ def mix(indices: Tensor, seed: Seed) -> Tensor:
 def keys(seed: int) -> tuple[int, int]: ...
 @overload
 def keys(seed: Tensor) -> tuple[Tensor, Tensor]: ...
+@overload
+def keys(seed: Array) -> tuple[Array, Array]: ...
 def keys(seed: Any) -> Any:
-    """Return two 32-bit keys for `mix`."""
+    """Return two 32-bit keys for `mix`. Several seeds, and their keys, are int64."""
     key = (seed + 1) * (0x9E3779B97F4A7C15 - (1 << 64))  # modulo 2⁶⁴, so that int64 has room for it
     return (key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF
 

@@ -53,9 +53,8 @@ def signed_keys(seed: int) -> tuple[int, int]:
 
 def signed_keys_of(seeds: Sequence[int]) -> "tuple[NDArray[Any], NDArray[Any]]":
     """Return the same of several seeds, two columns of a `table`."""
-    with np.errstate(over="ignore"):  # modulo 2⁶⁴
-        found = (np.array(list(seeds), np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    return (found >> np.uint64(32)).astype(np.uint32).view(np.int32), found.astype(np.uint32).view(np.int32)
+    high, low = (key.astype(np.uint32).view(np.int32) for key in keys(np.array(list(seeds), np.uint64).view(np.int64)))
+    return high, low
 
 
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ def _sums(table, lengths, drawn, starts, indices, found, like, sign, first, last
         bar, room = _threshold(sample[:count], sign, drawn[at, 2], like), _room(size, drawn[at])
         each = out.view(found.dtype)
         count = loops.accumulate_select(
-            each, sign, bar, 0, size, picks, bits, room, peaks, False,
+            each, sign, bar, 0, size, picks, bits, room, peaks, None,
             out, residual, gradient, scale, decay, moving, velocity, m, ahead,
         )  # fmt: skip
         here, there = indices[starts[at] : starts[at + 1]], found[starts[at] : starts[at + 1]]

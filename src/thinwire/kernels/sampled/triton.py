@@ -23,7 +23,15 @@ from thinwire.kernels.places.triton import edges_until
 from thinwire.kernels.replay import fixed
 from thinwire.kernels.sampled import reference
 from thinwire.kernels.sampled.reference import Draw, one_by_one, written
-from thinwire.kernels.select.triton import BINS, DIGIT, LEVELS, accumulate_select, largest, largest_of_each
+from thinwire.kernels.select.triton import (
+    BINS,
+    LEVELS,
+    accumulate_select,
+    digits_below,
+    largest,
+    largest_of_each,
+    next_digit,
+)
 from thinwire.kernels.sums import Sum
 from thinwire.kernels.triton import (
     TILE,
@@ -160,19 +168,14 @@ def _sample(
 @triton.jit
 def _kth(x, count, left, LEVELS: tl.constexpr, CHUNK: tl.constexpr):
     """Return the left-th largest magnitude among so many elements, and how many of the largest equal it."""
-    bins, bar = tl.arange(0, BINS), left.to(tl.int64) * 0
+    bar = left.to(tl.int64) * 0
     for level in tl.static_range(LEVELS):
         counts = tl.zeros([BINS], tl.int32)
         for first in range(0, count, CHUNK):
             place = first + tl.arange(0, CHUNK)
-            bits = magnitudes(tl.load(x + place, mask=place < count, other=0.0))
-            digits = bits >> (DIGIT * (LEVELS - 1 - level))
-            there = (place < count) & ((digits >> DIGIT) == bar.to(bits.dtype))
-            counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=there)
-        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
-        digit = tl.sum((above >= left).to(tl.int32), 0)
-        left -= tl.sum(tl.where(bins == digit, above, 0), 0)
-        bar = (bar << DIGIT) + digit
+            number = tl.load(x + place, mask=place < count, other=0.0)
+            counts += digits_below(number, place < count, bar, level, LEVELS)
+        bar, left = next_digit(counts, bar, left)
     return bar, left
 
 

@@ -24,11 +24,11 @@ _AHEAD = 16
 def scatter_add(
     outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0, masked: Vectors = ()
 ) -> None:
-    dtype = outs[0].dtype
-    arrays = indices.numpy(), values.to(dtype).numpy()
-    _each_loop(*_places(outs, offsets, runs), *arrays, REALS[dtype](sign))
-    if masked:
-        mask(masked, offsets, indices, values, runs)
+    dtype, edges = (outs or masked)[0].dtype, np.fromiter(accumulate(runs, initial=0), np.int64)
+    arrays = np.array(offsets, np.int64), edges, indices.numpy(), values.to(dtype).numpy()
+    for xs, factor in ((outs, REALS[dtype](sign)), (masked, None)):
+        if xs:
+            _each_loop(addresses(xs), sizes(xs), *arrays, factor)
 
 
 def scatter(
@@ -43,7 +43,7 @@ def scatter(
     starts, stops = _stretches(arrays[0], runs)
     ordered = _ascend(arrays[0], starts, stops)
 
-    def write(first: int, stream: bool, lo: int, hi: int) -> None:
+    def write(first: int, stream: bool | None, lo: int, hi: int) -> None:
         # Of a range that counts from `first`: from stretches of ascending indices, or after grouping them by tile.
         lo, hi, found, ends, width = lo + first, hi + first, arrays, stops, _TILE
         if ordered:
@@ -56,17 +56,7 @@ def scatter(
         _scatter_loop(whole, lo, hi, *found, cursors, ends, tile, stream)
 
     for offset, length in cut_at(tuple(regions)).joined.regions:
-        map_ranges(partial(write, offset, streams(out[offset : offset + length])), length, align=_GROUP)
-
-
-def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
-    _each_loop(*_places(xs, offsets, runs), indices.numpy(), values.to(xs[0].dtype).numpy(), None)
-
-
-def _places(xs: Vectors, offsets: Ints, runs: Ints) -> tuple[Array, ...]:
-    """Return addresses, lengths and offsets of vectors, and where their runs begin and end."""
-    edges = np.fromiter(accumulate(runs, initial=0), np.int64)
-    return addresses(xs), sizes(xs), np.array(offsets, np.int64), edges
+        map_ranges(partial(write, offset, streams(out[offset : offset + length]) or None), length, align=_GROUP)
 
 
 def _stretches(indices: Array, runs: Ints) -> tuple[Array, ...]:
@@ -155,12 +145,8 @@ def _group_loop(indices, values, lo, hi, width, grouped_indices, grouped_values)
 @compiled
 def _write(out, base, width, tile, stream):
     whole = width // simd.BLOCK * simd.BLOCK
-    if stream:
-        for near in range(0, whole, simd.BLOCK):
-            simd.copy_streaming(tile, out, near, base + near)
-    else:
-        for near in range(0, whole, simd.BLOCK):
-            simd.copy(tile, out, near, base + near)
+    for near in range(0, whole, simd.BLOCK):
+        simd.copy(tile, out, near, base + near, stream)
     for near in range(whole, width):
         out[base + near] = tile[near]
 

@@ -12,17 +12,19 @@ from thinwire.kernels.places.reference import Checks
 def scatter_add(
     outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0, masked: Vectors = ()
 ) -> None:
-    """Add sign · values to n ≥ 1 vectors at indices (int32), run after run; `runs` are their lengths.
+    """Add sign · values to vectors at indices (int32), run after run; `runs` are their lengths.
 
     The runs belong to one vector after another, and after the last to the first again; indices count from minus the
     vector's offset on. Within a run, only elements of value 0 may share an index. So the runs fix the order of
-    summation, even on devices that add atomically. If there are vectors `masked`, `mask` is done to them.
+    summation, even on devices that add atomically. As many vectors `masked` are set to zero where a value is not 0.
+    There may be these, those or both.
     """
     for i, (index, value) in enumerate(zip(indices.split(list(runs)), values.split(list(runs)), strict=True)):
-        at = i % len(outs)
-        outs[at].index_add_(0, index - offsets[at], value.to(outs[at].dtype), alpha=sign)
-    if masked:
-        mask(masked, offsets, indices, values, runs)
+        at = i % len(offsets)
+        if outs:
+            outs[at].index_add_(0, index - offsets[at], value.to(outs[at].dtype), alpha=sign)
+        if masked:
+            masked[at].index_fill_(0, (index[value != 0] - offsets[at]).long(), 0)
 
 
 def scatter(
@@ -52,13 +54,6 @@ def settle(
     """Subtract this rank's own elements, as `scatter_add` does, and `scatter` the sum of all ranks' ones."""
     scatter_add(outs, offsets, own, own_values, own_runs, -1.0, masked)
     scatter(out, regions, indices, values, runs, ascending, checks, flags)
-
-
-def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
-    """Set n ≥ 1 vectors to zero at indices (int32) whose value is not 0: see `scatter_add`."""
-    for i, (index, value) in enumerate(zip(indices.split(list(runs)), values.split(list(runs)), strict=True)):
-        at = i % len(xs)
-        xs[at].index_fill_(0, (index[value != 0] - offsets[at]).long(), 0)
 
 
 def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

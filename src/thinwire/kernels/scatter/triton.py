@@ -44,6 +44,8 @@ def scatter_add(
         found = indices - offsets[0] if offsets[0] else indices
         _launch(_owned(outs[0], regions, found, values, runs, sign), CLEAR=False)
         outs = ()
+    if not outs and len(masked) == 1:
+        runs = [indices.numel()]  # in any order
     if outs or masked:
         _each(outs, masked, offsets, indices, values, runs, sign)
 
@@ -69,13 +71,6 @@ def settle(
     added = _added(outs, masked, offsets, own, own_values, own_runs, -1.0)
     written = _written(out, regions, indices, values, runs, ascending)
     _launch(written, added, _checked(values, runs, checks, flags), ASCENDING=ascending)
-
-
-def mask(xs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints) -> None:
-    if len(xs) == 1:
-        _each((), xs, offsets, indices, values, [indices.numel()], 1.0)
-    else:
-        _each((), xs, offsets, indices, values, runs, 1.0)
 
 
 def _launch(

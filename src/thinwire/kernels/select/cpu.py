@@ -32,7 +32,7 @@ def accumulate_select(sums: Sum, threshold: Tensor, capacity: int) -> Picks:
     if sums.seeds is not None:
         accumulate(sums)
         return select(out, threshold, capacity)
-    stream = all(map(streams, (out, *(sums.moving or ()))))
+    stream = all(map(streams, (out, *(sums.moving or ())))) or None
     return _over_ranges(loops.accumulate_select, out, threshold, capacity, stream, *arguments(sums))
 
 

@@ -52,12 +52,9 @@ def accumulate_select(
     # Adding and picking in one pass over memory, which is what both wait for.
     count, rest, numbers = 0, lo + (hi - lo) // BLOCK * BLOCK, found.view(out.dtype)
     for start in range(lo, rest, BLOCK):
-        if stream:
-            hits = simd.add_streaming(
-                out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, m, ahead
-            )
-        else:
-            hits = simd.add(out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, m, ahead)
+        hits = simd.add(
+            out, moving, peaks, residual, velocity, gradient, start, threshold, scale, decay, m, ahead, stream
+        )
         while hits and count <= capacity:
             at = start + np.int64(simd.lowest(hits))
             indices[count] = at

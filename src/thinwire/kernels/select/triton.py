@@ -41,16 +41,14 @@ _DIGIT = 8  # bits: of more bins, counting and reading them takes longer than an
 DIGIT, BINS = tl.constexpr(_DIGIT), tl.constexpr(1 << _DIGIT)
 LEVELS = {2: 2, 4: 4, 8: 8}
 """How many digits a magnitude of so many bytes has."""
-COUNTERS = {nbytes: levels << _DIGIT for nbytes, levels in LEVELS.items()}
-"""How many counters a vector's digits take."""
 _ROOM = 64
 """How many picks of a tile are kept. A tile with more is searched again."""
 _GROUP, _BLOCK = 32, 1024
 _FEW = 1 << 25
 """Up to so many elements a program takes a tile."""
-TOGETHER = 256
+_TOGETHER = 256
 """How many tiles' counts are summed together."""
-SHARED = tl.constexpr(TOGETHER)
+SHARED = tl.constexpr(_TOGETHER)
 
 
 def select(x: Tensor, threshold: Tensor, capacity: int) -> Picks:
@@ -73,7 +71,7 @@ def largest_of_each(xs: Sequence[Tensor], counts: Sequence[int], firsts: Sequenc
     starts = list(accumulate(wanted[:-1], initial=0))
     at, size, k, begin, first = table(device, addresses(xs), lengths, wanted, starts, firsts or [0] * len(xs))
     indices, values = torch.empty(sum(wanted), dtype=torch.int32, device=device), like.new_empty(sum(wanted))
-    _write_largest_of(xs, at, size, k, begin, (indices, values), first)
+    write_largest(xs, at, size, k, begin, (indices, values), first)
     return indices, values
 
 
@@ -93,24 +91,18 @@ def peak_of_each(xs: Sequence[Tensor]) -> Tensor:
 
 
 def write_largest(
-    at: Tensor,
-    size: Tensor,
-    like: Tensor,
-    tiles: Tensor,
-    zeros: Tensor,
-    wanted: Tensor,
-    starts: Tensor,
-    out: Vectors,
-    span: int = TILE,
-    firsts: Tensor | None = None,
+    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: Vectors, firsts: Tensor | None = None
 ) -> None:
     """Write the indices and values of the wanted[i] largest of each vector, from place starts[i] on.
 
     Histograms count the first digits of magnitudes, then the next ones of those that may be the wanted[i]-th largest.
     `at` and `size` are where the vectors begin and how long they are. Indices count from 0, or from firsts[i] on.
-    `tiles`: of `span` elements. `zeros`: int32, COUNTERS of each vector, and two more for every TOGETHER tiles.
     """
-    levels, counters = LEVELS[like.element_size()], zeros.numel() - 2 * tiles_of(len(tiles), TOGETHER)
+    like, lengths = xs[0], [x.numel() for x in xs]
+    total, levels = sum(lengths), LEVELS[like.element_size()]
+    span = TILE if total <= _FEW else TILE * tiles_of(total, TILE * PROGRAMS)
+    tiles, counters = tiles_of_each(tuple(lengths), at.device, span), len(xs) * (levels << _DIGIT)
+    zeros = torch.zeros(counters + 2 * tiles_of(len(tiles), _TOGETHER), dtype=torch.int32, device=at.device)
     histograms, sums = zeros[:counters], zeros[counters:].view(torch.int64)
     for level in range(levels):
         digits = (histograms, like, at, size, wanted, tiles, level, span)
@@ -137,35 +129,35 @@ def _select_as(how: str, x: Tensor, rest: tuple[Any, ...], threshold: Tensor, ca
     args = (picks, wanted, x, threshold.to(x), n, counts, ends, kept, tiles, capacity)
     launch(_gather, tiles_of(tiles, _GROUP), *args, **sizes)
     at, size, begin = table(x.device, addresses([x]), [n], [0])
-    _write_largest_of([x], at, size, wanted, begin, (picks, x.new_empty(capacity)))
+    write_largest([x], at, size, wanted, begin, (picks, x.new_empty(capacity)))
     return Picks(picks, gather(x, picks), peaks.amax().view(x.dtype))
-
-
-def _write_largest_of(
-    xs: Vectors, at: Tensor, size: Tensor, wanted: Tensor, starts: Tensor, out: Vectors, firsts: Tensor | None = None
-) -> None:
-    """Write the wanted[i] largest of each vector from starts[i] on; `at` and `size` are where and how long they are."""
-    lengths, nbytes = [x.numel() for x in xs], xs[0].element_size()
-    total = sum(lengths)
-    span = TILE if total <= _FEW else TILE * tiles_of(total, TILE * PROGRAMS)
-    tiles = tiles_of_each(tuple(lengths), at.device, span)
-    counters = len(xs) * COUNTERS[nbytes] + 2 * tiles_of(len(tiles), TOGETHER)
-    zeros = torch.zeros(counters, dtype=torch.int32, device=at.device)
-    write_largest(at, size, xs[0], tiles, zeros, wanted, starts, out, span, firsts)
 
 
 @triton.jit
 def bar_of(histograms, k, levels):
     """Return the first digits of the k-th largest, and how many of the k largest share them."""
-    bins = tl.arange(0, BINS)
     bar, left = k.to(tl.int64) * 0, k.to(tl.int32)
     for level in range(levels):
-        histogram = tl.load(histograms + level * BINS + bins)
-        above = tl.sum(histogram, 0) - tl.cumsum(histogram, 0)
-        digit = tl.sum((above >= left).to(tl.int32), 0)
-        left -= tl.sum(tl.where(bins == digit, above, 0), 0)
-        bar = (bar << DIGIT) + digit
+        bar, left = next_digit(tl.load(histograms + level * BINS + tl.arange(0, BINS)), bar, left)
     return bar, left
+
+
+@triton.jit
+def next_digit(histogram, bar, left):
+    """Return one more of the first digits of the left-th largest, and how many of the largest share them."""
+    above = tl.sum(histogram, 0) - tl.cumsum(histogram, 0)
+    digit = tl.sum((above >= left).to(tl.int32), 0)
+    left -= tl.sum(tl.where(tl.arange(0, BINS) == digit, above, 0), 0)
+    return (bar << DIGIT) + digit, left
+
+
+@triton.jit
+def digits_below(x, valid, bar, level, LEVELS: tl.constexpr):
+    """Return how often each next digit occurs among magnitudes whose first ones are those of the bar."""
+    bits = magnitudes(x)
+    digits = bits >> (DIGIT * (LEVELS - 1 - level))
+    valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
+    return tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)
 
 
 @triton.jit
@@ -246,10 +238,7 @@ def _count_digits_each(
     for first in range(0, span, TILE):
         place = tl.load(tiles + 3 * tl.program_id(0) + 1).to(tl.int64) + first + tl.arange(0, TILE)
         valid = place < tl.load(size + vector)
-        bits = magnitudes(tl.load(x + place, mask=valid))
-        digits = bits >> (DIGIT * (LEVELS - 1 - level))
-        valid = valid & ((digits >> DIGIT) == bar.to(bits.dtype))
-        counts += tl.histogram((digits & (BINS - 1)).to(tl.int32), BINS, mask=valid)
+        counts += digits_below(tl.load(x + place, mask=valid), valid, bar, level, LEVELS)
     tl.atomic_add(mine + level * BINS + tl.arange(0, BINS), counts, mask=counts > 0, sem="relaxed")
 
 
@@ -264,14 +253,7 @@ def _above_and_ties_each(like, at, size, vector, start, bar, TILE: tl.constexpr)
 
 
 @triton.jit
-def note_count(counts, sums, tile, count):
-    """Note what a tile counts, also in the sum of those that lie side by side."""
-    tl.store(counts + tile, count)
-    tl.atomic_add(sums + tile // SHARED, count, sem="relaxed")
-
-
-@triton.jit
-def counted_before(counts, sums, tile):
+def _counted_before(counts, sums, tile):
     """Return what all tiles before this one count."""
     each = tl.arange(0, SHARED)
     group, found = tile // SHARED, tl.zeros([SHARED], counts.dtype.element_ty)
@@ -298,7 +280,8 @@ def _count_each(
         for first in range(0, span, TILE):
             above, ties, _index, _x = _above_and_ties_each(like, at, size, vector, start + first, bar, TILE)
             count += _packed(above, ties)
-    note_count(counts, sums, tile, count)
+    tl.store(counts + tile, count)
+    tl.atomic_add(sums + tile // SHARED, count, sem="relaxed")  # of those that lie side by side
 
 
 @triton.jit(do_not_specialize=["span"])
@@ -312,7 +295,8 @@ def _place_each(
     if k == 0:
         return
     bar, allowed = bar_of(histograms + vector * LEVELS * BINS, k, LEVELS)
-    begin, before = tl.load(starts + vector), counted_before(counts, sums, tile) - counted_before(counts, sums, first)
+    begin, before = tl.load(starts + vector), _counted_before(counts, sums, tile)
+    before -= _counted_before(counts, sums, first)
     for part in range(0, span, TILE):
         above, ties, index, x = _above_and_ties_each(like, at, size, vector, start + part, bar, TILE)
         within = tl.cumsum((above << 16) + ties, 0)

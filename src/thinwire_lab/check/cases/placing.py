@@ -55,6 +55,8 @@ def _scatter_add(kit: Kit, n: int) -> Trials:
     yield Trial(([kit.vector(n, 1)], [0], indices, values, runs, -1.0), (0,))
     yield Trial((*_in_pieces(kit, n), -1.0), (0,))
     yield Trial((*_in_pieces(kit, n), -1.0, _in_pieces(kit, n)[0]), (0, 6))
+    yield Trial(((), [0], indices, values, runs, 1.0, [kit.vector(n, 1)]), (6,))
+    yield Trial(((), *_in_pieces(kit, n)[1:], 1.0, _in_pieces(kit, n)[0]), (6,))
 
 
 def _settle(kit: Kit, n: int) -> Trials:
@@ -103,12 +105,6 @@ def _gather_each(kit: Kit, n: int) -> Trials:
 def _peak_of_each(kit: Kit, n: int) -> Trials:
     yield Trial((several(kit.vector(n)),))
     yield Trial(([x for x in several(kit.vector(n)) if x.numel()],))
-
-
-def _mask(kit: Kit, n: int) -> Trials:
-    indices, values, runs = _runs(kit, n)
-    yield Trial(([kit.vector(n, 1)], [0], indices, values, runs), (0,))
-    yield Trial(_in_pieces(kit, n), (0,))
 
 
 def _merge(kit: Kit, n: int) -> Trials:
@@ -218,7 +214,6 @@ CASES: Mapping[str, Case] = {
     "clamped": Case(make=_clamped),
     "gather_each": Case(make=_gather_each),
     "hashed_slots_of_each": Case(make=_hashed_slots_of_each),
-    "mask": Case(make=_mask),
     "merge": Case(make=_merge),
     "misplaced": Case(make=_misplaced, **WHOLE, alike=_as_wrong),
     "peak_of_each": Case(make=_peak_of_each),
