@@ -19,8 +19,8 @@ from thinwire import kernels
 from thinwire.codecs import ChunkTopK
 from thinwire.formats import Coded, Format, Levels, OffsetFloat, Sign, Ternary
 from thinwire.kernels import Kernel, Sum, dispatch
+from thinwire.kernels.bits.reference import CODED
 from thinwire.kernels.dispatch import triton_is_there
-from thinwire.kernels.exponents.reference import CODED
 from thinwire.kernels.parts import Cut, Fit, Parts, cut_of_runs
 from thinwire.kernels.subsets.reference import table_of
 from thinwire.kernels.sums import How
@@ -435,7 +435,7 @@ def test_factors_and_spectra(dtype: torch.dtype) -> None:
 def test_a_sketch_of_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x = framed(vector(1000))
     whole = kernels.sketch_insert.gpu(x, 2, 30, 3)
-    monkeypatch.setattr(importlib.import_module("thinwire.kernels.sketch.triton"), "_PART", 300)
+    monkeypatch.setattr(importlib.import_module("thinwire.kernels.hashing.triton"), "_PART", 300)
     torch.testing.assert_close(kernels.sketch_insert.gpu(x, 2, 30, 3), whole)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
-from thinwire.kernels.exponents.reference import CODED, LONGEST
+from thinwire.kernels.bits.reference import CODED, LONGEST
 from thinwire.payloads import exponents
 
 SIZES = (0, 1, 2, 63, CODED, CODED + 1, 5000)

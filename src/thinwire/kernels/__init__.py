@@ -22,7 +22,6 @@ from thinwire.kernels.codes.reference import Packed as Packed
 from thinwire.kernels.codes.reference import Rounding as Rounding
 from thinwire.kernels.codes.reference import UniformGrid as UniformGrid
 from thinwire.kernels.dispatch import Kernel as Kernel
-from thinwire.kernels.exponents import reference as _exponents
 from thinwire.kernels.fourier import reference as _fourier
 from thinwire.kernels.groups import Groups as Groups
 from thinwire.kernels.hashing import reference as _hashing
@@ -41,7 +40,6 @@ from thinwire.kernels.sampled.reference import limited as limited
 from thinwire.kernels.scatter import reference as _scatter
 from thinwire.kernels.select import reference as _select
 from thinwire.kernels.select.reference import Picks as Picks
-from thinwire.kernels.sketch import reference as _sketch
 from thinwire.kernels.subsets import reference as _subsets
 from thinwire.kernels.subsets.reference import Numbered as Numbered
 from thinwire.kernels.subsets.reference import Numbering as Numbering
@@ -86,8 +84,8 @@ slots_encode = Kernel(_hashing.slots_encode, by="indices", any_dtype=True)
 slots_read = Kernel(_hashing.slots_read, by="fixed", any_dtype=True)
 slots_decode = Kernel(_hashing.slots_decode, by="*rows", any_dtype=True)
 
-sketch_insert = Kernel(_sketch.sketch_insert, by="x")
-sketch_query = Kernel(_sketch.sketch_query, by="table")
+sketch_insert = Kernel(_hashing.sketch_insert, by="x")
+sketch_query = Kernel(_hashing.sketch_query, by="table")
 
 codes_encode = Kernel(_codes.codes_encode, by="x scales")
 scaled_encode = Kernel(_codes.scaled_encode, by="xs", any_dtype=True)
@@ -104,9 +102,9 @@ elias_fano_decode = Kernel(_bits.elias_fano_decode, by="*rows", any_dtype=True)
 subsets_encode = Kernel(_subsets.subsets_encode, by="positions", any_dtype=True)
 subsets_read = Kernel(_subsets.subsets_read, by="*rows", any_dtype=True)
 subsets_decode = Kernel(_subsets.subsets_decode, by="rows", any_dtype=True)
-exponents_count = Kernel(_exponents.exponents_count, by="x", any_dtype=True)
-exponents_encode = Kernel(_exponents.exponents_encode, by="x codes", any_dtype=True)
-exponents_decode = Kernel(_exponents.exponents_decode, by="out rest sizes stream table", any_dtype=True)
+exponents_count = Kernel(_bits.exponents_count, by="x", any_dtype=True)
+exponents_encode = Kernel(_bits.exponents_encode, by="x codes", any_dtype=True)
+exponents_decode = Kernel(_bits.exponents_decode, by="out rest sizes stream table", any_dtype=True)
 
 row_sums = Kernel(_matrices.row_sums, by="rows")
 outer_sums = Kernel(_matrices.outer_sums, by="out a b")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.errors import PayloadError
-from thinwire.kernels.exponents.reference import CODED, LONGEST
+from thinwire.kernels.bits.reference import CODED, LONGEST
 from thinwire.kernels.memory import sent
 from thinwire.payloads import wire
 from thinwire.waits import refuse_if

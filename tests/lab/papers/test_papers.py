@@ -20,7 +20,7 @@ from thinwire.codecs import (
 )
 from thinwire.exchanges import AllGather, AllReduce, GlobalTopKTree, Link
 from thinwire.formats import OffsetFloat
-from thinwire.kernels.sketch.reference import _sketch_hash
+from thinwire.kernels.hashing.reference import _sketch_hash
 from thinwire.memories import ErrorFeedback, Noted
 from thinwire.payloads import Sparse, Spectral, spectral
 from thinwire_lab.studies.exchange_bytes import sent_bytes

@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.formats import base
 from thinwire.kernels import Groups, Norm, Numbered, Numbering, OffsetGrid, Packed, Rounding, Section, UniformGrid
-from thinwire.kernels.exponents.reference import CODED
+from thinwire.kernels.bits.reference import CODED
 from thinwire.kernels.parts import Parts, cut_of_runs
 from thinwire.payloads import exponents
 from thinwire_lab.check.material import ONLY_32, SEED, WHOLE, Case, Kit, Near, Trial, Trials, as_read, framed
