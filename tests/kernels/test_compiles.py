@@ -360,7 +360,7 @@ KERNELS: list[tuple[str, str, dict[str, str], dict[str, Any]]] = [
         {"FEW": 1024},
     ),
     (
-        "matrices",
+        "exact",
         "_multiply",
         {**dict.fromkeys(("out", "a", "b"), FLOAT), **dict.fromkeys(("n", "columns", "rank"), "i32")},
         {},

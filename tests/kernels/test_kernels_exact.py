@@ -8,7 +8,7 @@ from cases import vector
 
 from thinwire import kernels
 from thinwire.kernels.dispatch import Backend
-from thinwire.kernels.fourier.reference import radices, turns
+from thinwire.kernels.exact.reference import radices, turns
 from thinwire.payloads.spectral import forward
 
 pytestmark = pytest.mark.usefixtures("two_threads")

@@ -67,10 +67,6 @@ def fixed(numbers: Sequence[T]) -> Sequence[T]:
     return numbers.now if isinstance(numbers, Changing) else numbers
 
 
-class UnrepeatableError(Exception):
-    """The work depends on something that changes from step to step."""
-
-
 @final
 class Recording:
     """What a piece of work takes from the host: numbers sent to the device, and tensors that are kept there.
@@ -106,10 +102,10 @@ class Recording:
             self.refuse()
 
     def refuse(self) -> None:
-        """Note that the work cannot be repeated. Raises UnrepeatableError while it is captured."""
+        """Note that the work cannot be repeated. Raises RuntimeError while it is captured."""
         self.repeats = False
         if self.capturing:
-            raise UnrepeatableError("it read or made what its rehearsal did not; expected the same in every step")
+            raise RuntimeError("it read or made what its rehearsal did not; expected the same in every step")
 
     def end(self) -> None:
         """Let go of all that is held for captured work: there will be none."""

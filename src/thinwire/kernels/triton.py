@@ -145,13 +145,3 @@ def magnitudes(x):
     else:
         bits = x.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
     return bits
-
-
-@triton.jit
-def tile_of(x, tile, n, TILE: tl.constexpr):
-    """Return a tile's magnitudes, their indices, and which of them exist."""
-    start = tl.cast(tile, tl.int64) * TILE  # in the interpreter a loop's tile is a plain number
-    at = tl.arange(0, TILE)
-    valid = at < n - start
-    bits = magnitudes(tl.load(x + start + at, mask=valid))
-    return bits, (start + at).to(tl.int32), valid

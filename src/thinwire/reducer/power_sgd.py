@@ -1,4 +1,4 @@
-"""PowerSGD: a matrix as the product of two thin factors, multiplied out by `outer_sums` of kernels/matrices."""
+"""PowerSGD: a matrix as the product of two thin factors, multiplied out by `outer_sums` of kernels/exact."""
 
 import math
 from collections.abc import Sequence

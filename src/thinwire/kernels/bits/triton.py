@@ -152,12 +152,9 @@ def _section(byte, at, x, given, KIND: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["nbytes"])
 def _write(out, nbytes, table, a, b, c, d, e, f, KINDS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    byte = _section(tl.zeros([BLOCK], tl.int64), at, a, table, KINDS[0], BLOCK)
-    byte = _section(byte, at, b, table + 6, KINDS[1], BLOCK)
-    byte = _section(byte, at, c, table + 12, KINDS[2], BLOCK)
-    byte = _section(byte, at, d, table + 18, KINDS[3], BLOCK)
-    byte = _section(byte, at, e, table + 24, KINDS[4], BLOCK)
-    byte = _section(byte, at, f, table + 30, KINDS[5], BLOCK)
+    byte, xs = tl.zeros([BLOCK], tl.int64), (a, b, c, d, e, f)
+    for i in tl.static_range(6):
+        byte = _section(byte, at, xs[i], table + 6 * i, KINDS[i], BLOCK)
     tl.store(out + at, (byte & 255).to(tl.uint8), mask=at < nbytes)
 
 

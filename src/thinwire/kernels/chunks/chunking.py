@@ -9,7 +9,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from thinwire.kernels.fourier.reference import turns
+from thinwire.kernels.exact.reference import turns
 from thinwire.kernels.hashing.reference import mix
 from thinwire.kernels.memory import kept
 

@@ -20,10 +20,10 @@ from thinwire.kernels.blocks.reference import Norm
 from thinwire.kernels.codes import reference
 from thinwire.kernels.codes.reference import How, OffsetGrid, Packed, UniformGrid
 from thinwire.kernels.compiled import exactly, overload
+from thinwire.kernels.exact.cpu import add, put
 from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
-from thinwire.kernels.matrices.cpu import add, put
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Ints, Parts
 from thinwire.kernels.places.cpu import differ

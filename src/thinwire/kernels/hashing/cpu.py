@@ -14,8 +14,8 @@ from torch import Tensor
 from thinwire.kernels import simd
 from thinwire.kernels.bits.cpu import pack_bits, pack_loop, unpack_bits, unpack_loop
 from thinwire.kernels.compiled import compiled, exactly, vector
+from thinwire.kernels.exact.cpu import put
 from thinwire.kernels.hashing.reference import SKETCH_ROWS, Slotted, keys
-from thinwire.kernels.matrices.cpu import put
 from thinwire.kernels.memory import empty
 from thinwire.kernels.parts import Array, Found, Ints, Regions, Vectors, addresses, sizes
 from thinwire.kernels.places.cpu import placed

@@ -31,7 +31,6 @@ from thinwire.kernels.triton import (
     magnitudes,
     pointer,
     table,
-    tile_of,
     tiles_of,
     tiles_of_each,
     wide,
@@ -208,10 +207,12 @@ def _gather(
         for tile in range(first, tl.minimum(first + GROUP, tiles)):
             count_here = tl.load(counts + tile)
             if count_here > ROOM:
-                bits, index, valid = tile_of(x, tile, n, TILE)
-                hit = _hits(bits, valid, threshold)
+                start = tl.cast(tile, tl.int64) * TILE  # in the interpreter a loop's tile is a plain number
+                at = tl.arange(0, TILE)
+                valid = at < n - start
+                hit = _hits(magnitudes(tl.load(x + start + at, mask=valid)), valid, threshold)
                 place = tl.load(ends + tile) - count_here + tl.cumsum(hit, 0) - 1
-                tl.store(picks + place, index, mask=hit > 0)
+                tl.store(picks + place, (start + at).to(tl.int32), mask=hit > 0)
 
 
 @triton.jit

@@ -1,4 +1,9 @@
-"""Inverse Fourier transforms with the same bits on every processor."""
+"""Sums of rows, products with thin factors, orthonormal columns and inverse Fourier transforms: exactly the same bits.
+
+They are the same on every processor. A library chooses its algorithm by processor, and adds in the order that suits its
+vectors, with fused operations if it has them. On a GPU the last two are a library's: its order of additions is the same
+on all GPUs of one kind.
+"""
 
 from functools import lru_cache
 from math import sqrt
@@ -6,21 +11,84 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from thinwire.kernels.memory import constant, sent
+
 _ONE = 1 << 128
 _PI = 31415926535897932384626433832795028841971693993751  # times 10⁻⁴⁹
+
+
+def row_sums(rows: Tensor) -> Tensor:
+    """Return Σ rows[k] of `rows` (ranks, n), added rank after rank in float32 or wider: (n), of the same dtype."""
+    total = rows[0].to(torch.promote_types(rows.dtype, torch.float32), copy=True)
+    for row in rows[1:]:
+        total += row
+    return total.to(rows.dtype)
+
+
+def outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Write a·bᵀ of a (n, r) and b (m, r), r ≥ 1, to `out` (n, m): Σ a[i, j] · b[k, j], added in the order of j."""
+    torch.mul(a[:, :1], b[:, 0], out=out)
+    for j in range(1, a.shape[1]):
+        out += a[:, j, None] * b[:, j]
+
+
+def orthonormal(x: Tensor) -> Tensor:
+    """Return Q (n, r) of x = QR for finite x (n, r), n ≥ r: Householder's reflections in float64.
+
+    The columns of Q are orthonormal even if columns of x are zeros or depend on others. Sums are taken by halves.
+    """
+    a = x.to(torch.float64)
+    peak = a.abs().amax()
+    a = a / torch.where(peak > 0, peak, 1.0)
+    q = torch.eye(*a.shape, dtype=torch.float64, device=a.device)
+    reflections = []
+    for j in range(a.shape[1]):
+        v, factor = _reflection(a[j:, j])
+        a[j:, j:] = _reflected(a[j:, j:], v, factor)
+        reflections.append((v, factor))
+    for j in reversed(range(a.shape[1])):
+        q[j:, j:] = _reflected(q[j:, j:], *reflections[j])
+    return q.to(x.dtype)
+
+
+def orthonormal_on_gpu(x: Tensor) -> Tensor:
+    """Return Q by a GPU's own library, computed in the dtype of x."""
+    return torch.linalg.qr(x).Q.contiguous()
+
+
+def _reflection(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return v and f with (1 − f·v·vᵀ)·x = β·e₁, |β| = ‖x‖; f is 0 for a vector of zeros."""
+    norm = _sum(x * x).sqrt()
+    beta = torch.where(x[0] < 0, norm, -norm)
+    squares = beta * beta - x[0] * beta
+    v = x.clone()
+    v[0] -= beta
+    return v, torch.where(squares > 0, 1 / squares, 0.0)
+
+
+def _reflected(y: Tensor, v: Tensor, factor: Tensor) -> Tensor:
+    return y - v[:, None] * (factor * _sum(v[:, None] * y))
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Return the sum over the first dimension: add the second half to the first until one is left."""
+    while x.shape[0] > 1:
+        half = (x.shape[0] + 1) // 2
+        x = torch.cat((x[: x.shape[0] - half] + x[half:], x[x.shape[0] - half : half]))
+    return x[0]
 
 
 def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
     """Return `numel` elements, in blocks of `width`, each from its ⌊width/2⌋ + 1 coefficients (real, imaginary).
 
-    This inverts the orthonormal real transform, in float32 or float64. A library chooses its algorithm by processor.
-    Here every product and sum is rounded on its own, in the order of Stockham's algorithm with factors 4, 2 and odd
-    primes. Two real blocks are transformed as one complex block. A large prime factor p costs p operations per element.
+    This inverts the orthonormal real transform, in float32 or float64. Every product and sum is rounded on its own, in
+    the order of Stockham's algorithm with factors 4, 2 and odd primes. Two real blocks are transformed as one complex
+    block. A large prime factor p costs p operations per element.
     """
     blocks = pairs.view(-1, width // 2 + 1, 2)
     x = _joined(torch.nn.functional.pad(blocks, (0, 0, 0, 0, 0, blocks.shape[0] % 2)), width)
     cos, sin = turns(width, pairs.dtype)
-    w = cos.to(pairs.device), sin.to(pairs.device)
+    w = sent(cos, pairs.device), sent(sin, pairs.device)
     rest, span = width, 1
     for radix in radices(width):
         rest //= radix
@@ -46,8 +114,8 @@ _Complex = tuple[Tensor, Tensor]
 def _joined(blocks: Tensor, width: int) -> _Complex:
     """Return A + iB for every two blocks, at all frequencies: (width, pairs of blocks) each part."""
     (ar, br), (ai, bi) = (part.T.unflatten(1, (-1, 2)).unbind(2) for part in blocks.unbind(2))
-    ends = [0, width // 2] if width % 2 == 0 else [0]  # which have no imaginary part
-    ai, bi = (part.index_fill(0, torch.tensor(ends, device=part.device), 0) for part in (ai, bi))
+    ends = (0, width // 2) if width % 2 == 0 else (0,)  # which have no imaginary part
+    ai, bi = (part.index_fill(0, constant(ends, torch.int64, part.device), 0) for part in (ai, bi))
     mirrored = slice(1, (width + 1) // 2)
     backwards = (part[mirrored].flip(0) for part in (ar + bi, br - ai))
     return tuple(torch.cat(parts) for parts in zip((ar - bi, ai + br), backwards, strict=True))  # type: ignore[return-value]

@@ -1,1 +1,0 @@
-"""Inverse Fourier transforms with the same bits on every processor."""

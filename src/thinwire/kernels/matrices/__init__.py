@@ -1,1 +1,0 @@
-"""Sums of rows, products with thin factors and orthonormal columns, with the same bits on every processor."""
