@@ -350,6 +350,16 @@ def test_a_sample_is_of_the_vector(make: Callable[[], memories.Memory]) -> None:
         memory.commit()
 
 
+@stateful
+def test_what_waits_is_named_and_a_wrapper_knows_it(make: Callable[[], memories.Memory]) -> None:
+    for memory in (make(), memories.Noted(memory=make())):
+        _step(memory, CODECS["topk"], vector(NUMEL), 0)
+        memory.commit()
+        (waiting,) = memory.waiting()
+        assert waiting is not None
+        assert torch.equal(waiting, memory.state()["w"][memory.residual])
+
+
 def test_notes_of_a_step_called_off_and_of_before_a_restore_are_forgotten() -> None:
     memory = memories.Noted(memory=memories.ErrorFeedback())
     note = memory.note("w")

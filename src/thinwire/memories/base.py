@@ -33,6 +33,8 @@ class Memory(ABC):
     """The names that `state` may hold under a parameter."""
     free: ClassVar[frozenset[str]] = frozenset()
     """The fields whose tensors are flat and of any length, not shaped like the parameter."""
+    residual: ClassVar[str] = "residual"
+    """The field that waits to be sent."""
     releases: ClassVar[bool] = False
     """Whether the residual can be sent with an uncompressed gradient, by `release`."""
     keeps_length: ClassVar[bool] = True
@@ -137,7 +139,7 @@ class Memory(ABC):
 
     def waiting(self) -> Sequence[Tensor]:
         """Return the residuals, not copied."""
-        return [fields["residual"] for fields in self.state().values() if "residual" in fields]
+        return [fields[self.residual] for fields in self.state().values() if self.residual in fields]
 
     @property
     def nbytes(self) -> int:

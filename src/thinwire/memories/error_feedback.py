@@ -71,11 +71,7 @@ class Summing(Memory):
 
     @override
     def tensors(self) -> Mapping[str, Staged]:
-        return dict.fromkeys(self.fields, self._sum)
-
-    @override
-    def waiting(self) -> Sequence[Tensor]:
-        return list(self._sum.committed().values())
+        return {self.residual: self._sum}
 
     def _one(self, name: str, gradient: Tensor, scale: float, seed: int, decay: float) -> Signal:
         if not self._sum.continue_any([name]):

@@ -94,6 +94,7 @@ class FadingMomentum(Summing, AppliedMomentum):
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum"})
+    residual: ClassVar[str] = "momentum"
 
     decay: Fraction | None = None
     dtype: torch.dtype | None = None

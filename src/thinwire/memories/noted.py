@@ -40,6 +40,11 @@ class Noted(Memory):
         return self.memory.fields | self.free
 
     @property
+    def residual(self) -> str:  # type: ignore[override]
+        """The inner memory's field that waits to be sent."""
+        return self.memory.residual
+
+    @property
     @override
     def parts(self) -> Sequence[Memory]:
         return (self, *self.memory.parts)

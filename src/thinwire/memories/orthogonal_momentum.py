@@ -48,6 +48,7 @@ class OrthogonalMomentum(AppliedMomentum):
     """
 
     fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
+    residual: ClassVar[str] = "update"
     own: ClassVar[str] = "momentum"
     keeps_length: ClassVar[bool] = False
 
@@ -121,10 +122,6 @@ class OrthogonalMomentum(AppliedMomentum):
         """Load copies of the momenta and the residuals."""
         super().restore(state)
         self._end()
-
-    def waiting(self) -> Sequence[Tensor]:
-        """Return E of every parameter. Not copies."""
-        return list(self._update.committed().values())
 
     def _end(self, names: Collection[str] | None = None) -> None:
         """Let go of the signals of a step that is over."""
