@@ -116,9 +116,8 @@ class Blocks(Keyed):
         Raises:
             PayloadError: If it is malformed.
         """
-        head = wire.parse(buffer, wire.BLOCKS)
+        head = wire.parse(buffer, wire.BLOCKS, CODINGS)
         dtype, body = numbers.check_plain(head), buffer[None, _HEAD:]
-        wire.check_coding(head.coding, CODINGS)
         if buffer.numel() < _HEAD:
             raise PayloadError(f"a block payload has at least {_HEAD} bytes; got {buffer.numel()}")
         width, space = _SHAPE.unpack(bytes(buffer[wire.HEADER_BYTES : _HEAD].tolist()))

@@ -81,7 +81,6 @@ class Dense(Payload):
         """
         head = wire.parse(buffer, wire.DENSE)
         dtype = numbers.check_plain(head)
-        wire.check_coding(head.coding, (wire.NUMBERS,))
         wire.check_sections(buffer, wire.HEADER_BYTES, head.count * dtype.itemsize)
         if head.count != head.numel:
             raise PayloadError(f"{head.count} of {head.numel} values; a dense payload has all")

@@ -154,9 +154,8 @@ class Sparse(Keyed, Settling):
         Raises:
             PayloadError: If it is malformed, or in slots of several regions.
         """
-        head = wire.parse(buffer, wire.SPARSE)
+        head = wire.parse(buffer, wire.SPARSE, (wire.NUMBERS, wire.ELIAS_FANO, wire.SLOTS))
         dtype, body = numbers.check_plain(head), buffer[None, wire.HEADER_BYTES :]
-        wire.check_coding(head.coding, (wire.NUMBERS, wire.ELIAS_FANO, wire.SLOTS))
         if not head.count <= head.numel <= LARGEST_SPACE:
             raise PayloadError(f"{head.count} of {head.numel} elements; expected count ≤ elements ≤ 2³¹ - 1")
         layout = Layout(((0, head.numel),), (head.count,), head.numel, head.coding)

@@ -72,7 +72,6 @@ class Spectral(Regional):
             PayloadError: If it is malformed.
         """
         head = wire.parse(buffer, wire.SPECTRAL)
-        wire.check_coding(head.coding, (wire.NUMBERS,))
         coefficients = Blocks.from_buffer(buffer[wire.HEADER_BYTES :])
         found, expected = (coefficients.width, coefficients.key_space), (2, spectrum_size(head.numel, head.count))
         if not head.count or head.dtype != torch.float32 or found != expected:

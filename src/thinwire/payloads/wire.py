@@ -53,8 +53,8 @@ def on(packed: bytes, device: torch.device) -> Tensor:
     return sent(torch.frombuffer(bytearray(packed), dtype=torch.uint8), device)
 
 
-def parse(buffer: Tensor, kind: int) -> Header:
-    """Return a payload's header. Raises PayloadError if it is not of this `kind`."""
+def parse(buffer: Tensor, kind: int, codings: tuple[int, ...] = (NUMBERS,)) -> Header:
+    """Return a payload's header. Raises PayloadError if it is not of this `kind`, or has none of these `codings`."""
     if buffer.dtype != torch.uint8 or buffer.dim() != 1:
         raise PayloadError(f"a payload is a flat uint8 tensor; got {buffer.dtype} of shape {tuple(buffer.shape)}")
     if buffer.numel() < HEADER_BYTES:
@@ -65,6 +65,7 @@ def parse(buffer: Tensor, kind: int) -> Header:
             f"header has version {version}, kind {found}, dtype code {code} of {bits} bits; "
             f"expected version {VERSION}, kind {kind}"
         )
+    check_coding(coding, codings)
     return Header(kind, _DTYPES.get(code), count, numel, bits, coding)
 
 

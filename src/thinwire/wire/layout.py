@@ -156,8 +156,7 @@ def asking(entry: Entry, keys: Tensor) -> Tensor:
 
 def read_ids(entry: Entry, section: Tensor) -> Tensor:
     """Return which rows a section asks for, as int32. Raises PayloadError."""
-    head, space = wire.parse(section, wire.BLOCKS), entry.shape[0]
-    wire.check_coding(head.coding, indices.CODINGS)
+    head, space = wire.parse(section, wire.BLOCKS, indices.CODINGS), entry.shape[0]
     if head.numel != space or head.count > space:
         raise PayloadError(f"{head.count} of {head.numel} rows; expected some of the {space} that {entry.name} has")
     layout = indices.Layout.of_rows(head.count, space, head.coding)
