@@ -23,13 +23,13 @@ from thinwire.kernels.codes.reference import Rounding as Rounding
 from thinwire.kernels.codes.reference import UniformGrid as UniformGrid
 from thinwire.kernels.dispatch import Kernel as Kernel
 from thinwire.kernels.exact import reference as _exact
-from thinwire.kernels.groups import Groups as Groups
 from thinwire.kernels.hashing import reference as _hashing
 from thinwire.kernels.hashing.reference import Slotted as Slotted
 from thinwire.kernels.hashing.reference import hashed_slots as hashed_slots
 from thinwire.kernels.hashing.reference import mix as mix
 from thinwire.kernels.hashing.reference import slot_of as slot_of
 from thinwire.kernels.parts import Found as Found
+from thinwire.kernels.parts import Groups as Groups
 from thinwire.kernels.parts import gather as gather
 from thinwire.kernels.places import reference as _places
 from thinwire.kernels.places.reference import Checks as Checks
@@ -107,5 +107,5 @@ exponents_decode = Kernel(_bits.exponents_decode, by="out rest sizes stream tabl
 
 row_sums = Kernel(_exact.row_sums, by="rows")
 outer_sums = Kernel(_exact.outer_sums, by="out a b")
-orthonormal = Kernel(_exact.orthonormal, _exact.orthonormal_on_gpu, by="x")
-inverse_fourier = Kernel(_exact.inverse_fourier, _exact.inverse_on_gpu, by="pairs")
+orthonormal = Kernel(_exact.orthonormal, by="x")
+inverse_fourier = Kernel(_exact.inverse_fourier, by="pairs")

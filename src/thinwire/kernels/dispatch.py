@@ -39,13 +39,11 @@ class Kernel(Generic[P, R]):
     arguments whose device, layout and dtype decide; a star marks a sequence of tensors, and a `Sum` says which of its
     own do. Kernels on codes and bytes, and sums that are rounded, take any dtype; the others run in Numba only if all
     tensors are float32 or all are float64. The functions of the same name in the folder's `cpu.py` and `triton.py` are
-    the other implementations, or `gpu` on a GPU; where there is none, plain torch is as good, and the reference runs.
+    the other implementations; where there is none, plain torch is as good, and the reference runs.
     """
 
-    def __init__(
-        self, reference: Callable[P, R], gpu: Callable[P, R] | None = None, *, by: str, any_dtype: bool = False
-    ) -> None:
-        self.reference, self._gpu, self._any_dtype = reference, gpu, any_dtype
+    def __init__(self, reference: Callable[P, R], *, by: str, any_dtype: bool = False) -> None:
+        self.reference, self._any_dtype = reference, any_dtype
         self.cpu = self._named("cpu")
         places = list(signature(reference).parameters)
         names = [(name.removeprefix("*"), name.startswith("*")) for name in by.split()]
@@ -89,16 +87,12 @@ class Kernel(Generic[P, R]):
     @cached_property
     def gpu(self) -> Callable[P, R]:
         """The implementation on a GPU; the reference where there is no Triton."""
-        return (self._gpu or self._named("triton")) if triton_is_there() else self.reference
+        return self._named("triton") if triton_is_there() else self.reference
 
     def _named(self, file: str) -> Callable[P, R]:
         """The function of the same name in another file of the folder, or else the reference."""
         module = self.reference.__module__.removesuffix("reference") + file
-        return (
-            getattr(import_module(module), self.reference.__name__, self.reference)
-            if find_spec(module)
-            else self.reference
-        )
+        return getattr(import_module(module) if find_spec(module) else None, self.reference.__name__, self.reference)
 
 
 @cache

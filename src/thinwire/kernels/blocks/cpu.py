@@ -9,9 +9,8 @@ from torch import Tensor
 
 from thinwire.kernels.blocks.reference import clipped
 from thinwire.kernels.compiled import compiled, exactly, reordering
-from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import Array
+from thinwire.kernels.parts import Array, Groups
 from thinwire.kernels.ranges import map_groups, map_ranges
 from thinwire.kernels.select import loops
 from thinwire.kernels.select.cpu import FEW, as_integers, largest, largest_of_pieces, sampled

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.kernels.groups import Groups
+from thinwire.kernels.parts import Groups
 from thinwire.kernels.select.reference import largest, magnitude_bits
 
 

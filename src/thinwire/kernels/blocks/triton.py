@@ -9,9 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.blocks import reference
-from thinwire.kernels.groups import Groups
 from thinwire.kernels.memory import constant
-from thinwire.kernels.parts import Ints
+from thinwire.kernels.parts import Groups, Ints
 from thinwire.kernels.select.triton import largest
 from thinwire.kernels.triton import TILE, launch, magnitudes, tiles_of, tiles_of_each, wide
 

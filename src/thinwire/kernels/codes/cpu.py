@@ -21,11 +21,10 @@ from thinwire.kernels.codes import reference
 from thinwire.kernels.codes.reference import How, OffsetGrid, Packed, UniformGrid
 from thinwire.kernels.compiled import exactly, overload
 from thinwire.kernels.exact.cpu import add, put
-from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.cpu import draw
 from thinwire.kernels.hashing.reference import keys
 from thinwire.kernels.memory import empty
-from thinwire.kernels.parts import Ints, Parts
+from thinwire.kernels.parts import Groups, Ints, Parts
 from thinwire.kernels.places.cpu import differ
 from thinwire.kernels.ranges import map_groups, map_ranges
 

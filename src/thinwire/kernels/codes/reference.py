@@ -15,9 +15,8 @@ from thinwire.kernels.accumulate.reference import joined
 from thinwire.kernels.bits.reference import unpack_bits
 from thinwire.kernels.blocks.reference import Norm, group_scales
 from thinwire.kernels.exact.reference import row_sums
-from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.reference import mix
-from thinwire.kernels.parts import Ints, Parts
+from thinwire.kernels.parts import Groups, Ints, Parts
 from thinwire.kernels.places.reference import differ
 
 Rounding = Literal["truncate", "nearest", "stochastic"]

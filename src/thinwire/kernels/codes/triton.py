@@ -15,10 +15,9 @@ from thinwire.kernels.blocks.reference import Norm
 from thinwire.kernels.blocks.triton import factored, group_scales, norm_at, of_pieces, pieces_of, scale_of
 from thinwire.kernels.codes import reference
 from thinwire.kernels.codes.reference import Arrived, How, OffsetGrid, Packed
-from thinwire.kernels.groups import Groups
 from thinwire.kernels.hashing.triton import hash32, signed_keys, signed_keys_of
 from thinwire.kernels.memory import constant
-from thinwire.kernels.parts import Ints, Parts, cut_of_runs, whole
+from thinwire.kernels.parts import Groups, Ints, Parts, cut_of_runs, whole
 from thinwire.kernels.places.triton import FIXED, any_of, failed
 from thinwire.kernels.replay import Changing
 from thinwire.kernels.triton import TILE, launch, table_of, tiles_of, tiles_of_each, wide

@@ -51,11 +51,6 @@ def orthonormal(x: Tensor) -> Tensor:
     return q.to(x.dtype)
 
 
-def orthonormal_on_gpu(x: Tensor) -> Tensor:
-    """Return Q by a GPU's own library, computed in the dtype of x."""
-    return torch.linalg.qr(x).Q.contiguous()
-
-
 def _reflection(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return v and f with (1 − f·v·vᵀ)·x = β·e₁, |β| = ‖x‖; f is 0 for a vector of zeros."""
     norm = _sum(x * x).sqrt()
@@ -96,16 +91,6 @@ def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
         span *= radix
     # (complex part, element, pair of blocks) → (pair of blocks, complex part, element)
     return torch.stack(x).permute(2, 0, 1).mul(1 / sqrt(width)).reshape(-1)[:numel]
-
-
-def inverse_on_gpu(pairs: Tensor, numel: int, width: int) -> Tensor:
-    """Return the elements by a GPU's own library, whose order of additions is the same on all GPUs of one kind.
-
-    It expects 0 where the spectrum of a real vector has no imaginary part. Encoders send 0 there, and the others
-    overwrite what is there.
-    """
-    spectra = torch.view_as_complex(pairs.view(-1, width // 2 + 1, 2))
-    return torch.fft.irfft(spectra, n=width, norm="ortho").view(-1)[:numel]
 
 
 _Complex = tuple[Tensor, Tensor]

@@ -1,4 +1,4 @@
-"""Sums of rows, and products with thin factors: a GPU's library may round factors to ten bits first (TF32)."""
+"""Sums of rows, and thin products: a library may round factors to ten bits first (TF32). The rest is the library's."""
 
 import torch
 import triton
@@ -11,7 +11,6 @@ _BLOCK = 1024
 
 
 def row_sums(rows: Tensor) -> Tensor:
-    """See `reference.row_sums`."""
     out = torch.empty_like(rows[0])
     launch(_add, tiles_of(out.numel(), _BLOCK), out, rows, out.numel(), rows.shape[0], BLOCK=_BLOCK)
     return out
@@ -21,6 +20,21 @@ def outer_sums(out: Tensor, a: Tensor, b: Tensor) -> None:
     """See `reference.outer_sums`: the same bits."""
     sizes = (out.numel(), max(1, out.shape[1]), a.shape[1])
     launch(_multiply, tiles_of(out.numel()), out, a, b, *sizes, TILE=TILE, num_warps=8)
+
+
+def orthonormal(x: Tensor) -> Tensor:
+    """See `reference.orthonormal`; by the GPU's library, in the dtype of x."""
+    return torch.linalg.qr(x).Q.contiguous()
+
+
+def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
+    """See `reference.inverse_fourier`; by the GPU's library.
+
+    It expects 0 where the spectrum of a real vector has no imaginary part. Encoders send 0 there, and the others
+    overwrite what is there.
+    """
+    spectra = torch.view_as_complex(pairs.view(-1, width // 2 + 1, 2))
+    return torch.fft.irfft(spectra, n=width, norm="ortho").view(-1)[:numel]
 
 
 @triton.jit(do_not_specialize=["n", "columns", "rank"])
