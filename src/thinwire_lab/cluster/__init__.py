@@ -1,1 +1,1 @@
-"""Worker processes on this machine, each on a link of limited rate, and the parts they share."""
+"""Worker processes on this machine, each on a link of limited rate, or threads without any; the parts they share."""

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from thinwire import attach, outer, replicate
 from thinwire.collectives import Group
+from thinwire_lab.cluster.virtual import VirtualGroup, on_ranks, ring_sum
 from thinwire_lab.inputs import append_line
 from thinwire_lab.problems.base import Batch, Problem, cross_entropy
 from thinwire_lab.studies.convergence import __main__ as convergence
-from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks, ring_sum
 from thinwire_lab.studies.convergence.optimizers import DelayedNesterov, Schedule, scheduler
 from thinwire_lab.studies.convergence.results import read, several
 from thinwire_lab.studies.convergence.training import TEXT, Look, Run, Settings, problem_of, text_of, train

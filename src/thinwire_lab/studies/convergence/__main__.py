@@ -8,7 +8,7 @@
     python -m thinwire_lab.studies.convergence table runs.jsonl
 
 One process trains with virtual workers: a thread for each rank, its own replica, optimizer and `thinwire.replicate`.
-There is no network; group.py says what takes its place, and that sums have the bits of Gloo's. So a
+There is no network; cluster/virtual.py says what takes its place, and that sums have the bits of Gloo's. So a
 run ends with the bits of real workers that use `replicate`. With attach and DDP it does too for two workers; with more,
 DDP's other buckets make the ring add in another order.
 
@@ -21,9 +21,13 @@ included. A payload counts once, however often the exchange has it travel.
 """
 
 import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -34,7 +38,6 @@ from thinwire_lab.machine import TODAY, code
 from thinwire_lab.problems import build
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_raw, print_table
-from thinwire_lab.studies.convergence.contest import ENTRIES, Entry, contest
 from thinwire_lab.studies.convergence.optimizers import Schedule
 from thinwire_lab.studies.convergence.results import read, several
 from thinwire_lab.studies.convergence.training import DATA, Run, Settings, problem_of, text_of, train
@@ -53,6 +56,26 @@ Data = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Scale = Annotated[float, typer.Option(help="Size of the model transformer or xml; 1 is 0.83 M or 126.7 M parameters.")]
 Autocast = Annotated[bool, typer.Option("--autocast", help="Forward in bfloat16, other products in TF32.")]
+
+
+class Entry(NamedTuple):
+    """A recipe under an optimizer, and the rate at which its search begins."""
+
+    recipe: str
+    optimizer: str
+    rate: float
+
+
+ENTRIES = (
+    Entry("dense()", "adamw(betas=(0.8, 0.95))", 1e-3),
+    Entry("dense()", "adamw(betas=(0.9, 0.95))", 1e-3),
+    Entry("dense()", "muon()", 3e-3),
+    Entry("orthogonal()", "adamw(betas=(0.9, 0.9), small=(0.9, 0.95))", 2e-3),
+    Entry("fading(density=0.025, decay=None)", "adamw(betas=(0.95, 0.9))", 2e-3),
+    Entry("sparseloco(every=30)", "muon()", 3e-3),
+    Entry("topk(density=0.01)", "adamw(betas=(0.9, 0.95))", 1e-3),
+    Entry("powersgd(rank=4)", "adamw(betas=(0.9, 0.95))", 1e-3),
+)
 
 
 @app.command("run")
@@ -108,20 +131,37 @@ def compete(
     scale: Scale = 1.0,
     autocast: Autocast = False,
 ) -> None:
-    """Find each entry's best rate, then run the best of them with several seeds. What the file has is not run again."""
+    """Find each entry's best rate, then run the best of them with several seeds. What the file has is not run again.
+
+    A rate is best once half and twice of it end higher. Searches are shorter than the finals, so that a rate that only
+    a long training wants is missed. The best of `dense()` under AdamW is in the finals, wherever it ends.
+    """
     asked = {name: value for name, value in locals().items() if name in Settings.__dataclass_fields__}
-    asked |= {"data": text_of(model, data), "recipe": "", "optimizer": "", "rate": 0.0, "seed": 0}
-    named = [each.split(";") for each in entry or ()]
+    named, every = [each.split(";") for each in entry or ()], list(map(int, seeds.split(",")))
     entries = [Entry(recipe.strip(), by.strip(), float(rate)) for recipe, by, rate in named] or ENTRIES
-    found = list(map(int, seeds.split(",")))
-    contest(
-        lambda settings: _run(settings, file, data),
-        Settings(**asked),
-        entries,
-        search=search,
-        finals=finals,
-        seeds=found,
-    )
+    asked |= {"data": text_of(model, data), "steps": search, "seed": every[0]}
+    run = partial(_run, file=file, data=data)
+    found = sorted((_searched(Settings(**asked | each._asdict()), run) for each in entries), key=_loss)
+    settings = [best.settings for best in found]
+    dense = [each for each in settings if each.recipe == "dense()" and "adamw" in each.optimizer]
+    for each in dict.fromkeys([*settings[:finals], *dense[:1]]):
+        for seed in every:
+            run(replace(each, steps=steps, seed=seed))
+
+
+def _searched(settings: Settings, run: Callable[[Settings], Run]) -> Run:
+    best = run(settings)
+    while (better := min(best, *(_at(best, times, run) for times in (0.5, 2)), key=_loss)) is not best:
+        best = better
+    return best
+
+
+def _at(found: Run, times: float, run: Callable[[Settings], Run]) -> Run:
+    return run(replace(found.settings, rate=times * found.settings.rate))
+
+
+def _loss(run: Run) -> float:
+    return run.loss if math.isfinite(run.loss) else math.inf
 
 
 def _run(settings: Settings, file: Path, data: Path | None, elsewhere: Path | None = None, anew: bool = False) -> Run:

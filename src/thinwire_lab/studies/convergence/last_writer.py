@@ -63,15 +63,12 @@ class Whole(Reducer):
     reducer: Reducer
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Prepare it."""
         self.reducer.prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
-        """Join the bucket's segments."""
         return self.reducer.reduce(Bucket(flat=bucket.flat, segments=bucket.segments.coalesced), at)
 
     def memories(self) -> Sequence[Memory]:
-        """Return its memories."""
         return self.reducer.memories()
 
     def memory_of(self, segment: Segment) -> Memory:

@@ -15,7 +15,6 @@ NAMED = ("recipe", "optimizer", "rate", "model", "scale", "workers", "batch", "s
 
 
 def read(path: Path) -> list[Run]:
-    """Return the runs in the file, in its order; none if there is no file."""
     return [Run.of(line) for line in read_lines(path)]
 
 

@@ -20,10 +20,10 @@ from thinwire import codecs, exchanges, formats, memories, outer, outer_steps, r
 from thinwire.integrations.training.gradients import buckets
 from thinwire.outer_steps import OuterSteps
 from thinwire.reducer import Reducer
+from thinwire_lab.cluster.virtual import VirtualGroup, on_ranks
 from thinwire_lab.machine import FIRST, TODAY, made
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import Batch, hits
-from thinwire_lab.studies.convergence.group import VirtualGroup, on_ranks
 from thinwire_lab.studies.convergence.last_writer import Whole, last_writer
 from thinwire_lab.studies.convergence.optimizers import OPTIMIZERS, DelayedNesterov, Make, Schedule, scheduler
 

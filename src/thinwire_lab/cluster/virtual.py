@@ -136,34 +136,42 @@ class VirtualGroup(_Group):  # type: ignore[misc]  # so its base has no type
 
     @property
     def payload_bytes(self) -> int:
+        """Those of its twin, too."""
         return self._bytes + (self.twin.payload_bytes if self.twin else 0)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return one that is nobody's."""
         return "virtual"
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Reduce tensors in place."""
         op = opts.reduceOp.op
         self._bytes += 0 if op == dist.ReduceOp.MAX else sum(x.nbytes for x in tensors)
         return self._meeting.join(self._place, f"all-reduce {op}", tensors, lambda parts: _all_reduce(parts, op))
 
     def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = None) -> dist.Work:
+        """Gather equal tensors in one."""
         self._bytes += mine.nbytes
         return self._meeting.join(self._place, "all-gather", [out, mine], _all_gather_single)
 
     _allgather_base = all_gather_single  # its name before torch 2.13
 
     def allgather(self, out: Sequence[Tensors], mine: Tensors, opts: Any = None) -> dist.Work:
+        """Gather equal tensors in a list, whose bytes do not count."""
         return self._meeting.join(self._place, "all-gather of a list", [*out[0], mine[0]], _all_gather)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Give every rank the root's."""
         root = opts.rootRank
         return self._meeting.join(self._place, f"broadcast of {root}", tensors, lambda parts: _broadcast(parts, root))
 
     def send(self, tensors: Tensors, to: int, tag: int) -> dist.Work:
+        """Send a tensor."""
         self._bytes += tensors[0].nbytes
         return self._meeting.post((self._place, to, tag), tensors[0], sends=True)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> dist.Work:
+        """Receive a tensor."""
         return self._meeting.post((source, self._place, tag), tensors[0], sends=False)
 
 
