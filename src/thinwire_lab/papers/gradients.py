@@ -4,8 +4,8 @@ python -m thinwire_lab.papers.gradients --data DATA --json out.json [--paper fft
 """
 
 import json as js
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,45 +18,13 @@ from thinwire_lab.machine import environment
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import Paper, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
-from thinwire_lab.papers.shared.material import Material, Run
+from thinwire_lab.papers.shared.material import Material
 from thinwire_lab.papers.shared.recording import available, record
 from thinwire_lab.problems import Problem
 from thinwire_lab.show.terminal import say
 
 SCHEMA = "thinwire.fidelity/1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Errors and verdicts."""
-
-    environment: Mapping[str, Any]
-    errors: Sequence[Measured]
-    claims: Sequence[Verdict]
-
-    def document(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        rows, claims = ([asdict(each) for each in some] for some in (self.errors, self.claims))
-        return {"schema": SCHEMA, "environment": dict(self.environment), "errors": rows, "claims": claims}
-
-    def show(self, console: Console) -> None:
-        """Print the verdicts; all else is in the document."""
-        for claim in self.claims:
-            say(console, f"{claim.id}: {claim.verdict}: {claim.figure} ({claim.how})", indent="  ")
-
-
 STEPS, QUICK_STEPS = 200, 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user asked for. paper: only these papers' claims, and no table of errors."""
-
-    data: Path | None = None
-    steps: int = STEPS
-    seed: int = 0
-    quick: bool = False
-    paper: Sequence[str] = field(default=())
 
 
 def main(
@@ -70,45 +38,46 @@ def main(
     """Train, measure, judge, print verdicts, and write what came of it."""
     if unknown := set(paper or ()) - {each.name for each in PAPERS}:
         raise typer.BadParameter(f"no paper is called {', '.join(unknown)}")
-    taken = steps or (QUICK_STEPS if quick else STEPS)
-    options, console = Options(data=data, steps=taken, seed=seed, quick=quick, paper=paper or ()), Console()
-    asked = [each for each in PAPERS if each.name in options.paper] or PAPERS
+    material, console = Material(runs=[], data=data, seed=seed, quick=quick), Console()
+    asked = [each for each in PAPERS if not paper or each.name in paper]
     with Progress(console=console) as progress:
-        report = analyse(train(options, console, progress), options, progress, asked)
-    report.show(console)
+        taken = steps or (QUICK_STEPS if quick else STEPS)
+        train(material, taken, console, progress)
+        document = analyse(material, taken, progress, asked, errors=not paper)
+    for claim in document["claims"]:
+        say(console, f"{claim['id']}: {claim['verdict']}: {claim['figure']} ({claim['how']})", indent="  ")
     if json is not None:
-        write_atomically(json, js.dumps(report.document(), indent=1, allow_nan=False) + "\n")
+        write_atomically(json, js.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def train(options: Options, console: Console, progress: Progress) -> list[Run]:
+def train(material: Material, steps: int, console: Console, progress: Progress) -> None:
     """Record every model whose data is available, and say which is not."""
-    runs = []
-    for model, problem in available(options.data, options.seed):
+    for model, problem in available(material.data, material.seed):
         if not isinstance(problem, Problem):
             console.print(f"skipping {model}: {problem}")
             continue
-        tick = _ticks(progress, f"train {model}", options.steps)
-        runs.append(record(problem, model, options.steps, options.quick, tick))
-    return runs
+        tick = _ticks(progress, f"train {model}", steps)
+        material.runs.append(record(problem, model, steps, material.quick, tick))
 
 
-def analyse(runs: list[Run], options: Options, progress: Progress, papers: Sequence[Paper]) -> Report:
-    """Measure every method, unless only some papers were asked for; judge their claims."""
-    rows = [] if options.paper else list(_errors(runs, options, progress))
-    material = Material(runs=runs, data=options.data, seed=options.seed, quick=options.quick)
-    models = ", ".join(run.model for run in runs) or "none: no data"
-    return Report(
-        environment=environment(models=models, steps=options.steps, seed=options.seed),
-        errors=rows,
-        claims=list(_verdicts(material, progress, papers)),
-    )
+def analyse(
+    material: Material, steps: int, progress: Progress, papers: Sequence[Paper], *, errors: bool = True
+) -> dict[str, Any]:
+    """Judge the papers' claims, and measure every method if `errors` are asked for. Return the document."""
+    models = ", ".join(run.model for run in material.runs) or "none: no data"
+    return {
+        "schema": SCHEMA,
+        "environment": environment(models=models, steps=steps, seed=material.seed),
+        "errors": [asdict(row) for row in _errors(material, progress)] if errors else [],
+        "claims": [asdict(verdict) for verdict in _verdicts(material, progress, papers)],
+    }
 
 
-def _errors(runs: list[Run], options: Options, progress: Progress) -> Iterator[Measured]:
-    table = list(compressors(options.quick))
-    for run in runs:
-        tick = _ticks(progress, f"errors {run.model}", len(table) * (1 if options.quick else len(run.snapshots)))
-        yield from measure(run, table, tick, options.seed, options.quick)
+def _errors(material: Material, progress: Progress) -> Iterator[Measured]:
+    table, quick = list(compressors(material.quick)), material.quick
+    for run in material.runs:
+        tick = _ticks(progress, f"errors {run.model}", len(table) * (1 if quick else len(run.snapshots)))
+        yield from measure(run, table, tick, material.seed, quick)
 
 
 def _verdicts(material: Material, progress: Progress, papers: Sequence[Paper]) -> Iterator[Verdict]:

@@ -12,8 +12,8 @@ from rich.progress import Progress
 
 from thinwire_lab.papers.dragonn.claims import by_prefix_sum
 from thinwire_lab.papers.fft.offset_float import ieee_error, uniform_error
-from thinwire_lab.papers.gradients import QUICK_STEPS, Options, analyse, train
-from thinwire_lab.papers.gtopk.claims import Outcome, Trial, outcomes, pick
+from thinwire_lab.papers.gradients import QUICK_STEPS, analyse, train
+from thinwire_lab.papers.gtopk.claims import Outcome, exchanged, pick
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import FFT_PAPER, UNTESTABLE, Verdict, judge
 from thinwire_lab.papers.shared.errors import Measured, compressors, measure
@@ -98,8 +98,8 @@ def trees() -> list[Outcome]:
     vectors = [[5.0, 0, 0], [0, 1.0, 0], [0, 9.0, 0], [0, 0, 0.5]]
     picks = [pick(torch.tensor(x), 1 / 3) for x in vectors]
     parts = [torch.randn(64, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
-    several = [Trial(picks=[pick(x, 0.1) for x in parts[:ranks]]) for ranks in (1, 2, 3, 5, 8)]
-    return outcomes([Trial(picks=picks, merge="paper"), Trial(picks=picks, merge="exact"), *several])
+    several = [exchanged([pick(x, 0.1) for x in parts[:ranks]]) for ranks in (1, 2, 3, 5, 8)]
+    return [exchanged(picks, "paper"), exchanged(picks), *several]
 
 
 @pytest.mark.slow
@@ -134,11 +134,10 @@ def test_error_is_relative_and_squared() -> None:
 
 @pytest.mark.slow
 def test_a_report_is_a_document(run: Run) -> None:
-    options = Options(steps=QUICK_STEPS, quick=True)
     chosen = {name: FFT_PAPER.checks[name] for name in ("F8", "F14")}
     with Progress(disable=True) as progress:
-        report = analyse([run], options, progress, [replace(FFT_PAPER, checks=chosen)])
-    document = json.loads(json.dumps(report.document(), allow_nan=False))
+        material, papers = Material(runs=[run], quick=True), [replace(FFT_PAPER, checks=chosen)]
+        document = json.loads(json.dumps(analyse(material, QUICK_STEPS, progress, papers), allow_nan=False))
     assert document["schema"] == "thinwire.fidelity/1"
     assert set(document["errors"][0]) == {
         "model", "step", "method", "density", "bytes", "bits_per_element", "error", "cosine",
@@ -147,10 +146,10 @@ def test_a_report_is_a_document(run: Run) -> None:
 
 
 def test_missing_data_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = Options(steps=QUICK_STEPS, quick=True, data=tmp_path)
-    console = Console(width=200)
+    material, console = Material(runs=[], quick=True, data=tmp_path), Console(width=200)
     with Progress(console=console, disable=True) as progress:
-        assert train(options, console, progress) == []
+        train(material, QUICK_STEPS, console, progress)
+    assert material.runs == []
     said = capsys.readouterr().out
     assert "skipping lstm" in said
     assert "skipping resnet20" in said

@@ -7,7 +7,6 @@ from math import log2
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.codecs import TopK
@@ -15,26 +14,14 @@ from thinwire.exchanges import GlobalTopKTree
 from thinwire.exchanges.tree import Merge
 from thinwire.payloads import Sparse
 from thinwire.signals import Plain
-from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.cluster.worker import Emit
-from thinwire_lab.cluster.workers import join_group
+from thinwire_lab.cluster.virtual import on_ranks
 from thinwire_lab.papers.shared.claims import GTOPK, Finding
 from thinwire_lab.papers.shared.material import Material, flat
-
-HANDLER = "thinwire_lab.papers.gtopk.claims:handle"
 
 
 def pick(x: Tensor, density: float) -> Sparse:
     """Return the largest magnitudes, a share `density` of all."""
     return TopK(density=density).encode_signal(Plain(x.reshape(-1)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """The picks of several ranks, and the rule for what counts as delivered: exact or paper."""
-
-    picks: Sequence[Sparse]
-    merge: Merge = "exact"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,48 +39,11 @@ class Outcome:
         return float(gap.abs().sum()) / sum(float(pick.values.abs().sum()) for pick in self.picks)
 
 
-def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
-    """Run every trial on as many processes as it has ranks, joined by Gloo."""
-    found: list[dict[int, Any]] = [{} for _ in trials]
-    jobs = [{"merge": trial.merge, "picks": list(map(_plain, trial.picks))} for trial in trials]
-    with Cluster(max(len(trial.picks) for trial in trials), None, HANDLER, namespaces=False) as cluster:
-        for rank, event in cluster.run({"trials": jobs}):
-            found[event["trial"]][rank] = event
-    return [
-        Outcome(
-            picks=trial.picks,
-            total=_payload(by_rank[0]["total"]),
-            delivered=[_payload(by_rank[rank]["delivered"]) for rank in range(len(trial.picks))],
-        )
-        for trial, by_rank in zip(trials, found, strict=True)
-    ]
-
-
-def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Exchange this rank's picks of each trial in which it takes part."""
-    join_group()
-    rank, sizes = dist.get_rank(), sorted({len(trial["picks"]) for trial in job["trials"]})
-    groups = {ranks: dist.new_group(list(range(ranks))) for ranks in sizes}
-    for number, trial in enumerate(job["trials"]):
-        if rank < len(trial["picks"]):
-            tree, group = GlobalTopKTree(merge=trial["merge"]), groups[len(trial["picks"])]
-            found = tree.run(_payload(trial["picks"][rank]), group, seeds=[0])
-            emit({"trial": number, "total": _plain(found.total), "delivered": _plain(found.delivered)})
-
-
-def _plain(payload: object) -> list[Any]:
-    """Return a payload as JSON has it; a float of 32 bits is one of 64, too."""
-    assert isinstance(payload, Sparse)  # Top-k's picks stay sparse in a tree
-    wide = payload.values.dtype == torch.float64
-    return [payload.indices.tolist(), payload.values.tolist(), payload.numel, wide]
-
-
-def _payload(plain: Sequence[Any]) -> Sparse:
-    indices, values, numel, wide = plain
-    dtype = torch.float64 if wide else torch.float32
-    return Sparse(
-        indices=torch.tensor(indices, dtype=torch.int32), values=torch.tensor(values, dtype=dtype), numel=numel
-    )
+def exchanged(picks: Sequence[Sparse], merge: Merge = "exact") -> Outcome:
+    """Exchange the picks of as many virtual ranks. merge: what counts as delivered."""
+    tree, found = GlobalTopKTree(merge=merge), list[Any]()  # Top-k's picks stay sparse in a tree
+    found += on_ranks(len(picks), lambda group: tree.run(picks[group.rank()], group, seeds=[0]))
+    return Outcome(picks=picks, total=found[0].total, delivered=[each.delivered for each in found])
 
 
 ALPHA, BETA = 0.436e-3, 3.6e-8
@@ -162,12 +112,11 @@ def throughput(material: Material) -> Finding:
 
 @GTOPK.claim("G17")
 def conservation(material: Material) -> Finding:
-    generator, trials = torch.Generator().manual_seed(material.seed), list[Trial]()
+    generator, found = torch.Generator().manual_seed(material.seed), list[Outcome]()
     for p in RANKS[: material.many(4, len(RANKS))]:
         for _ in range(material.many(5, 40)):
             picks = [pick(torch.randn(2000, generator=generator, dtype=torch.float64), 0.01) for _ in range(p)]
-            trials += [Trial(picks=picks, merge="paper"), Trial(picks=picks, merge="exact")]
-    found = outcomes(trials)
+            found += [exchanged(picks, "paper"), exchanged(picks)]
     lost = [(len(outcome.picks), outcome.lost) for outcome in found[::2]]
     exact = max(outcome.lost for outcome in found[1::2])
     broken = sum(share > 1e-9 for _, share in lost)
@@ -198,15 +147,11 @@ def updates(material: Material) -> Finding:
 
 @GTOPK.claim("G19")
 def overlap(material: Material) -> Finding:
-    trials = [
-        (run.model, Trial(picks=[pick(flat(worker), 0.001) for worker in run.late.workers[:p]]))
+    found = [
+        (run.model, p, _shared(exchanged([pick(flat(worker), 0.001) for worker in run.late.workers[:p]])))
         for run in material.recorded()
         for p in (4, 8, 16)
         if p <= len(run.late.workers)
-    ]
-    found = [
-        (model, len(outcome.picks), _shared(outcome))
-        for (model, _), outcome in zip(trials, outcomes([trial for _, trial in trials]), strict=True)
     ]
     figure = ", ".join(f"{model} P = {p}: {share:.1%}" for model, p, share in found)
     return Finding(holds=all(share == 1 for _, _, share in found), figure=figure)
