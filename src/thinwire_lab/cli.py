@@ -230,12 +230,13 @@ def simulate(
     """Predict the step between more workers than there are, on networks of tiers or regions, for each recipe."""
     asked = dict(locals())
     from thinwire_lab.inputs import check_apart
+    from thinwire_lab.show.page import Files
     from thinwire_lab.simulate import command, options
 
     with refusing("simulate", json, plot, html):
         check_apart([profile, topology], [json, plot, html])
-        files = command.Files(**{name: asked.pop(name) for name in ("json", "plot", "html")})
-        files.show(command.outcome(options.read(**asked)))
+        files = Files(**{name: asked.pop(name) for name in ("json", "plot", "html")})
+        command.show(command.outcome(options.read(**asked)), files)
 
 
 @app.command()

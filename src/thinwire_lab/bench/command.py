@@ -1,12 +1,12 @@
 """`thinwire bench`, from checked options to printed table and written files."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from thinwire.files import write_atomically
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import Options
 from thinwire_lab.bench.plots import loss_over_seconds
@@ -15,58 +15,36 @@ from thinwire_lab.bench.results import Results
 from thinwire_lab.bench.session import Session
 from thinwire_lab.bench.worker import handle
 from thinwire_lab.cluster.workers import ended, is_first, started
-from thinwire_lab.inputs import check_writable
 from thinwire_lab.problems import PROBLEMS, build
 from thinwire_lab.problems.base import check_stages
-from thinwire_lab.show.canvas import check_drawable
+from thinwire_lab.show.page import Files
 from thinwire_lab.show.progress import BenchProgress
 from thinwire_lab.show.terminal import complain, print_raw, print_written, say
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """Where results go. Raises BadInput when a file cannot be written, before anything has been measured."""
-
-    console: Console
-    json: Path | None = None
-    html: Path | None = None
-    plot: Path | None = None
-
-    def __post_init__(self) -> None:
-        check_writable((self.json, self.html, self.plot))
-        check_drawable(self.plot)
-
-    def save(self, results: Results) -> None:
-        """Write the files."""
-        if self.json is not None:
-            results.write(self.json)
-        if self.html is not None:
-            write_atomically(self.html, html(results))
-        if self.plot is not None and results.rows:
-            loss_over_seconds(results).savefig(self.plot)
-
-    def show(self, results: Results) -> None:
-        """Write the files and print the table."""
-        self.save(results)
-        if results.rows:
-            print_report(self.console, results)
-        print_written(self.console, (self.json, self.html, self.plot))
-
-
 def run(options: Options, **files: Path | None) -> int:
-    """Run the bench, print the table, write the files of `Outputs`, and return the exit code.
+    """Run the bench, print the table, write the `files`, and return the exit code.
 
     Finished rows are printed and written, whatever ends the run. Raises BadInput before anything starts.
     """
     first = is_first()
-    outputs = Outputs(console=Console(quiet=not first), **(files if first else {}))
+    console, wanted = Console(quiet=not first), Files(**(files if first else {}))
     description = _describe(options)
     sessions = [Session(act, description) for act in options.acts]
-    code, reason = ended(lambda: _train(sessions, outputs))
-    outputs.show(_joined(sessions, reason))
+    code, reason = ended(lambda: _train(sessions, console, lambda: _save(wanted, _joined(sessions, "the run goes on"))))
+    results = _joined(sessions, reason)
+    _save(wanted, results)
+    if results.rows:
+        print_report(console, results)
+    print_written(console, wanted.paths)
     if reason:
         complain("bench", reason)
     return code
+
+
+def _save(files: Files, results: Results) -> None:
+    figure = partial(loss_over_seconds, results) if results.rows else None
+    files.write(results.to_json(), partial(html, results), figure)
 
 
 def _joined(sessions: Sequence[Session], reason: str | None) -> Results:
@@ -76,20 +54,20 @@ def _joined(sessions: Sequence[Session], reason: str | None) -> Results:
     return replace(first.results(reason), then=then)
 
 
-def _train(sessions: Sequence[Session], outputs: Outputs) -> None:
+def _train(sessions: Sequence[Session], console: Console, save: Callable[[], None]) -> None:
     options = sessions[0].options
     with started(options.processes, options.rate, handle, options.island) as workers:
         count = "1 worker" if options.workers == 1 else f"{options.workers} workers"
-        print_raw(outputs.console, f"{sessions[0].description}; {count}; {workers.label}")
+        print_raw(console, f"{sessions[0].description}; {count}; {workers.label}")
         if options.left_out:
-            print_raw(outputs.console, left_out(options.left_out, options.optimizer))
+            print_raw(console, left_out(options.left_out, options.optimizer))
         rows = sum(len(session.options.rows()) * session.options.seeds for session in sessions)
-        progress = BenchProgress(outputs.console, rows=rows)
+        progress = BenchProgress(console, rows=rows)
         with progress.bars:
             for session in sessions:
                 if len(sessions) > 1:
-                    print_raw(outputs.console, f"{session.options.optimizer}, {session.options.steps} steps:")
-                session.run(workers, progress, on_row=lambda _: outputs.save(_joined(sessions, "the run goes on")))
+                    print_raw(console, f"{session.options.optimizer}, {session.options.steps} steps:")
+                session.run(workers, progress, on_row=save)
 
 
 def print_listing() -> None:

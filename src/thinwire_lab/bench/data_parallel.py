@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, final
 
 import torch.distributed as dist
@@ -32,9 +31,7 @@ class Slowness:
         time.sleep((self._factor - 1) * self._busy)
         self._start = time.thread_time()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._busy = time.thread_time() - self._start
 
 

@@ -147,15 +147,14 @@ class Options:
 
     def rows(self) -> list[Setting]:
         """Return what each row trains with; dense comes first because the others are compared with it."""
-        recipes = sorted(self.recipes, key=lambda name: name != "dense")
         settings = (
-            Setting(_named(recipe)[0], density, boundary, outer, served, gathers)
-            for recipe in recipes
-            for density in self._densities(*_named(recipe))
+            Setting(name, density, boundary, outer, served, gathers)
+            for name, own in sorted(map(_named, self.recipes), key=lambda named: named[0] != "dense")
+            for density in self._densities(name, own)
             for boundary in sorted(self.boundaries, reverse=True)
-            for outer in (self.outer if _apart(recipe) else (0,))
-            for served in self._ways(_named(recipe)[0])
-            for gathers in ((self.gathers or ("",)) if not BENCHED[_named(recipe)[0]].shards_natively else ("",))
+            for outer in (self.outer if BENCHED[name].outer_steps else (0,))
+            for served in self._ways(name)
+            for gathers in (self.gathers if self.gathers and not BENCHED[name].shards_natively else ("",))
         )
         return list(dict.fromkeys(settings))
 
@@ -229,9 +228,9 @@ class Options:
             raise BadInput(f"--gathers {unknown[0]!r}; expected some of {', '.join(GATHERS)}")
 
     def _check_outer(self) -> None:
-        if apart := [name for name in self.recipes if _apart(name)]:
+        if apart := self._first(lambda method: method.outer_steps is not None):
             if not self.outer:
-                raise BadInput(f"{apart[0]} takes outer steps: say after how many inner steps, as in --outer 10,30")
+                raise BadInput(f"{apart} takes outer steps: say after how many inner steps, as in --outer 10,30")
             if self.shard is not None or self.pipeline > 1:
                 raise BadInput("--outer is about workers with whole models: leave --shard and --pipeline out")
         elif self.outer:
@@ -378,11 +377,6 @@ def read(
         **others,
     )
     return replace(found, then=replace(found, **_SECOND_ACT)) if found == _USUAL else found
-
-
-def _apart(recipe: str) -> bool:
-    """Whether this method takes outer steps."""
-    return BENCHED[_named(recipe)[0]].outer_steps is not None
 
 
 def _named(recipe: str) -> tuple[str, float | None]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
-
-from thinwire.files import write_atomically
 
 SCHEMA = "thinwire.bench/2"
 HALF = frozenset({"torch_bf16", "torch_fp16", "bf16", "fp16"})
@@ -275,10 +271,6 @@ class Results:
             raise ValueError(f"a document of schema {document['schema']!r}; expected {SCHEMA!r}")
         then = cls.from_json(document["then"]) if "then" in document else None
         return cls(environment=document["environment"], rows=tuple(map(Row.from_json, document["rows"])), then=then)
-
-    def write(self, path: Path) -> None:
-        """Write the document; an earlier file stays whole if that fails."""
-        write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

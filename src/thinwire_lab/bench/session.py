@@ -40,14 +40,14 @@ class Session:
         """Whether it has come to its rows."""
         return self._link != "not started"
 
-    def run(self, workers: Workers, shown: BenchProgress, on_row: Callable[[Results], None]) -> None:
-        """Train every row; `on_row` gets the results after each."""
+    def run(self, workers: Workers, shown: BenchProgress, on_row: Callable[[], None]) -> None:
+        """Train every row, and call `on_row` after each."""
         self._link, self._throttled = workers.label, workers.throttled
         for setting in self.options.rows():
             if workers.throttled:
                 self._sample_free_network(workers)
             self._train(workers, shown, setting)
-            on_row(self.results("the run goes on"))
+            on_row()
 
     def results(self, reason: str | None = None) -> Results:
         """Return what has been measured; `reason` says why rows are missing, if any are."""

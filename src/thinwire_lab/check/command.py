@@ -7,20 +7,19 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from json import dumps
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from thinwire.files import write_atomically
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import Finding
 from thinwire_lab.check.launch import Launch, is_launched
 from thinwire_lab.check.report import Report, progress_line
 from thinwire_lab.check.sections import Asked, Section
-from thinwire_lab.inputs import BadInput, check_writable
+from thinwire_lab.inputs import BadInput
+from thinwire_lab.show.page import Files
 from thinwire_lab.show.terminal import print_raw, print_written
 
 
@@ -67,7 +66,7 @@ def asked(*, quick: bool, device: str | None, only: str | None) -> Asked:
 
 def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
     """Check, print and write; return 1 if anything failed, on every rank, else 0. Raises BadInput before it starts."""
-    check_writable((json, html))
+    files = Files(json=json, html=html)
     began, started = datetime.now(UTC), time.perf_counter()
     launch = Launch.found()
     sections = options.sections(launch.world if is_launched() else None)
@@ -83,11 +82,11 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
             seconds, complete = time.perf_counter() - started, section is sections[-1]
             report = reported(findings=findings, seconds=seconds, complete=complete)
             if launch.rank == 0:
-                _write(report, json, html)
+                files.write(report.document(), report.html)
     if launch.rank == 0:
         console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
         report.print(console)
-        print_written(console, (json, html))
+        print_written(console, files.paths)
     return launch.verdict(1 if report.failed else 0)
 
 
@@ -95,11 +94,3 @@ def _refuse_unknown(only: Sequence[str], rows: Sequence[str]) -> None:
     for part in only:
         if not any(part in row for row in rows):
             raise BadInput(f"--only {part!r} is part of no row's name; run without it to see them all")
-
-
-def _write(report: Report, json: Path | None, html: Path | None) -> None:
-    """Write what has been found so far, so that it is there if the check is cut short."""
-    if json is not None:
-        write_atomically(json, dumps(report.document(), indent=1) + "\n")
-    if html is not None:
-        write_atomically(html, report.html())

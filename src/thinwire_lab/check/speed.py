@@ -1,6 +1,5 @@
 """How long do encode and decode take, in copies of the same memory?"""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -12,6 +11,7 @@ import torch
 from thinwire.codecs import Codec, HashedSlots, SampledThreshold
 from thinwire.memories import ErrorFeedback, Memory, MomentumCorrection
 from thinwire.payloads import Sparse
+from thinwire.planner.probe.measure import timed
 from thinwire_lab.check.findings import Finding, looked_into
 from thinwire_lab.show.table import milliseconds
 
@@ -101,17 +101,3 @@ def beside_copy(work: Work, moved: int, device: torch.device, repeats: int) -> l
     spare = torch.empty_like(source)
     pairs = [(timed(work, device), timed(lambda: spare.copy_(source), device)) for _ in range(2 + repeats)]
     return pairs[2:]  # the first two compile, and take memory
-
-
-def timed(work: Work, device: torch.device) -> float:
-    """Return the seconds of a call, until the device is done with it."""
-    _wait(device)
-    start = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,17 +1,52 @@
-"""What a command prints, and figures, on one HTML page that needs nothing beside it."""
+"""The files that a command writes: JSON, a figure, and what it prints on one HTML page that needs nothing beside it."""
 
 import base64
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from html import escape
+from json import dumps
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from thinwire.files import write_atomically
+from thinwire_lab.inputs import check_writable
+from thinwire_lab.show.canvas import check_drawable
 from thinwire_lab.show.terminal import say
 
 _WIDTH = 160  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The files asked for. Raises BadInput for one that cannot be written, or a plot in an unknown format."""
+
+    json: Path | None = None
+    html: Path | None = None
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_writable(self.paths)
+        check_drawable(self.plot)
+
+    @property
+    def paths(self) -> tuple[Path | None, ...]:
+        """All of them, for `check_writable` and `print_written`."""
+        return self.json, self.html, self.plot
+
+    def write(
+        self, document: Mapping[str, Any], html: Callable[[], str], figure: Callable[[], Figure] | None = None
+    ) -> None:
+        """Write each of them; an earlier file stays whole if that fails."""
+        if self.json is not None:
+            write_atomically(self.json, dumps(document, indent=1) + "\n")
+        if self.html is not None:
+            write_atomically(self.html, html())
+        if self.plot is not None and figure is not None:
+            figure().savefig(self.plot)
 
 
 def page(title: str, show: Callable[[Console], None], *figures: Figure, made: Mapping[str, Any] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""A table, for any output, and numbers with units. `terminal.print_table` prints it, `markdown` puts it in a README."""
+"""A table, for any output, and numbers with units. `terminal.print_table` prints it."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -119,10 +119,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     return UNKNOWN if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def markdown(table: Table) -> str:
-    """Return headings and rows as a Markdown table, without a newline at the end."""
-    rule = ["---" if place in table.left else "---:" for place in range(len(table.headings))]
-    headings = [heading.replace("\n", " ") for heading in table.headings]
-    return "\n".join("| " + " | ".join(texts) + " |" for texts in (headings, rule, *table.rows))

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from json import dumps
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,10 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 from rich.console import Console
 
-from thinwire.files import write_atomically
-from thinwire_lab.inputs import check_writable
 from thinwire_lab.show import canvas
-from thinwire_lab.show.page import page
+from thinwire_lab.show.page import Files, page
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_table, print_written, say
 from thinwire_lab.simulate.options import Options
@@ -44,29 +40,12 @@ class Outcome:
             say(console, note, "dim")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """The files asked for. Raises BadInput for one that cannot be written, or a plot in an unknown format."""
-
-    json: Path | None
-    plot: Path | None
-    html: Path | None
-
-    def __post_init__(self) -> None:
-        check_writable((self.json, self.plot, self.html))
-        canvas.check_drawable(self.plot)
-
-    def show(self, outcome: Outcome) -> None:
-        """Write the files and print it: what reads the output may stop early, as `head` does."""
-        if self.json is not None:
-            write_atomically(self.json, dumps(outcome.document, indent=1) + "\n")
-        if self.plot is not None:
-            outcome.figure().savefig(self.plot)
-        if self.html is not None:
-            write_atomically(self.html, page("thinwire simulate", outcome.print, outcome.figure()))
-        console = Console()
-        outcome.print(console)
-        print_written(console, (self.json, self.plot, self.html))
+def show(outcome: Outcome, files: Files) -> None:
+    """Write the files and print it: what reads the output may stop early, as `head` does."""
+    files.write(outcome.document, lambda: page("thinwire simulate", outcome.print, outcome.figure()), outcome.figure)
+    console = Console()
+    outcome.print(console)
+    print_written(console, files.paths)
 
 
 _NOTES = (

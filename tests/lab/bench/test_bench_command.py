@@ -296,7 +296,7 @@ class _Sessions:
             if session.options.optimizer == ends_in:
                 raise KeyboardInterrupt
             self.trained.append(session.options.optimizer)
-            on_row(session.results())
+            on_row()
 
         monkeypatch.setattr(Session, "run", run)
         monkeypatch.setattr(command, "started", lambda *_: nullcontext(SimpleNamespace(label="a link")))
