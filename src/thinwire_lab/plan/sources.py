@@ -44,7 +44,6 @@ class Wishes:
         moved = [each.name.partition(":")[0] for each in self.budget().candidates() if each.momentum]
         if self.optimizer is None and moved:
             raise BadInput(f"{moved[0]} takes momentum out of an optimizer; give --optimizer as well")
-        self.budget()
 
     def budget(self) -> Budget:
         """Return the budget, with defaults for the rest."""

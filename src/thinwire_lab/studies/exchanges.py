@@ -99,7 +99,6 @@ def _measure(emit: Emit, *, way: str, numel: int, density: float, repeats: int) 
 
 
 def _exchange(exchange: Exchange, mine: Payload, meter: Meter, *, seed: int) -> tuple[dict[str, Any], Tensor]:
-    """Exchange once."""
     group = dist.group.WORLD
     assert group is not None
     start_together(LEAD)

@@ -20,6 +20,7 @@ import torch
 import typer
 from rich.console import Console
 
+from thinwire.planner.probe.measure import timed
 from thinwire_lab.bench.rows import percentiles
 from thinwire_lab.check import speed
 from thinwire_lab.check.cases import CASES
@@ -107,7 +108,7 @@ def _kernel(name: str, numel: int, device: torch.device, repeats: int) -> Row:
     row = _timed(replace(row, moved=moved), lambda: kernel(*args), device, repeats)
     if numel > COMPARED or row.seconds is None:
         return row
-    plain = min(speed.timed(lambda: kernel.reference(*args), device) for _ in range(2))
+    plain = min(timed(lambda: kernel.reference(*args), device) for _ in range(2))
     return replace(row, reference=plain / row.seconds["p50"])
 
 

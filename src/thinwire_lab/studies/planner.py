@@ -76,7 +76,6 @@ class Run:
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Measure a cell."""
     join_group()
     found = measure(problem(**job["problem"]), job["seconds"])
     if dist.get_rank() == 0:
@@ -85,7 +84,6 @@ def handle(job: dict[str, Any], emit: Emit) -> None:
 
 @functools.lru_cache(maxsize=1)
 def problem(name: str, data: str | None, scale: float) -> Problem:
-    """Build the problem once."""
     return build(name, seed=0, data=None if data is None else Path(data), scale=scale)
 
 
@@ -194,7 +192,6 @@ class Cell:
     same: bool
 
     def seconds(self, name: str) -> float:
-        """Return the median step."""
         return median(self.measured[name])
 
     def error(self, name: str) -> float:
@@ -208,7 +205,6 @@ class Cell:
 
     @property
     def best(self) -> str:
-        """The fastest candidate, as measured."""
         return min(self.candidates, key=self.seconds)
 
     def regret(self, name: str) -> float:
@@ -222,7 +218,6 @@ class Cell:
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, float]:
-    """Return the summary of the grid."""
     errors = [abs(each.error(name)) for each in cells for name in each.predicted]
     regrets = {name: [each.regret(name) for each in cells] for name in (PLANNED, WATCHED)}
     return {

@@ -47,7 +47,6 @@ LINES = {
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
-    """Serve a stage, or train one."""
     join_group()
     _pipelines()  # all ranks make all groups
     torch.set_num_threads(1)

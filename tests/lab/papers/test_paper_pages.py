@@ -302,21 +302,20 @@ def test_the_target_is_what_both_dgc_and_hashed_slots_reach() -> None:
     assert math.isinf(learning.steps(ways)["hashed"])
 
 
-def _exchange(name: str, world: int, behind: float, lifted: float = 0.0, **more: float) -> dict[str, Any]:
+def _exchange(name: str, world: int, behind: float, **more: float) -> dict[str, Any]:
     """Return a row of a document on exchanges; `more` are other seconds, by name."""
-    times = {"seconds": behind, "lifted_seconds": lifted, **more}
+    times = {"seconds": behind, **more}
     quantiles = {key: dict.fromkeys(("p20", "p50", "p80"), each) for key, each in times.items()}
     return {"exchange": name, "world_size": world, "link": "10 Mbit/s", "predicted_seconds": 1.0, **quantiles}
 
 
-def test_a_tree_is_judged_without_what_it_takes_with_the_links_lifted() -> None:
-    def judged(behind: float, lifted: float, **more: float) -> str:
-        return timing.tree_costs({"rows": [_exchange("tree", 4, behind, lifted, **more)]}, None).verdict
-
-    found = [judged(3.0, 2.0), judged(3.0, 1.0), judged(1.0, 0.0), judged(3.0, 3.0)]
-    assert found == [HOLDS, FAILS, HOLDS, UNDECIDED]
-    assert judged(3.0, 1.0, message_seconds=1.1) == HOLDS, "its messages are known"
-    few, many = {"rows": [_exchange("tree", 4, 1.0)]}, {"rows": [_exchange("tree", 32, 1.5)]}
+def test_a_tree_is_judged_by_its_messages() -> None:
+    few, slow, soon, many = (
+        {"rows": [_exchange("tree", world, 3.0, message_seconds=each)]}
+        for world, each in ((4, 1.1), (4, 2.0), (4, 0.5), (32, 1.5))
+    )
+    found = [timing.tree_costs(each, None).verdict for each in (few, slow, soon)]
+    assert found == [HOLDS, FAILS, UNDECIDED]
     assert timing.tree_costs(few, many).verdict == DEPENDS
 
 

@@ -221,7 +221,6 @@ def _loss(problem: Logistic, w: Tensor) -> float:
 
 
 def _descended(problem: Logistic) -> float:
-    """Return the least loss."""
     w, rate = problem.zeros().double(), 1 / (problem.smoothness + _RIDGE)
     exact = Logistic(images=problem.images.double(), labels=problem.labels)
     for _ in range(3000):

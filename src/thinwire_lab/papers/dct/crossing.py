@@ -78,7 +78,6 @@ class Losses:
         return 100 * fmean(run.kept for run in self.runs[row])
 
     def said(self, *named: str, other: str = DENSE) -> str:
-        """Return how far each row is above the other, in words."""
         return ", ".join(f"{row.split(' | ')[1]} {self.over(row, other)}" for row in named)
 
 

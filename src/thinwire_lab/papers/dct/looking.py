@@ -55,7 +55,6 @@ class Watch(nn.Module):
 
 
 def look(x: Tensor, step: int, through: float) -> Look:
-    """Look at a matrix."""
     magnitudes = x.abs()
     mean, scale = x.mean(), (x.var(correction=0) / 2).sqrt()
     return Look(
@@ -125,7 +124,6 @@ class Shape:
 
 
 def shape(x: Tensor) -> Shape:
-    """Describe a flat tensor."""
     reach = float(x.abs().float().sort().values[round(0.9995 * (x.numel() - 1))])
     low = 0.0 if bool((x >= 0).all()) else -reach
     inside = x[(x >= low) & (x <= reach)].float()

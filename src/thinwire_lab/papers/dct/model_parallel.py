@@ -141,17 +141,10 @@ def _runs(document: Document, problem: Problem, seed: int, missing: Sequence[Row
     steps = document.settings[problem.name]["steps"] if missing else 0
     material = Material(problem=problem, batches=[problem.batch(step, 0, 1) for step in range(steps)])
     for row in missing:
-        density = _density(document, problem, row, seed)
+        density = 1 - row.sparsity if row.like is None else document.runs[problem.name, row.like, seed].kept
         found = run(material, row.name, seed, density, row.cuts, row.inside, lambda: row.make(density, seed))  # noqa: B023
         document.add(found)
         yield row
-
-
-def _density(document: Document, problem: Problem, row: Row, seed: int) -> float:
-    """The density of a row: its own, or the real density of the row it is compared with."""
-    if row.like is None:
-        return 1 - row.sparsity
-    return document.runs[problem.name, row.like, seed].kept
 
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)

@@ -130,7 +130,6 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where it is cut."""
         within = f"{self.inside} activation function{'s' * (self.inside > 1)}" if self.inside else ""
         between = f"{self.cuts + 1} workers" if self.cuts else ""
         return " + ".join(filter(None, (between, within))) or "none"

@@ -99,13 +99,11 @@ class Material:
 
     @property
     def seen(self) -> list[Batch]:
-        """Some of the training batches, evenly spaced."""
         count = len(self.batches)
         return [self.batches[place * count // min(SEEN, count)] for place in range(min(SEEN, count))]
 
 
 def run(material: Material, row: str, seed: int, density: float, cuts: int, inside: int, make: Make) -> Run:
-    """Train a copy of the model and evaluate it."""
     began, network = perf_counter(), Network(material.problem, cuts, inside, make)
     diverged, reports = train(network, material)
     trained, held = _evaluated(network, material, diverged)
@@ -182,7 +180,6 @@ class Document:
     runs: dict[tuple[str, str, int], Run] = field(default_factory=dict)
 
     def add(self, run: Run) -> None:
-        """Add a run."""
         self.runs[run.problem, run.row, run.seed] = run
 
     def of(self, problem: str, row: str) -> list[Run]:

@@ -1,6 +1,7 @@
 """DRAGONN's claims about whole steps, over links and as a plan chooses."""
 
 from collections.abc import Iterator, Mapping
+from operator import methodcaller
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ PLAN = Document(
 )
 _ASKED = Place(4, "1gbit")
 _HASHED, _DGC = "dragonn 0.001", "dgc 0.001"
+_over_dgc, _over_dense = methodcaller("ahead", _HASHED, _DGC), methodcaller("ahead", _DGC)
 
 
 def _gain(steps: Steps, label: str) -> str:
@@ -62,14 +64,6 @@ def hashed_first(cnn: Grid, text: Grid, xl: Grid) -> Outcome:
 def _more_on(xl: Grid, other: Grid, workers: tuple[int, ...]) -> str:
     gained = {str(at): larger(xl[at].gain(_HASHED), other[at].gain(_HASHED)) for at in xl if at.workers in workers}
     return every(gained)[0]
-
-
-def _over_dgc(steps: Steps) -> str:
-    return steps.ahead(_HASHED, _DGC)
-
-
-def _over_dense(steps: Steps) -> str:
-    return steps.ahead(_DGC)
 
 
 @DRAGONN.judge("D18", benches.XL_STEPS)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -126,12 +127,8 @@ def tree_costs(found: Mapping[str, Any], wide: Mapping[str, Any] | None) -> Outc
 
 
 def _off_tree(row: Mapping[str, Any]) -> _Off:
-    """Return how far the messages are off the formula; of older runs, the tree less what it takes with links lifted."""
-    behind, lifted = row["seconds"], row["lifted_seconds"]
-    if noted := row.get("message_seconds"):
-        behind, lifted = noted, dict.fromkeys(noted, 0.0)
-    pairs = (("p50", "p50"), ("p20", "p80"), ("p80", "p20"))
-    return _Off(*((behind[a] - lifted[b]) / row["predicted_seconds"] - 1 for a, b in pairs))
+    """Return how far the messages are off the formula."""
+    return _Off(*(row["message_seconds"][at] / row["predicted_seconds"] - 1 for at in ("p50", "p20", "p80")))
 
 
 _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
@@ -182,18 +179,18 @@ _MODELS = {
 @GTOPK.judge("G22", *_MODELS.values())
 def efficiency(*found: Grid) -> Outcome:
     models = dict(zip(_MODELS, found, strict=True))
-    others = {"dense": lambda steps: steps.ahead(_TREE), "Top-k": lambda steps: steps.ahead(_TREE, _GATHER)}
+    others = {"dense": "dense", "Top-k": _GATHER}
     parts = {
-        f"{name} over {other}": every(at_every(grid, rule))[0]
+        f"{name} over {other}": every(at_every(grid, methodcaller("ahead", _TREE, to)))[0]
         for name, grid in models.items()
-        for other, rule in others.items()
+        for other, to in others.items()
     }
     said = [
         f"over {other}: "
         + ", ".join(
             f"{name} {span([steps.faster(_TREE, to) for steps in grid.values()])}" for name, grid in models.items()
         )
-        for other, to in (("dense", "dense"), ("Top-k", _GATHER))
+        for other, to in others.items()
     ]
     return Outcome(*every(parts), measured="; ".join(said))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import methodcaller
 from typing import Any
 
 from thinwire_lab.papers.s2.learning import CNN, CNN_WHOLE, LM, TEXT
@@ -34,6 +35,7 @@ def gather_over_reduce(found: Found, link: str, world: int) -> float:
 
 
 SKETCH, UNION, GATHER = "s2_reducer 0.0312", "s2_union 0.0312", "topk 0.0312"
+_before_gather, _before_union = (methodcaller("ahead", SKETCH, other) for other in (GATHER, UNION))
 
 
 @S2.judge("S9", benches.LM_STEPS, LM.on(5))
@@ -41,14 +43,6 @@ def faster_than_gathering(lm: Grid, trained: Ways) -> Outcome:
     apart = perplexity_over(trained["sketch"], trained["dense"])
     parts = {"time": every(at_every(lm, _before_gather))[0], "perplexity": no_worse(apart, 1.0)}
     return Outcome(*every(parts), measured=f"{gains(lm, SKETCH, GATHER)}; perplexity {apart} over dense's")
-
-
-def _before_gather(steps: Steps) -> str:
-    return steps.ahead(SKETCH, GATHER)
-
-
-def _before_union(steps: Steps) -> str:
-    return steps.ahead(SKETCH, UNION)
 
 
 @S2.judge("S13", benches.LM_STEPS, benches.TEXT_STEPS, LM.on(5), TEXT)

@@ -35,7 +35,6 @@ class Bench(Evidence):
 
     @property
     def document(self) -> Document:
-        """Return the document that it writes."""
         data = f" --data {DATA}/{_DATA[self.model]}" if self.model in _DATA else ""
         scale = f" --scale {self.scale:g}" if self.scale != 1 else ""
         words = (
@@ -122,8 +121,6 @@ class Steps:
 
 
 class Place(NamedTuple):
-    """How many workers, and behind which link."""
-
     workers: int
     link: str
 

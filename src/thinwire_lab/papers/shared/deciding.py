@@ -30,17 +30,14 @@ class Deciding:
         return cls(names=names, judges={name: judges[name] for name in names if name in judges})
 
     def shrunk(self) -> Self:
-        """Return the same with runs that are short."""
         small = {name: [each.shrunk() for each in judge.evidence] for name, judge in self.judges.items()}
         return replace(self, judges={name: replace(self.judges[name], evidence=small[name]) for name in small})
 
     def missing(self, name: str, shelf: Shelf) -> Sequence[str]:
-        """Return the commands that a claim waits for."""
         judge = self.judges.get(name)
         return [command for each in judge.evidence for command in each.missing(shelf)] if judge else []
 
     def commands(self, shelf: Shelf) -> Sequence[str]:
-        """Return all commands that are missing, each once."""
         return list(dict.fromkeys(command for name in self.names for command in self.missing(name, shelf)))
 
     def rows(self, shelf: Shelf) -> dict[str, Row]:

@@ -25,8 +25,6 @@ Restore = Callable[[Tensor, int], tuple[Tensor, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Compressor:
-    """One way to send a gradient."""
-
     name: str
     density: float
     restore: Restore
@@ -38,7 +36,6 @@ def offset(bits: int, mantissa: int) -> OffsetFloat:
 
 
 def _of(name: str) -> Callable[[float], Codec]:
-    """Return a function that makes the codec of a catalogue method."""
     return lambda density: METHODS[name].large(density).codec
 
 
@@ -74,7 +71,6 @@ RANKS = (1, 2, 4)
 
 
 def compressors(quick: bool = False) -> Iterator[Compressor]:
-    """Yield the table."""
     for density in QUICK_DENSITIES if quick else DENSITIES:
         for name, make in SPARSE:
             yield Compressor(name=name, density=density, restore=_plain(make(density)))

@@ -15,7 +15,6 @@ HALF_A_POINT = 0.5
 
 
 def verdict(holds: bool) -> str:
-    """Return the word."""
     return HOLDS if holds else FAILS
 
 

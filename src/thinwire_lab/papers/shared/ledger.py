@@ -99,7 +99,6 @@ class Row:
 
 
 def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Iterable[str]) -> Row:
-    """Return the row of a claim that has been judged."""
     found: dict[str, Any] = {name: getattr(claim, name) for name in ("id", "paper", "published", "criterion")}
     found |= {name: _RATE.sub(lambda rate: str(parse_rate(rate[0])), getattr(outcome, name)) for name in _SAID}
     ran = tuple(sorted(set(seeds))), tuple(dict.fromkeys(commands))
@@ -107,7 +106,6 @@ def judged(claim: Claim, outcome: Outcome, seeds: Iterable[int], commands: Itera
 
 
 def unjudged(claim: Claim) -> Row:
-    """Return the row of a claim that waits."""
     how = f"not yet judged. What would: {claim.check}. Then: {claim.criterion}"
     return judged(claim, Outcome(verdict=OPEN, measured=NOTHING, how=how), (), ())
 
@@ -138,5 +136,4 @@ def write(rows: Mapping[str, Row], path: Path = LEDGER, judged_on: Mapping[str, 
 
 
 def counts(rows: Iterable[Row]) -> Counter[str]:
-    """Return how many rows have each verdict."""
     return Counter(row.verdict for row in rows)

@@ -1,6 +1,5 @@
 """The data on which claims are judged, and how far off, how long and how small things are."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinwire.codecs import Codec
+from thinwire.planner.probe.measure import timed
 from thinwire_lab.problems import Problem, build
 
 Gradients = dict[str, Tensor]
@@ -101,7 +101,6 @@ class Material:
                         yield f"{run.model} {shot.step} {name}", gradient.reshape(-1)
 
     def many(self, quick: int, full: int) -> int:
-        """Return one of two counts."""
         return quick if self.quick else full
 
     def folder(self, *names: str) -> Path:
@@ -130,12 +129,7 @@ def error(x: Tensor, restored: Tensor) -> float:
 def seconds(call: Callable[[], object], repeats: int = 5, of: Callable[[Iterable[float]], float] = min) -> float:
     """Return the shortest time of several calls, or another figure `of` them, after a warm-up call."""
     call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return of(times)
+    return of([timed(call, torch.device("cpu")) for _ in range(repeats)])
 
 
 def ratio(codec: Codec) -> float:
@@ -161,11 +155,9 @@ class Logistic:
         return torch.zeros(self.images.shape[1], 10)
 
     def loss(self, w: Tensor) -> float:
-        """Return f(w)."""
         return float(F.cross_entropy(self.images @ w, self.labels))
 
     def gradient(self, w: Tensor, part: slice | Tensor = slice(None)) -> Tensor:
-        """Return the gradient over some of the images."""
         images, labels = self.images[part], self.labels[part]
         residual = torch.softmax(images @ w, dim=1) - F.one_hot(labels, 10)
         return images.T @ residual / len(images)
@@ -177,7 +169,6 @@ class Logistic:
 
     @property
     def largest_norm(self) -> float:
-        """The norm of the longest image."""
         return float(self.images.norm(dim=1).max())
 
 

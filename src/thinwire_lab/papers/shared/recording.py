@@ -54,7 +54,6 @@ def record(problem: Problem, model: str, steps: int, quick: bool, tick: Callable
 
 
 def gradients(problem: Problem, step: int, rank: int, world: int) -> Gradients:
-    """Return one worker's gradient."""
     named = dict(problem.model.named_parameters())
     loss = problem.loss(problem.model, problem.batch(step, rank, world))
     found = torch.autograd.grad(loss, list(named.values()))

@@ -49,7 +49,6 @@ class Shelf:
         return _lines(path, path.stat().st_mtime_ns) if path.exists() else ()
 
     def made(self) -> dict[str, dict[str, Any]]:
-        """Return what is known of each command that ran."""
         path = self.folder / "made.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -111,7 +110,6 @@ class Evidence:
 
     @property
     def parts(self) -> Sequence["Evidence"]:
-        """What they are made of, if it is others."""
         return ()
 
     @property

@@ -47,7 +47,6 @@ def main(
     longest: Annotated[float, typer.Option(help="Leave out collectives that take so many seconds.")] = 6.0,
     repeats: Annotated[int, typer.Option(help="Times that each is measured.")] = 3,
 ) -> None:
-    """Sweep."""
     sizes, counts = [size for size in SIZES if size <= largest], [int(count) for count in worlds.split(",")]
     found: dict[str, list[Any]] = {"collectives": [], "pings": []}
     for text in links.split(","):
@@ -153,7 +152,6 @@ class Exchanged(NamedTuple):
 
 
 def exchanges(found: Mapping[str, Any], link: str, world: int) -> dict[str, Exchanged]:
-    """Return how long each exchange takes there."""
     rows = (row for row in found["rows"] if row["link"] == link and row["world_size"] == world)
     times = ((row, {name: 1e3 * each for name, each in row["seconds"].items()}) for row in rows)
     return {row["exchange"]: Exchanged(ms["p50"], (ms["p20"], ms["p80"])) for row, ms in times}

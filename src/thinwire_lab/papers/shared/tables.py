@@ -23,7 +23,6 @@ SPARSE = ("topk 0.001", "dgc 0.001", "dragonn 0.001", "gtopk 0.001")
 
 
 def _gains_of(name: str, found: Grid) -> str:
-    """Return a line for each link."""
     megabytes = f"{found[Place(4, benches.LINKS[0])].gradient(4) / 1e6:.2g} MB"
     return _gains_line(f"{name} | {megabytes} | 1 Gbit/s", benches.LINKS[1], found) + _gains_line(
         "| | 100 Mbit/s", benches.LINKS[0], found
@@ -38,7 +37,6 @@ def _gains_line(begin: str, link: str, found: Grid) -> str:
 
 
 def _span(steps: Steps) -> str:
-    """Return the least and the largest gain."""
     gains = [steps.faster(label) for label in SPARSE]
     least, largest = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in (min(gains), max(gains)))
     return least if least == largest else f"{least} to {largest}"
@@ -69,7 +67,6 @@ _RANGE = re.compile(r"\(([\d.,e+]+)%? to ([\d.,e+]+%?)\)")
 
 
 def renew(rows: Mapping[str, ledger.Row], folder: Path = ledger.FOLDER) -> None:
-    """Write every table of the papers anew."""
     for path, text in _pages(rows, folder):
         write_atomically(path, text)
 

@@ -63,7 +63,6 @@ def _rows(world: int, sizes: Sequence[int], repeats: int) -> Iterator[dict[str, 
 
 
 def by_topk(x: Tensor, density: float) -> Picks:
-    """Exact Top-k by torch."""
     indices = torch.topk(x.abs(), max(1, round(density * x.numel())), sorted=False).indices
     return x[indices], indices.int()
 

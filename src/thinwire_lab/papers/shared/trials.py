@@ -104,11 +104,9 @@ class Trials(Evidence):
         return by_one_version(shelf.lines(FILE), self.seeds, self._found, f"{ways} on {self.model}")
 
     def only(self, *names: str) -> Self:
-        """Return these ways alone."""
         return replace(self, ways={name: self.ways[name] for name in names})
 
     def on(self, seeds: int) -> Self:
-        """Return the same on as many seeds."""
         return replace(self, seeds=tuple(range(seeds)))
 
     def shrunk(self) -> Self:
@@ -206,16 +204,13 @@ class Interval:
 
     @property
     def above(self) -> bool:
-        """Whether the interval is above 0."""
         return self.mean - self.half > 0
 
     @property
     def below(self) -> bool:
-        """Whether the interval is below 0."""
         return self.mean + self.half < 0
 
     def within(self, margin: float) -> bool:
-        """Whether the interval is within ±margin."""
         return abs(self.mean) + self.half <= margin
 
     def __str__(self) -> str:
@@ -223,7 +218,6 @@ class Interval:
 
     @property
     def bare(self) -> str:
-        """The same without its unit."""
         return f"{self.mean:+.2f} ± {self.half:.2f}" if math.isfinite(self.mean) else "diverged on a seed"
 
 
