@@ -29,8 +29,6 @@ class Memory(ABC):
     """
 
     stateful: ClassVar[bool] = True
-    fields: ClassVar[frozenset[str]]
-    """The names that `state` may hold under a parameter."""
     free: ClassVar[frozenset[str]] = frozenset()
     """The fields whose tensors are flat and of any length, not shaped like the parameter."""
     residual: ClassVar[str] = "residual"
@@ -40,6 +38,11 @@ class Memory(ABC):
     keeps_length: ClassVar[bool] = True
     """Whether what is sent is large where the gradients are, so that uncompressed ones may come before and after it."""
     _loss_scale = 1.0
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The names that `state` may hold under a parameter."""
+        return frozenset(self.tensors())
 
     @property
     def scratch(self) -> Scratch:
@@ -95,7 +98,7 @@ class Memory(ABC):
         """Subtract what was delivered from the staged residual; the payload has a region for each of `names`."""
 
     def tensors(self) -> "Mapping[str, Staged]":
-        """Return what is held, by the names of `fields`. By default, nothing."""
+        """Return what is held, by field. By default, nothing."""
         return {}
 
     def commit(self, names: Collection[str] | None = None) -> None:
@@ -153,7 +156,6 @@ class NoMemory(Memory):
     """What a codec drops is lost."""
 
     stateful: ClassVar[bool] = False
-    fields: ClassVar[frozenset[str]] = frozenset()
 
     def compensate_each(self, names: Sequence[str], gradients: Vectors, scale: float, seeds: Ints) -> Signals:
         """Scale the gradients in place, as DDP does; on a GPU not before they are needed."""

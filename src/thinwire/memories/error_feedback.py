@@ -98,8 +98,6 @@ class ErrorFeedback(Summing):
             then rounded stochastically, which keeps the mean. A codec with values=torch.bfloat16 sends them unchanged.
     """
 
-    fields: ClassVar[frozenset[str]] = frozenset({"residual"})
-
     decay: Part = 1.0
     dtype: torch.dtype | None = None
     _sum: Staged = field(init=False, repr=False)

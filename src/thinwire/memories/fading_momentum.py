@@ -93,7 +93,6 @@ class FadingMomentum(Summing, AppliedMomentum):
             gradient is in M by then, and outweighs those that follow until it has faded.
     """
 
-    fields: ClassVar[frozenset[str]] = frozenset({"momentum"})
     residual: ClassVar[str] = "momentum"
 
     decay: Fraction | None = None

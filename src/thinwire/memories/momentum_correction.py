@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self, final
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -36,8 +36,6 @@ class MomentumCorrection(Memory):
         clip_norm: Clips each rank's gradient, per tensor and without its loss scale, to a norm of clip_norm/√world_size
             before it is added (local gradient clipping).
     """
-
-    fields: ClassVar[frozenset[str]] = frozenset({"residual", "velocity"})
 
     momentum: Fraction | None = None
     nesterov: bool = False

@@ -35,8 +35,8 @@ class Noted(Memory):
     _staged: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def fields(self) -> frozenset[str]:  # type: ignore[override]  # those of the inner memory, and one more
-        """The names that `state` may hold under a parameter."""
+    @override
+    def fields(self) -> frozenset[str]:
         return self.memory.fields | self.free
 
     @property

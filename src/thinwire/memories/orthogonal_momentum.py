@@ -47,7 +47,6 @@ class OrthogonalMomentum(AppliedMomentum):
         decay: β, which shrinks E, the residual, once a step.
     """
 
-    fields: ClassVar[frozenset[str]] = frozenset({"momentum", "update"})
     residual: ClassVar[str] = "update"
     own: ClassVar[str] = "momentum"
     keeps_length: ClassVar[bool] = False
