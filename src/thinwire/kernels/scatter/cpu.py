@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.kernels import simd
 from thinwire.kernels.compiled import compiled, vector
-from thinwire.kernels.parts import REALS, Array, Ints, Regions, Vectors, addresses, cut_at, sizes
+from thinwire.kernels.parts import REALS, Array, Ints, Regions, Vectors, begins, cut_at, sizes
 from thinwire.kernels.places.reference import Checks
 from thinwire.kernels.ranges import map_ranges
 from thinwire.kernels.scatter import reference
@@ -24,11 +24,13 @@ _AHEAD = 16
 def scatter_add(
     outs: Vectors, offsets: Ints, indices: Tensor, values: Tensor, runs: Ints, sign: float = 1.0, masked: Vectors = ()
 ) -> None:
-    dtype, edges = (outs or masked)[0].dtype, np.fromiter(accumulate(runs, initial=0), np.int64)
-    arrays = np.array(offsets, np.int64), edges, indices.numpy(), values.to(dtype).numpy()
-    for xs, factor in ((outs, REALS[dtype](sign)), (masked, None)):
-        if xs:
-            _each_loop(addresses(xs), sizes(xs), *arrays, factor)
+    dtype, edges = (outs or masked)[0].dtype, np.array([0, *accumulate(runs)], np.int64)
+    given = values if values.dtype == dtype else values.to(dtype)
+    arrays = np.array(offsets, np.int64), edges, indices.numpy(), given.numpy()
+    if outs:
+        _each_loop(begins(outs), sizes(outs), *arrays, REALS[dtype](sign))
+    if masked:
+        _each_loop(begins(masked), sizes(masked), *arrays, None)
 
 
 def scatter(
@@ -84,7 +86,7 @@ def merge(keys: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tenso
 def _each_loop(places, lengths, offsets, edges, indices, values, sign):
     # Adds values times the sign; where it is None, clears where one is not 0.
     for at in range(lengths.size):
-        out, offset = vector(places[at, 0], lengths[at], values), offsets[at]
+        out, offset = vector(places[at], lengths[at], values), offsets[at]
         for run in range(at, edges.size - 1, lengths.size):
             for i in range(edges[run], edges[run + 1]):
                 if sign is not None:
