@@ -325,7 +325,7 @@ def _attached(recipe: Reducer, model: _Model, group: dist.ProcessGroup, optimize
     names, memories = {p: name for name, p in parameters.items()}, recipe.memories()
     moved = Fading(recipe, [optimizer], names, group) if fading(memories) else Correction(memories, [optimizer], names)
     return Attachment(
-        recipe, parameters, group, handover=moved, divisor=lambda *_: float(WORLD), scaler=None, may_be_unused=False
+        recipe, parameters, [group], handover=moved, divisor=lambda *_: float(WORLD), scaler=None, may_be_unused=False
     )
 
 

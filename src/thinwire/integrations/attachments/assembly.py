@@ -57,7 +57,7 @@ def assembled(
         attachment = Attachment(
             recipe,
             parameters,
-            group,
+            groups,
             handover=_handover(recipe, optimizers, names, group),
             divisor=divisor or (lambda joined, steps: size),
             scaler=scaler,

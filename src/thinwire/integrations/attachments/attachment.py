@@ -42,6 +42,7 @@ class Attached(Handle):
     """A handle whose `attachment` does the work: it has the steps, memories and figures."""
 
     _attachment: "Attachment"
+    _averages = "DDP's hook, or reduce(), does that"  # once it is removed
 
     @property
     def attachment(self) -> "Attachment":
@@ -89,7 +90,7 @@ class Attached(Handle):
             ValueError: If any rank's state does not fit it or the other ranks' states, on every rank, and nothing has
                 changed.
         """
-        self.attachment.membership.load_state_dict(saved)
+        self.attachment.membership.load_state_dict(saved, self.check_state_dict)
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         """Return what this rank would resume from `saved`, as `load_state_dict` takes it.
@@ -139,7 +140,7 @@ class Attached(Handle):
         Raises:
             RuntimeError: If the recipe corrects momentum and no optimizer can take it back.
         """
-        self.attachment.membership.release(averages="DDP's hook, or reduce(), does that")
+        self.attachment.membership.release(averages=self._averages)
         self.attachment._seen.clear()
 
 
@@ -157,7 +158,7 @@ class Attachment(Attached):
     Args:
         recipe: Reduces the gradients.
         parameters: Those whose gradients are reduced, by name.
-        group: The ranks that exchange gradients.
+        groups: Those of the mesh, that which exchanges gradients first.
         handover: Moves momentum between the optimizers and the recipe's memories.
         divisor: Returns how many ranks a sum stands for.
         scaler: The loss scaler, if there is one.
@@ -170,7 +171,7 @@ class Attachment(Attached):
         self,
         recipe: Reducer,
         parameters: Mapping[str, nn.Parameter],
-        group: Group,
+        groups: Sequence[Group],
         *,
         handover: Handover,
         divisor: Divisor,
@@ -186,7 +187,7 @@ class Attachment(Attached):
         self.membership = Membership(
             recipe,
             self.parameters,
-            group,
+            groups,
             resting={n: p for n, p in held if isinstance(p, nn.Parameter) and p not in self.names},
             handover=handover,
             divisor=divisor,
@@ -195,14 +196,14 @@ class Attachment(Attached):
         self._scaler, self._may_be_unused = scaler, may_be_unused
         self._gpus = {p.device for p in parameters.values() if p.is_cuda}
         self._watch = any(memory.stateful for memory in recipe.memories())
-        self._round, self.staging = Round(step=0, group=group, scale=1.0), Staging()
+        self._round, self.staging = Round(step=0, group=groups[0], scale=1.0), Staging()
         self.ended = False
         self.sharing: weakref.WeakSet[Attachment] = weakref.WeakSet()
         self.exchanges = True
         self._whole: Whole | None = None
         self._said: set[str] = set()
         self._seen: dict[tuple[int, ...], Segments] = {}
-        self.advice = ErrorFeedbackAdvice(recipe.memories(), group.rank())
+        self.advice = ErrorFeedbackAdvice(recipe.memories(), groups[0].rank())
         observe(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

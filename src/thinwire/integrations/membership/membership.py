@@ -10,6 +10,7 @@ from torch import nn
 
 from thinwire.checked import OnError
 from thinwire.collectives import Group, all_gather_plain
+from thinwire.errors import StateError
 from thinwire.integrations.membership import state
 from thinwire.integrations.membership.redistribution import noting_from
 from thinwire.integrations.momentum.handover import Handover
@@ -31,21 +32,22 @@ RuntimeError if ranks must not run out of data.
 class Membership:
     """One rank among those that exchange the gradients of a model: its recipe and memories, its step, its place.
 
-    `agreed` says whether ranks have compared where they stand, `resting` has frozen parameters, for which something may
-    wait from before, and `samples` is this rank's weight in means, if they are weighted.
+    `groups`: those of the mesh; the first exchanges gradients. `agreed` says whether ranks have compared where they
+    stand, `resting` has frozen parameters, for which something may wait from before, and `samples` is this rank's
+    weight in means, if they are weighted.
     """
 
     def __init__(
         self,
         recipe: Reducer,
         parameters: Mapping[str, nn.Parameter],
-        group: Group,
+        groups: Sequence[Group],
         *,
         resting: Mapping[str, nn.Parameter],
         handover: Handover,
         divisor: Divisor,
     ) -> None:
-        self.recipe, self.group, self.handover = recipe, group, handover
+        self.recipe, self.groups, self.group, self.handover = recipe, groups, groups[0], handover
         self.parameters, self.steps = parameters, Steps(parameters, recipe.memories())
         self._known = {**resting, **parameters}
         self.meter, self.loss_scale = Meter(), 1.0
@@ -60,10 +62,9 @@ class Membership:
         return any(bool(x.any()) for free, fields in held for field, x in fields.items() if field not in free)
 
     def agree(self) -> None:
-        """Compare where the ranks stand, once. A collective. Raises StateError where they differ."""
+        """Compare where the ranks stand, once. A collective of the mesh. Raises StateError where they differ."""
         if not self.agreed:
-            state.agree(self.group, self.standing)
-            self.agreed = True
+            self._compare(self.standing)
 
     def weight(self, *, joined: bool) -> float:
         """Return this rank's share of all samples. `joined`: it has no data. A collective."""
@@ -99,10 +100,9 @@ class Membership:
             ],
         }
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Resume from this rank's `state_dict`. A collective. Raises ValueError on every rank, or on none."""
-        state.agree(self.group, lambda: self.check_state_dict(saved))
-        self.agreed = True
+    def load_state_dict(self, saved: Mapping[str, Any], check: Callable[[Mapping[str, Any]], state.Standing]) -> None:
+        """Resume from this rank's `state_dict`, if it passes the `check`, on every rank of the mesh or on none."""
+        self._compare(lambda: check(saved))
         self._go_on_from(saved)
         state.load(saved, self.recipe.memories(), self._known)
         if self.recipe.changes or self.handover.active:
@@ -125,7 +125,7 @@ class Membership:
         for memory in self.recipe.memories() if factor != 1 else ():
             held = memory.state()
             memory.restore(noting_from(held, held, factor))
-        self.group, self.divisor, self.agreed = group, lambda joined, steps: size, True
+        self.groups, self.group, self.divisor, self.agreed = [group], group, lambda joined, steps: size, True
 
     def join(self, saved: Mapping[str, Any]) -> None:
         """Go on at another rank's step and with its notes, from its `state_dict`; each keeps its own residual."""
@@ -169,7 +169,8 @@ class Membership:
 
     def release(self, averages: str) -> None:
         """Average uncompressed from now on, as `averages` says in the log, and give momentum back; a collective."""
-        self.handover.check_returnable()
+        if self.handover.active:
+            agreed(self.groups, self.handover.check_returnable, RuntimeError)
         self.steps.settle_by_gradients()
         if self.handover.active:
             self.handover.give_up(self.group, self.loss_scale)
@@ -181,6 +182,10 @@ class Membership:
     def standing(self) -> state.Standing:
         """Return where this rank stands."""
         return state.Standing(step=self.steps.step, draw=self.steps.draw)
+
+    def _compare(self, mine: Callable[[], state.Standing]) -> None:
+        together(self.groups, lambda group: state.agree(group, mine), ValueError, StateError)
+        self.agreed = True
 
     def _go_on_from(self, saved: Mapping[str, Any]) -> None:
         self.steps.restart(saved["step"], saved["draw"])
@@ -206,7 +211,7 @@ def together(groups: Sequence[Group], check: Callable[[Group], None], *errors: t
             check(group)
         except errors as raised:
             found = found or (_kind(raised, errors), str(raised))
-    if found := first_found(groups, found):
+    if found := first_found(groups, found) if len(groups) > 1 else found:
         raise errors[found[0]](found[1])
 
 

@@ -4,7 +4,6 @@ FSDP reduces gradients within the island as always. Then each rank holds its sha
 ranks that hold the same shard in other islands put it through the recipe, while backward goes on or after it.
 """
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,15 +18,13 @@ from torch.futures import Future
 from torch.utils._pytree import tree_leaves
 
 from thinwire.collectives import Group, broadcast_state
-from thinwire.errors import StateError
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.membership import state
-from thinwire.integrations.membership.membership import together
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.sharding.copies import Copies
 from thinwire.integrations.sharding.fsdp import exchanges_now, held_parameters
 from thinwire.integrations.sharding.lane import Coded
 from thinwire.integrations.training.gradients import buckets, own_length, used_anywhere
+from thinwire.integrations.training.optimizers import Hook
 from thinwire.waits import refuse_unfit
 
 
@@ -158,38 +155,33 @@ class Backwards:
         self,
         modules: Sequence[Any],
         attachment: Attachment,
-        groups: Sequence[Group],
         arrivals: Arrivals,
         gathers: Copies | Coded | None,
         contributions: Contributions | None = None,
     ) -> None:
-        self._modules, self._attachment, self._groups, self._arrivals = modules, attachment, groups, arrivals
+        self._modules, self._attachment, self._arrivals = modules, attachment, arrivals
         self._gathers, self._contributions = gathers, contributions
-        self._queued = self._agreed = self._now = False
+        self._queued = self._now = False
         self._evaluated = contributions is None
         self._hooks = [module.register_forward_hook(self._after_forward) for module in modules]
         for module in modules:  # before FSDP's own, which gathers parameters
             self._hooks.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
-        me = weakref.ref(self)  # modules keep this object alive, and would never go if their parameters did
+        arrived = Hook(self._note_arrived)  # modules keep this object alive, and would never go if their parameters did
         for name, p in attachment.parameters.items():
-            self._hooks.append(p.register_post_accumulate_grad_hook(partial(_arrived, me, name)))
-
-    def compare(self, mine: Callable[[], state.Standing]) -> None:
-        """Compare where the ranks of the mesh stand. Raises on every rank of it or on none."""
-        together(self._groups, lambda group: state.agree(group, mine), ValueError, StateError)
-        self._agreed = True
+            self._hooks.append(p.register_post_accumulate_grad_hook(partial(arrived, name)))
 
     @untraced  # nor does Dynamo trace FSDP's own hooks
     def _before_forward(self, module: nn.Module, inputs: object) -> None:
         """Before FSDP's first collective in training, agree on where to go on from: another rank may be loading."""
-        if self._agreed:
+        membership = self._attachment.membership
+        if membership.agreed:
             return
         if module.training and torch.is_grad_enabled():
-            self._agree()
+            membership.agree()
         elif not self._evaluated:  # ranks may load after it
             self._evaluated = True
-            self._agree()
-            self._agreed = False
+            membership.agree()
+            membership.agreed = False
 
     @untraced  # nor does Dynamo trace FSDP's own hooks
     def _after_forward(self, module: nn.Module, inputs: object, output: object) -> None:
@@ -245,18 +237,7 @@ class Backwards:
     def _after_backward(self) -> None:
         self._queued = False
         if self._arrivals.arrived and self._now:
-            if not self._agreed:
-                self._agree()
+            self._attachment.membership.agree()
             self._arrivals.exchange()
             if self._gathers:
                 self._gathers.compare()
-
-    def _agree(self) -> None:
-        """Agree on where to go on from, in the collectives that `load_state_dict` has on ranks that call it."""
-        self.compare(self._attachment.membership.standing)
-
-
-def _arrived(followed: "weakref.ref[Backwards]", name: str, p: nn.Parameter) -> None:
-    backwards = followed()
-    if backwards is not None:
-        backwards._note_arrived(name, p)

@@ -61,7 +61,7 @@ class Gathering(Attached):
         # A DTensor's length is that of the whole parameter, so ranks with fewer rows cut the same buckets.
         island, length = (groups[1:], own_length) if contributions is None else (groups, nn.Parameter.numel)
         self._arrivals = Arrivals(attachment, island, may_overlap=overlap, length=length)
-        self._backwards = Backwards(modules, attachment, groups, self._arrivals, gathers, contributions)
+        self._backwards = Backwards(modules, attachment, self._arrivals, gathers, contributions)
         self._gather(modules)
         for module in modules if contributions is not None else ():
             module.set_custom_reduce_scatter(contributions)
@@ -107,7 +107,6 @@ class Gathering(Attached):
 
     @override
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self._backwards.compare(lambda: self.check_state_dict(saved))
         super().load_state_dict(saved)
         self.refresh()
 
@@ -115,3 +114,9 @@ class Gathering(Attached):
     def differing_parameters(self) -> list[str]:
         """Return the names of parameters that differ between ranks, those of gathered copies too; a collective."""
         return sorted({*super().differing_parameters(), *(self._gathers.differing() if self._gathers else ())})
+
+    @override
+    def remove(self) -> None:
+        super().remove()
+        if self._gathers:
+            self._gathers.remove()

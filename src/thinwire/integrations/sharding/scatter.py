@@ -36,6 +36,8 @@ class Scattered(Gathering):
     its state has the same form as `attach`'s.
     """
 
+    _averages = "what thinwire.scatter returned does that"
+
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> state.Standing:
         if isinstance(saved, Mapping) and saved.get("shard") is not None:
@@ -54,12 +56,10 @@ class Scattered(Gathering):
 
         The residual is sent with the next gradients.
         """
-        if self._gathers:
-            self._gathers.remove()
         membership = self.attachment.membership
         contributions = membership.recipe
         assert isinstance(contributions, Contributions)
-        membership.release(averages="what thinwire.scatter returned does that")
+        super().remove()
         dense = ToOwners(memory=NoMemory(), codec=Identity())
         contributions.recipe = Released(waiting=tuple(contributions.memories()), dense=dense)
         membership.recipe = contributions

@@ -31,6 +31,8 @@ class Shards(Gathering):
     `attachment`, which does the work, knows only this rank's shards; its group is the ranks that hold the same shards.
     """
 
+    _averages = "what thinwire.shard returned does that"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of this rank's shards, and its step, in plain containers. Save it on every rank."""
         dims = self.layout.cuts.dims
@@ -46,15 +48,6 @@ class Shards(Gathering):
             )
         self.layout.cuts.check(saved, ValueError)
         return standing
-
-    @override
-    def remove(self) -> None:
-        membership = self.attachment.membership
-        agreed(self.layout.groups, membership.handover.check_returnable, RuntimeError)
-        if self._gathers:
-            self._gathers.remove()
-        membership.release(averages="what thinwire.shard returned does that")
-        self.attachment._seen.clear()
 
 
 @checked(on_error=raise_on_all(fsdp.mesh_groups))
