@@ -431,6 +431,27 @@ def _message(attempt: Callable[[], object]) -> str:
     return f"{error.type.__name__}: {error.value}"
 
 
+def _refused_anew() -> tuple[str, bool]:
+    """Replicate a model anew whose buffer has another shape on each rank; return what is said, and what still waits."""
+    net = mlp(torch.float32)
+    earlier = tw.replicate(net, tw.recipes.topk(minimum_size=0))
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.ones(2, WIDTH)).sum().backward()
+    earlier.reduce()
+    sgd.step()
+    net.register_buffer("mask", torch.zeros(1 + dist.get_rank()))
+    said = _message(lambda: tw.replicate(net, tw.recipes.topk(minimum_size=0)))
+    net(torch.ones(2, WIDTH)).sum().backward()
+    earlier.reduce()
+    return said, earlier.attachment.waits
+
+
+def test_what_is_refused_takes_no_residual_of_an_earlier_handle(ranks: Ranks) -> None:
+    for said, waits in ranks.run(2, _refused_anew):
+        assert "parameter or buffer mask differs" in said
+        assert waits
+
+
 def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
     expected = {
         "factory": ("TypeError", "recipes.topk"),

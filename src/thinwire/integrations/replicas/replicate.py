@@ -19,7 +19,7 @@ from thinwire.integrations.attachments.attachment import Attached, Attachment, L
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
-from thinwire.integrations.training.drift import start_alike
+from thinwire.integrations.training.drift import check_shapes, start_alike
 from thinwire.integrations.training.gradients import buckets, used_anywhere
 from thinwire.reducer import Reducer
 from thinwire.waits import refuse_unfit
@@ -136,6 +136,7 @@ def replicate(
     """
     everyone = group_or_all(group)
     whole, parameters, optimizers = agreed([everyone], lambda: _looked_at(modules, recipe, optimizer))
+    check_shapes(whole, everyone)  # before it takes over an earlier attachment's residuals
     attachment = assembly.assembled(
         [everyone],
         recipe,

@@ -20,7 +20,7 @@ from thinwire.integrations.membership.membership import agreed, raise_on_all, to
 from thinwire.integrations.sharding import fsdp
 from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.layout import Layout
-from thinwire.integrations.training.drift import start_alike
+from thinwire.integrations.training.drift import check_shapes, start_alike
 from thinwire.reducer import Reducer
 
 
@@ -103,6 +103,7 @@ def shard(
     (replicas, *island), size = groups, groups[0].size()
     settings = f"{assembly.described(optimizers)}, shards {[each.size() for each in island]}, gathers {gathers}"
     together(groups, lambda group: assembly.check_fingerprint(recipe, parameters, group, settings), FingerprintError)
+    agreed(groups, lambda: check_shapes(model, replicas), FingerprintError)  # before it takes over residuals
     carrier = carried(model, gathers, [*island, replicas] if island else [])
     modules, here = fsdp.sharded_modules(model), dict(model.named_parameters())
     attachment = assembly.assembled(

@@ -84,15 +84,16 @@ def check_alike(mine: Mapping[str, str], group: Group) -> None:
                 raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
 
 
+def check_shapes(model: nn.Module, group: Group) -> None:
+    """Raise FingerprintError, on every rank, if shapes of parameters or buffers differ, frozen ones' too."""
+    held = _held(model).items()
+    check_alike({f"parameter or buffer {name}": f"{tuple(x.shape)} {x.dtype}" for name, x in held}, group)
+
+
 @torch.no_grad()
 def start_alike(model: nn.Module, group: Group) -> None:
-    """Give all ranks the parameters and buffers of the group's first; of DTensors, its shards. A collective.
-
-    Raises FingerprintError, on every rank, if their shapes differ, frozen ones' too.
-    """
-    named = {name: local(x).detach() for some in (model.named_parameters(), model.named_buffers()) for name, x in some}
-    check_alike({f"parameter or buffer {name}": f"{tuple(x.shape)} {x.dtype}" for name, x in named.items()}, group)
-    held = [*named.values()]
+    """Give all ranks, whose shapes are alike, the parameters and buffers of the group's first; a collective."""
+    held = [*_held(model).values()]
     sent = [x.contiguous() for x in held]  # c10d sends memory as it lies, which may be in another order elsewhere
     works = [dist.broadcast(x, group=group, group_src=0, async_op=True) for x in sent]
     for work in works:
@@ -101,3 +102,8 @@ def start_alike(model: nn.Module, group: Group) -> None:
     for x, arrived in zip(held, sent, strict=True):
         if x is not arrived:
             x.copy_(arrived)
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers, of DTensors this rank's shards."""
+    return {name: local(x).detach() for some in (model.named_parameters(), model.named_buffers()) for name, x in some}

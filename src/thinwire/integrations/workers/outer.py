@@ -33,7 +33,7 @@ from thinwire.integrations.attachments.assembly import (
     opening,
 )
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
-from thinwire.integrations.training.drift import start_alike
+from thinwire.integrations.training.drift import check_shapes, start_alike
 from thinwire.integrations.training.gradients import is_dtensor, local
 from thinwire.integrations.workers.directory import found_address
 from thinwire.integrations.workers.fragments import Fragment, cut
@@ -132,6 +132,7 @@ def outer(
         own = {name: p for part in pieces for name, p in part.items()}
         settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
         check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
+        check_shapes(whole, group)
         start_alike(whole, group)
         fragments = list[Fragment]()
         for part in pieces:
