@@ -13,6 +13,7 @@ except ImportError:
     sys.exit("thinwire's command line needs its extra packages: pip install 'thinwire[bench]'")
 
 from thinwire.planner import Budget
+from thinwire.version import __version__
 
 BAD_INPUT = 2
 """The exit code when the user's input cannot be used."""
@@ -35,8 +36,16 @@ def refusing(command: str, *files: Path | None) -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from error
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def thinwire() -> None:
+def thinwire(
+    _: bool = Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version, and exit."),
+) -> None:
     """Compressed gradients for distributed PyTorch training over slow links."""
 
 

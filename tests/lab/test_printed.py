@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import thinwire
 from thinwire_lab.cli import app
 from thinwire_lab.show.printed import printing
 
@@ -68,3 +69,8 @@ def test_bad_input_keeps_its_line_and_its_code(capsys: pytest.CaptureFixture[str
         assert printing(partial(app, ["simulate", "--workers", "0"])) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["thinwire simulate"]
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["--version"], standalone_mode=False)
+    assert capsys.readouterr().out.strip() == thinwire.__version__
