@@ -518,11 +518,11 @@ def test_residuals_are_scaled_once_a_gpu_has_ended_what_was_called_off(ranks: Ra
 
 
 def _scaled(limit: float | None, knows: bool, scales: bool, clips: bool, views: bool) -> list[str]:
-    """Return what is said of 20 steps by `dgc`, or of `topk` with limit -1."""
+    """Return what is said of 20 steps by `dgc`, with limit 0 without momentum, or by `topk` with limit -1."""
     model = DistributedDataParallel(nn.Linear(WIDTH, 60), gradient_as_bucket_view=views)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.0 if limit == 0 else 0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=scales)
-    recipe = tw.recipes.topk() if limit == -1 else tw.recipes.dgc(clip_norm=limit)
+    recipe = tw.recipes.topk() if limit == -1 else tw.recipes.dgc(clip_norm=limit or None)
     tw.attach(model, recipe, optimizer=None if limit == -1 else optimizer, scaler=scaler if knows else None)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -552,6 +552,7 @@ def test_a_scaler_that_is_not_known_and_late_clipping_are_said_once(ranks: Ranks
         assert late.startswith("the gradients of 'weight', 'bias' were changed between backward and the optimizer's")
         assert not said(0.1, knows=True, scales=scales, clips=True)
         assert not said(-1, knows=True, scales=scales, clips=True)
+        assert not said(0, knows=True, scales=scales, clips=True)
 
 
 # --- states that are loaded while something waits ---

@@ -361,8 +361,8 @@ class Attachment(Attached):
         if self._scaler is None and self.steps.owned_by(optimizer) and scaled_here():
             self._warn(_SCALED, type(optimizer).__name__)
         parts = (part for memory in self.recipe.memories() for part in memory.parts)
-        unlimited = any(getattr(part, "clip_norm", 0) is None for part in parts)
-        if unlimited and (changed := self.steps.changed(optimizer)):
+        late = any(getattr(part, "clip_norm", 0) is None and getattr(part, "momentum", None) != 0 for part in parts)
+        if late and (changed := self.steps.changed(optimizer)):
             self._warn(_CHANGED, _first(changed))
 
     def _object(self, text: str, *told: str) -> None:
