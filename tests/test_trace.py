@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from thinwire.trace import Figures, Meter
+from thinwire.trace import Figures, Meter, Recorder, count, listen
 
 
 def test_exchanges_that_overlap_count_once() -> None:
@@ -58,3 +58,11 @@ def test_a_copy_starts_from_zero() -> None:
     meter.begin(0)
     meter.add("sent_bytes", 1.0)
     assert copy.deepcopy(meter).stats().total.sent_bytes == 0
+
+
+def test_whoever_stops_listening_stops_alone() -> None:
+    with listen(Recorder()) as outer:
+        with listen(Recorder()):  # has recorded the same by its end: nothing
+            pass
+        count("sent_bytes", 1.0)
+    assert outer.totals == {"sent_bytes": 1.0}

@@ -25,7 +25,7 @@ class Listener(Protocol):
         """Take in an amount. A tensor, 0-dim, is read when it is wanted, so that a GPU need not be waited for."""
 
 
-@dataclass
+@dataclass(eq=False)  # two that have recorded the same are still two
 class Recorder:
     """What was recorded: spans as (name, start, end) in `time.perf_counter` seconds, and totals by name."""
 

@@ -20,7 +20,7 @@ from thinwire.exchanges import AllGather, AllReduce, Exchange
 from thinwire.kernels.parts import Cut
 from thinwire.memories import ErrorFeedback, FadingMomentum, Memory, MomentumCorrection, NoMemory
 from thinwire.payloads import Dense
-from thinwire.reducer import Bucket, Compressed, MinimumSize, Reducer, Round, Segment, WarmUp, WithRows
+from thinwire.reducer import Bucket, Compressed, MinimumSize, PerTensor, Reducer, Round, Segment, WarmUp, WithRows
 from thinwire.signals import Signal
 
 SEGMENTS = (
@@ -184,6 +184,38 @@ def _switches() -> list[bool]:
 
 def test_warm_up_hands_over_at_its_step(ranks: Ranks) -> None:
     assert ranks.run(2, _switches) == [[True, True, False, False]] * 2
+
+
+def test_a_warm_up_leaves_no_residual_behind() -> None:
+    topk, other = recipes.topk(), recipes.topk()
+    with pytest.raises(ValueError, match=r"first keeps a residual in ErrorFeedback.*, which then lacks"):
+        WarmUp(steps=2, first=topk, then=other)
+    assert WarmUp(steps=2, first=topk, then=recipes.dense(memory=topk.memories()[-1])).memories()
+
+
+IN_TWO_PLACES: dict[str, Callable[[Reducer], Reducer]] = {
+    "per tensor": lambda one: PerTensor(reducers={"one": one}, chosen={"small": "one"}, otherwise=one),
+    "by size": lambda one: MinimumSize(minimum_size=100, small=one, large=one),
+    "by step": lambda one: WarmUp(steps=1, first=one, then=one),
+}
+
+
+def _once_and_in_two_places(name: str) -> list[Tensor]:
+    """Return the mean and the residuals of a recipe, and of another that has it in two places."""
+    found = []
+    for make in (lambda one: one, IN_TWO_PLACES[name]):
+        recipe, flat = make(recipes.topk(density=0.1, minimum_size=0)), vector(NUMEL, seed=dist.get_rank())
+        _reduce(recipe, flat, _round())
+        (memory,) = [each for each in recipe.memories() if each.stateful]
+        memory.commit()
+        found.append(torch.cat([flat, *memory.waiting()]))
+    return found
+
+
+@pytest.mark.parametrize("name", IN_TWO_PLACES)
+def test_a_reducer_in_two_places_reduces_each_tensor_once(name: str, ranks: Ranks) -> None:
+    for alone, twice in ranks.run(2, _once_and_in_two_places, name):
+        assert torch.equal(alone, twice)
 
 
 def _declared_bytes(numel: int) -> float:

@@ -106,9 +106,10 @@ class Routing(Reducer):
         return self.child_of(segment, math.inf).waiting_length(segment)
 
     def _divided(self, segments: Segments, step: int) -> list[tuple[Reducer, Segments]]:
-        of = [(segment, self.child_of(segment, step)) for segment in segments]
-        parts = ((child, Segments(s for s, its in of if its is child)) for child in self.children())
-        return [(child, mine) for child, mine in parts if mine]
+        parts = {id(child): (child, list[Segment]()) for child in self.children()}  # one may stand in two places
+        for segment in segments:
+            parts[id(self.child_of(segment, step))][1].append(segment)
+        return [(child, Segments(mine)) for child, mine in parts.values() if mine]
 
 
 @final
@@ -120,11 +121,22 @@ class WarmUp(Routing):
     Args:
         steps: How long `first` is used.
         first, then: To carry the memory over, give both the same memory object.
+
+    Raises:
+        ValueError: If `first` keeps a residual in a memory that `then` lacks: it would never be sent.
     """
 
     steps: Size
     first: Reducer
     then: Reducer
+
+    def __post_init__(self) -> None:
+        known = {id(memory) for memory in self.then.memories()}
+        if left := [each for each in self.first.memories() if each.stateful and id(each) not in known]:
+            raise ValueError(
+                f"first keeps a residual in {left[0]}, which then lacks, so it would never be sent; expected the same "
+                "memory object in both"
+            )
 
     @override
     def children(self) -> Sequence[Reducer]:
