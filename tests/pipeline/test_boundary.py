@@ -303,6 +303,14 @@ def test_a_report_tells_the_means_since_the_last() -> None:
     assert laplace.report() == pytest.approx((0.2, 0.4, 0.2, 0.2, threshold))
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 1.0), (torch.float16, 1000.0)])
+def test_a_report_adds_up_thresholds_of_16_bits_without_losing_any(dtype: torch.dtype, size: float) -> None:
+    boundary, x = TopKBoundary(0.5), torch.full((2, 4), size, dtype=dtype)
+    for _ in range(600):
+        boundary(x)
+    assert boundary.report().threshold == size
+
+
 @boundaries
 def test_what_a_state_dict_holds(make: Make) -> None:
     boundary = make()

@@ -70,7 +70,7 @@ def test_state_goes_round() -> None:
         torch.testing.assert_close(thresholds, stage.get_buffer("boundary_recent"), rtol=0, atol=0, equal_nan=True)
     fewer = first.state_dict()
     del fewer["1"]
-    for wrong in (fewer, {"step": 3}, {}, None):
+    for wrong in (fewer, {"step": 3}, {}, None, {str(i): {"boundary_recent": 0.5} for i in range(2)}):
         with pytest.raises(ValueError, match=r"got the state of boundaries .* expected"):
             second.load_state_dict(wrong)  # type: ignore[arg-type]
 

@@ -84,6 +84,17 @@ def test_what_races_is_the_plan_what_is_in_use_plain_ddp_and_what_comes_close() 
     assert arms == sorted(arms, key=lambda arm: "topk:0.01" in arm.values())
 
 
+def test_no_more_than_four_choices_race_with_uncompressed_steps_and_the_plan_among_them() -> None:
+    names = ("bf16", "qsgd", "topk:0.01", "doubling:0.01", "gtopk:0.01")
+    slow = Link(latency=0.0, bandwidth=1e6)
+    costs = {name: cost(nbytes=linear(0.08)) for name in names}
+    found, budget = profile({0.1: [("w", 1_000_000)]}, link=slow, costs=costs, world_size=2), Budget(names=names)
+    arms = proposals(found, budget, {})
+    assert len(arms) == 4
+    assert {} in arms
+    assert decide(found, budget, tolerance=TOLERANCE).choice in arms
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_link_is_fitted_to_what_it_took(world_size: int) -> None:
     from thinwire.exchanges import AllGather, AllReduce
@@ -272,6 +283,8 @@ def _by_itself() -> tuple[list[str], bool, bool, int, dict[str, Any]]:
     attachment = tw.attach(model, "auto")
     losses = list(_train(model, 60))
     assert isinstance(attachment.recipe, Adaptive)
+    assert attachment.recipe._profile is not None
+    assert attachment.recipe._profile.made["backend"] == "gloo", "which has two exchanges under way at once"
     reasons = [decision.reason for decision in attachment.recipe.history]
     return reasons, attachment.verify_replicas(), losses[-1] < losses[0], attachment.step, attachment.state_dict()
 

@@ -347,6 +347,14 @@ def test_the_fastest_is_the_fastest_of_all(found: Profile) -> None:
     assert step_seconds(found, fastest(found, every)) <= best * (1 + 2e-3)  # where paths are dropped
 
 
+def test_a_planned_step_may_take_no_time_at_all() -> None:
+    found = profile({0.0: [("w", 1000)]}, link=SLOW, costs={"topk:0.01": cost()})
+    free = replace(found, links={**found.links, "all_gather": Link(latency=0.0, bandwidth=math.inf)})
+    plan = decide(free, BUDGET)
+    assert (plan.pays, plan.seconds) == (True, 0.0)
+    assert "0.0 ms a step instead of" in plan.verdict
+
+
 def test_what_is_hidden_behind_backward_stays_uncompressed() -> None:
     found = profile({0.01: [("early", 100_000)], 0.2: [("late", 100_000)]}, link=SLOW, costs=TOPK)
     assert decide(found, BUDGET).choice == {"late": "topk:0.01"}

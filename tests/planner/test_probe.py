@@ -19,6 +19,7 @@ from thinwire.exchanges import AllGather, AllReduce, Exchange, Link
 from thinwire.planner import Budget, decide, step_seconds
 from thinwire.planner.candidates import candidate
 from thinwire.planner.probe import candidates as probe
+from thinwire.planner.probe import links as probe_of_links
 from thinwire.planner.probe import measure
 from thinwire.planner.probe.links import LARGEST, SMALLEST, Sent, fit, ladder, told
 from thinwire.planner.profile import TRANSPORTS, Cost
@@ -106,6 +107,23 @@ def test_a_faster_network_never_predicts_a_slower_exchange(exchange: Exchange | 
                 here = predicted(further, slower, nbytes)
                 assert predicted(further, faster, nbytes) <= here * (1 + 1e-6)
                 assert predicted(nearer, slower, nbytes) <= here * (1 + 1e-6)
+
+
+def _probed_up_to_an_odd_size() -> list[int]:
+    """Probe where bytes take no time, so that messages grow to the largest: of three ranks, a third of it."""
+    group = dist.group.WORLD
+    assert group is not None
+
+    def timed(run: Callable[[], object], _: object) -> tuple[float, float]:
+        run()
+        return 1.0, 0.0
+
+    with patch.object(probe_of_links, "_timed", timed), patch.object(probe_of_links, "USUAL", 1 << 9):
+        return list(probe_of_links.probe_links(group, torch.device("cpu"), most=4000).unseen.values())
+
+
+def test_a_model_whose_bytes_the_ranks_do_not_divide_is_probed(ranks: Ranks) -> None:
+    assert ranks.run(3, _probed_up_to_an_odd_size) == [[4000, 1333, 4000]] * 3
 
 
 def test_equal_times_bound_the_bandwidth_by_what_noise_may_hide() -> None:

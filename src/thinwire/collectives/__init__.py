@@ -6,7 +6,7 @@ runs exchanges of several rounds, and `exit` waits for all of them to finish bef
 """
 
 from thinwire.collectives.gathers import Pool, all_gather, all_reduce, all_to_all, pooled, pooling
-from thinwire.collectives.groups import Group, adopt_group, all_or, forget_group, plain_device
+from thinwire.collectives.groups import Group, adopt_group, all_or, backend_of, forget_group, plain_device
 from thinwire.collectives.messages import all_gather_plain, broadcast_state, packed, receive_state, send_state, unpacked
 from thinwire.collectives.peers import Peers
 from thinwire.collectives.queued import fulfil, of_torch, promised, queued
@@ -24,6 +24,7 @@ __all__ = [
     "all_or",
     "all_reduce",
     "all_to_all",
+    "backend_of",
     "broadcast_state",
     "communication_thread",
     "forget_group",

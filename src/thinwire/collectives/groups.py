@@ -24,6 +24,11 @@ def all_or(flags: Tensor, group: Group) -> tuple[Tensor, int]:
     return kernels.unpack_bits(bits, flags.numel(), 1).bool(), bits.nbytes
 
 
+def backend_of(group: Group) -> str:
+    """Return the name of the group's backend, such as gloo."""
+    return dist.get_backend(group)
+
+
 def plain_device(group: Group) -> str:
     """Return the kind of device from which the group's backend takes tensors, main memory if it can."""
     found: str = dist.distributed_c10d._get_object_coll_device(group)

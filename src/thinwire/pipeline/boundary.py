@@ -160,7 +160,7 @@ class Boundary(nn.Module, ABC):
         """Add to the report's sums. They stay on the device, so counting does not make the host wait."""
         kept = values.numel() if choice.kept is None else (choice.kept >= 0).sum()
         found = {"crossings": 1, "elements": elements, "sent": values.numel(), "kept": kept}
-        found |= {"nonzero": values.count_nonzero(), "threshold": choice.thresholds.mean()}
+        found |= {"nonzero": values.count_nonzero(), "threshold": choice.thresholds.mean(dtype=torch.float32)}
         self._sums = {name: self._sums.get(name, 0) + amount for name, amount in found.items()}
         for listener in self.listeners:
             listener.add("elements", elements)

@@ -252,7 +252,11 @@ def _count(boundary: Boundary, words: Tensor, dense: int) -> None:
         listener.add("dense_bytes", dense)
 
 
-def _shapes(state: object) -> dict[str, dict[str, tuple[int, ...]]]:
+def _shapes(state: object) -> dict[str, dict[str, object]]:
     given = state.items() if isinstance(state, Mapping) else ()
     held = {index: buffers for index, buffers in given if isinstance(buffers, Mapping)}
-    return {index: {name: tuple(x.shape) for name, x in buffers.items()} for index, buffers in held.items()}
+    return {index: {name: _shape(x) for name, x in buffers.items()} for index, buffers in held.items()}
+
+
+def _shape(x: object) -> object:
+    return tuple(x.shape) if isinstance(x, Tensor) else type(x)

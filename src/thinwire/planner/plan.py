@@ -1,6 +1,7 @@
 """A plan: what to do with each tensor, what that should bring, and why."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, final
@@ -100,7 +101,7 @@ class Plan:
         if not self.pays:
             return f"nothing pays here: plain DDP, {1e3 * self.seconds:.1f} ms a step"
         used = ", ".join(dict.fromkeys(self.choice.values()))
-        gain = self.dense_seconds / self.seconds
+        gain = self.dense_seconds / self.seconds if self.seconds else math.inf
         return (
             f"{len(self.choice)} of {len(self.rows)} tensors by {used}: {1e3 * self.seconds:.1f} ms a step instead of "
             f"{1e3 * self.dense_seconds:.1f}, {gain:.2f} times as fast"
@@ -140,7 +141,7 @@ class Plan:
             whole |= {"optimizer": self.optimizer, "expected_loss": self.expected_loss}
         if self.unmeasured:
             whole |= {"unmeasured": self.unmeasured}
-        whole["break_even"] = self.break_even if self.break_even != float("inf") else None
+        whole["break_even"] = self.break_even if self.break_even != math.inf else None
         return json.dumps(whole | {"profile": json.loads(self.profile.to_json())}, indent=1)
 
 

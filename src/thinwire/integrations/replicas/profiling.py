@@ -6,12 +6,11 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Fraction, checked
-from thinwire.collectives import Group
+from thinwire.collectives import Group, backend_of
 from thinwire.integrations.attachments.assembly import Optimizers, listed
 from thinwire.integrations.membership.membership import agreed, raise_on_all
 from thinwire.integrations.momentum.first_moments import family, movable
@@ -176,7 +175,7 @@ def _circumstances(group: Group, device: torch.device) -> Mapping[str, str | int
     return {
         "world_size": group.size(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "backend": dist.get_backend(group),
+        "backend": backend_of(group),
         "torch": str(torch.__version__),
         "thinwire": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Never, final
 
+from thinwire.collectives import backend_of
 from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.decide import chosen, fastest, winner
@@ -19,7 +20,7 @@ from thinwire.planner.timeline import step_seconds
 TOLERANCE = 0.03
 """A faster choice must save this share of a step to beat one that is kinder to the loss."""
 _LAPS, _LAP = 2, 4  # the first step of a lap does not count
-_MOST = 4  # arms
+_ARMS = 4  # at most
 _OBVIOUS = 1.5  # times slower than the best prediction: not worth a lap
 
 
@@ -76,7 +77,7 @@ def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
         if choice not in arms:
             arms.append(choice)
     order = [candidate.name for candidate in candidates]
-    return sorted(arms[:_MOST], key=lambda arm: (max(map(order.index, arm.values()), default=-1), len(arm)))
+    return sorted(arms[:_ARMS], key=lambda arm: (max(map(order.index, arm.values()), default=-1), len(arm)))
 
 
 def _race(arms: Sequence[Choice], known: Mapping[int, float], ranks: Ranks) -> Policy[list[float]]:
@@ -122,7 +123,7 @@ def policy(budget: Budget, sizes: Sequence[int], ranks: Ranks, caps: Sequence[in
         unseen=unseen,
         costs=costs,
         slowdown=slowdown,
-        made={"world_size": group.size()},
+        made={"world_size": group.size(), "backend": backend_of(group)},
     )
     (seconds,) = ranks.mean([median_period(logs)])
     suspected = _with_slower_links(profile, seconds) if seconds > _MISSED * step_seconds(profile) else None

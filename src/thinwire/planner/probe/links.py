@@ -131,7 +131,7 @@ def contention(group: Group, device: torch.device) -> float:
 
 def _sender(name: Transport, group: Group, device: torch.device) -> Callable[[int, int], Sent]:
     def send(size: int, runs: int) -> Sent:
-        run = _WAYS[name][0](torch.zeros(size, dtype=torch.uint8, device=device).view(torch.float32), group)
+        run = _WAYS[name][0](torch.zeros(-(-size // 4), device=device), group)
         columns = zip(*(_timed(run, device) for _ in range(runs)), strict=True)
         # of two the lesser, as the first may set up a connection or find a narrow window
         wall, busy = gathered([median_low(column) for column in columns], group, device).mean(dim=0).tolist()
