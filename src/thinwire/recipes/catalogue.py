@@ -43,7 +43,6 @@ _ROWS = (
         recipe=dense,
         summary="no compression: what plain DDP does",
         sends="every value",
-        summed=True,
         benched=False,
         planned=True,
     ),
@@ -52,7 +51,6 @@ _ROWS = (
         recipe=_narrow(torch.bfloat16),
         summary="bfloat16 on the wire",
         sends="every value in 16 bits",
-        summed=True,
         conserving=False,
         planned=True,
     ),
@@ -61,7 +59,6 @@ _ROWS = (
         recipe=_narrow(torch.float16),
         summary="float16 on the wire: finer than bf16, overflows beyond 65504",
         sends="every value in 16 bits",
-        summed=True,
         conserving=False,
         benched=False,
         planned=True,
@@ -80,7 +77,6 @@ _ROWS = (
         summary="Deep Gradient Compression: sampled threshold, momentum correction, density warm-up",
         sends="the largest elements of each tensor, momentum-corrected",
         paper="Deep Gradient Compression (Lin et al. 2018)",
-        momentum=True,
         warms_up=True,
     ),
     Method(
@@ -89,7 +85,6 @@ _ROWS = (
         summary="DRAGONN: hashed slots, momentum correction, density warm-up",
         sends="large elements of each tensor at hashed places, momentum-corrected",
         paper="DRAGONN (Wang et al. 2022)",
-        momentum=True,
         warms_up=True,
     ),
     Method(
@@ -98,7 +93,6 @@ _ROWS = (
         summary="decaying momentum, the largest DCT coefficients of each chunk, one bit a value; for AdamW",
         sends="the largest coefficients of each chunk of the momentum, in one bit",
         share_of="frequencies",
-        momentum=True,
         conserving=False,
         planned=True,
     ),
@@ -108,7 +102,6 @@ _ROWS = (
         summary="momentum orthogonalised on each worker as in Muon, then as fading; for AdamW",
         sends="the largest coefficients of each chunk of the orthogonalised momentum, in one bit",
         share_of="frequencies",
-        momentum=True,
         conserving=False,
         planned=True,
     ),
@@ -119,7 +112,6 @@ _ROWS = (
         sends="the largest coefficients of each chunk of the momentum",
         share_of="frequencies",
         paper="DeMo (Peng et al. 2024)",
-        momentum=True,
         conserving=False,
     ),
     Method(
@@ -128,7 +120,6 @@ _ROWS = (
         summary="Random-k with error feedback, summed during the exchange",
         sends="elements drawn at random, the same on all ranks",
         paper=_STICH,
-        summed=True,
     ),
     Method(
         name="gtopk",
@@ -136,7 +127,6 @@ _ROWS = (
         summary="gTop-k: the global Top-k up and down a tree, with error feedback",
         sends="the largest elements, of which a tree keeps the largest sums",
         paper=_GTOPK,
-        summed=True,
         planned=True,
     ),
     Method(
@@ -145,7 +135,6 @@ _ROWS = (
         summary="exact Top-k, summed by sparse recursive doubling",
         sends="what topk picks, then what 2, 4, … ranks picked together",
         paper=_SPARCML,
-        summed=True,
         benched=False,
         planned=True,
     ),
@@ -154,7 +143,6 @@ _ROWS = (
         recipe=topk_over(OwnerSharded()),
         summary="exact Top-k, every index summed by the rank that owns it",
         sends="what topk picks, each element to the rank that owns its index; then the sums",
-        summed=True,
         benched=False,
         planned=True,
     ),
@@ -165,9 +153,7 @@ _ROWS = (
         sends="a bitmap of the blocks of largest norm, and a count sketch of their union",
         paper=_S2,
         share_of="blocks",
-        summed=True,
         conserving=False,
-        rows=True,
         planned=True,
     ),
     Method(
@@ -177,8 +163,6 @@ _ROWS = (
         sends="a bitmap of the blocks of largest norm, and the values of their union",
         paper=_S2,
         share_of="blocks",
-        summed=True,
-        rows=True,
         planned=True,
     ),
     Method(
@@ -252,7 +236,6 @@ _ROWS = (
         summary="PowerSGD of thinwire, rank 4, in DDP's buckets",
         sends="two thin factors of each matrix",
         paper="PowerSGD (Vogels et al. 2019)",
-        summed=True,
     ),
 )
 

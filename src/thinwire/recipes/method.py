@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Literal, final
 
 from thinwire.checked import checked
-from thinwire.reducer import Compressed, MinimumSize, Reducer, WithRows
+from thinwire.memories import AppliedMomentum, MomentumCorrection
+from thinwire.reducer import Compressed, MinimumSize, Reducer, WarmUp, WithRows
 from thinwire.schedules import Density
 
 RecipeFactory = Callable[..., Reducer]
@@ -26,12 +27,8 @@ class Method:
         sends: What travels each step.
         paper: Where it comes from; empty if it is ours.
         share_of: What a density is a share of. Only densities of the same thing can be compared.
-        momentum: Applies the optimizer's momentum itself, so `attach` needs `optimizer=`.
         warms_up: Whether its paper starts at a higher density.
-        summed: Whether partial sums travel. Otherwise every rank gets what every other rank sent.
         conserving: Whether what is not delivered stays in the residual, so that no gradient is lost.
-        rows: Whether it also sums the rows of sparse embeddings. Otherwise DDP sends them.
-        pipelines: Whether it works between the replicas of a pipeline's stage.
         benched: Whether it is a row of `thinwire bench`, where `dense` is plain DDP itself.
         planned: Whether the planner may choose it.
     """
@@ -42,12 +39,8 @@ class Method:
     sends: str
     paper: str = ""
     share_of: Literal["elements", "blocks", "frequencies"] = "elements"
-    momentum: bool = False
     warms_up: bool = False
-    summed: bool = False
     conserving: bool = True
-    rows: bool = False
-    pipelines: bool = True
     benched: bool = True
     planned: bool = False
 
@@ -55,6 +48,23 @@ class Method:
     def density(self) -> float | None:
         """The recipe's default density, or None if it takes none."""
         return float(signature(self.recipe).parameters["density"].default) if self.takes("density") else None
+
+    @property
+    def momentum(self) -> bool:
+        """Whether it applies the optimizer's momentum itself, so that `attach` needs `optimizer=`."""
+        parts = (part for memory in self.make().memories() for part in memory.parts)
+        return any(isinstance(part, MomentumCorrection | AppliedMomentum) for part in parts)
+
+    @property
+    def summed(self) -> bool:
+        """Whether partial sums travel. Otherwise every rank gets what every other rank sent."""
+        recipe = self.make()
+        return isinstance(recipe, WarmUp) or _large(recipe).exchange.transport != "all_gather"
+
+    @property
+    def rows(self) -> bool:
+        """Whether it also sums the rows of sparse embeddings. Otherwise DDP sends them."""
+        return isinstance(self.make(), WithRows)
 
     def takes(self, option: str) -> bool:
         """Return whether the recipe has an option of that name."""

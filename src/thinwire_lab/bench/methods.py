@@ -168,7 +168,6 @@ def _benched(method: Method) -> Benched:
         sparse=method.density is not None,
         density=None if method.share_of == "elements" else method.density,
         warms_up=method.warms_up,
-        pipelines=method.pipelines,
         needs_sgd=method.momentum and bool(corrections(method.make().memories())),
         install_sharded=install_sharded,
         scatters=_reaches_owners(method),
