@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
+from thinwire.errors import FingerprintError
 from thinwire.frameworks import torchft as ours
+from thinwire.integrations.attachments import assembly
 
 _distributed: Any = dist  # whose names are not all exported, as mypy has it
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -103,7 +105,10 @@ def test_a_group_without_a_default_one_is_refused() -> None:
 
 
 class _Manager:
-    """A manager of a replica that recovers while the others train on, as with use_async_quorum=True."""
+    """A manager of a replica that takes part, or recovers while the others train on (use_async_quorum=True)."""
+
+    def __init__(self, *, participating: bool = False) -> None:
+        self._participating = participating
 
     def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None:
         pass
@@ -112,7 +117,7 @@ class _Manager:
         pass
 
     def is_participating(self) -> bool:
-        return False
+        return self._participating
 
     def errored(self) -> None:
         pass
@@ -121,11 +126,29 @@ class _Manager:
         raise AssertionError(e)
 
 
-def test_a_replica_that_takes_no_part_is_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", store=_distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        members = ours.replicate(_Manager(), ours.ProcessGroupGloo(), nn.Linear(2, 2), tw.recipes.dense())
-        with pytest.raises(RuntimeError, match="use_async_quorum=False"):
-            members.reduce()
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_replica_that_takes_no_part_is_refused() -> None:
+    members = ours.replicate(_Manager(), ours.ProcessGroupGloo(), nn.Linear(2, 2), tw.recipes.dense())
+    with pytest.raises(RuntimeError, match="use_async_quorum=False"):
+        members.reduce()
+
+
+@pytest.mark.usefixtures("alone")
+def test_replicas_that_disagree_raise_rather_than_call_off_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    links, module = ours.ProcessGroupGloo(), nn.Linear(2, 2)
+    members = ours.replicate(_Manager(participating=True), links, module, tw.recipes.dense())
+
+    def differ(*_: object) -> None:
+        raise FingerprintError("recipe differs")
+
+    monkeypatch.setattr(assembly, "check_fingerprint", differ)
+    links._pg = dist.new_group()  # of the next step's replicas
+    with pytest.raises(FingerprintError, match="recipe differs"):
+        members.reduce()

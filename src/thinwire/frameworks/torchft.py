@@ -16,6 +16,7 @@ from typing_extensions import override
 from thinwire import integrations
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group, adopt_group, forget_group
+from thinwire.errors import FingerprintError
 from thinwire.integrations import Replicas
 from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import Attached, LossScaler
@@ -122,6 +123,8 @@ class Members(Attached):
             if group is not self.group:
                 self._replicas.regroup(group)
             self._replicas.reduce()
+        except FingerprintError:  # on all replicas, and in every later step too
+            raise
         except RuntimeError as error:
             _log.warning("the exchange failed, so torchft will not commit the step: %s", error)
             self.attachment.steps.take_back()
