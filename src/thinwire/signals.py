@@ -133,10 +133,9 @@ class Signals(Sequence[Signal]):
 
     def __getitem__(self, i: Any) -> Any:
         """Return one signal. Raises IndexError if there are fewer."""
-        done, shape = self._done[i], self.shapes[i]
+        shape = self.shapes[i]
         if i not in self._made:
             self._made[i] = self._make(i)
-            self._made[i].computed |= done
         signal = self._made[i]
         signal.share, signal.shape = self.share, shape
         return signal
@@ -157,12 +156,12 @@ class Signals(Sequence[Signal]):
 
     def settle(self, other: "Signals") -> None:
         """Take it that these have been computed as the others have, which `again` returned."""
-        self._done = other._done
+        self._done[:] = other._done
 
     @property
     def computed(self) -> bool:
         """Whether all have been computed."""
-        return all(self._done) or all(self[i].computed for i, done in enumerate(self._done) if not done)
+        return all(self._done) or all(signal.computed for signal in self)
 
     def tensors(self) -> Sequence[Tensor]:
         """Return the vectors, computing them first if need be."""
@@ -243,12 +242,6 @@ class Signals(Sequence[Signal]):
     def _peaks(self, some: slice, _: object) -> Tensor:
         return kernels.peak_of_each(self._tensors(some))
 
-    def _begun(self, some: slice) -> bool:
-        return any(self._done[some]) or any(x.computed for i, x in self._made.items() if i in numbers(some))
-
-    def _part(self, column: Sequence[_T], some: slice) -> Sequence[_T]:
-        return column if some.stop - some.start == len(self._done) else column[some]
-
 
 @final
 class Plains(Signals):
@@ -277,16 +270,25 @@ class Plains(Signals):
         return Plain(self.tensors()[i])
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
-        return self._part(self.tensors(), some)
+        return self.tensors()[some]
 
 
 @final
 class Summed(Signal):
-    """The sum of one vector."""
+    """The sum of one vector, the i-th of those of which `done` says whether they have been computed."""
 
-    def __init__(self, sums: Sum) -> None:
-        self._sums, like = sums, sums.gradients[0]
+    def __init__(self, sums: Sum, done: list[bool], i: int) -> None:
+        self._sums, self._done, self._i, like = sums, done, i, sums.gradients[0]
         self.dtype, self.numel, self.device = like.dtype, like.numel(), like.device
+
+    @property
+    def computed(self) -> bool:
+        """Whether it has been computed, alone or with others."""
+        return self._done[self._i]
+
+    @computed.setter
+    def computed(self, now: bool) -> None:
+        self._done[self._i] = now
 
     def tensor(self) -> Tensor:
         """Return the sum."""
@@ -339,34 +341,30 @@ class SummedEach(Signals):
     @property
     def _apart(self) -> bool:
         """Whether sums are not to be made by what picks from all of them: on a GPU they are, as a rule."""
-        alone = len(self) == 1 and self.lengths[0] > _CAPTURED
-        return (
-            self.device.type in waits.HOST or self._sums.how == "rounded" or alone or self._begun(slice(0, len(self)))
-        )
+        alone = len(self.lengths) == 1 and self.lengths[0] > _CAPTURED
+        return self.device.type in waits.HOST or self._sums.how == "rounded" or alone or any(self._done)
 
     def _make(self, i: int) -> Signal:
-        return Summed(self._sums.one(i))
+        return Summed(self._sums.one(i), self._done, i)
 
     def _tensors(self, some: slice, _: object = None) -> Sequence[Tensor]:
-        if not all(self._done[some]):
-            if self._begun(some):
-                return super()._tensors(some)
+        if not any(self._done[some]):
             kernels.accumulate(self._taken(some))
-        return self._part(self._sums.outs, some)
+        elif not all(self._done[some]):
+            return super()._tensors(some)
+        return self._sums[some].outs
 
     def _pick(self, some: slice, draws: Sequence[Draw], fit: Fit | None) -> Found:
         return kernels.accumulate_sampled_select(self._taken(some), draws, fit)
 
     def _chunk_topk(self, some: slice, chunkings: Sequence[Chunking]) -> tuple[Tensor, Tensor]:
-        if self._begun(some):
+        if any(self._done[some]):
             return super()._chunk_topk(some, chunkings)
         return kernels.accumulate_chunk_topk(self._taken(some), chunkings)
 
     def _taken(self, some: slice) -> Sum:
-        """Return the sums of these, and note that they are computed together."""
+        """Return the sums of these, and note that they are computed."""
         self._done[some] = [True] * (some.stop - some.start)
-        for i in self._made.keys() & set(numbers(some)) if self._made else ():
-            self._made[i].computed = True
         return self._sums[some]
 
 

@@ -134,31 +134,22 @@ class Round:
     verdict: Verdict | None = None
     staging: Staging = field(default_factory=Staging)
 
-    def seeds(self, names: Sequence[str], *, shared: bool = True) -> Sequence[int]:
-        """Return the `seed` of each name, computed when somebody reads one; `shared` as in `seed`."""
-        return Seeds(self, names, shared=shared)
-
     def seed(self, name: str, *, shared: bool = True) -> int:
         """Return a 32-bit seed that depends only on the draw and the name, and on the rank unless `shared`."""
-        return zlib.crc32(f"{self.number}/{name}{'' if shared else f'/{self.group.rank()}'}".encode())
-
-    @property
-    def number(self) -> int:
-        """What random choices depend on."""
-        return self.step if self.draw is None else self.draw
+        return Seeds(self, [name], shared=shared)[0]
 
 
 @final
 class Seeds(Sequence[int]):
-    """The seeds of several names in one reduction."""
+    """The seeds of several names in one reduction, computed when somebody reads one; `shared` as in `Round.seed`."""
 
     def __init__(self, at: Round, names: Sequence[str], *, shared: bool) -> None:
         self._at, self._names, self._shared = at, names, shared
 
     @cached_property
     def _each(self) -> list[int]:
-        rank = b"" if self._shared else f"/{self._at.group.rank()}".encode()
-        draw = zlib.crc32(f"{self._at.number}/".encode())
+        at, rank = self._at, b"" if self._shared else f"/{self._at.group.rank()}".encode()
+        draw = zlib.crc32(f"{at.step if at.draw is None else at.draw}/".encode())
         return [zlib.crc32(name.encode() + rank, draw) for name in self._names]
 
     def __len__(self) -> int:

@@ -25,7 +25,7 @@ from thinwire.payloads.base import widening
 from thinwire.payloads.numbers import fit_of
 from thinwire.reducer.base import Bucket, Mean, Reducer, Round, Seeds, Segment, completed
 from thinwire.signals import Signals
-from thinwire.waits import Verdict, noting, on_host
+from thinwire.waits import Verdict, noting
 
 
 @final
@@ -82,8 +82,6 @@ class Compressed(Reducer):
             bucket = Bucket(flat=bucket.flat, segments=bucket.segments.coalesced)
         # A callback may outlive the group, and the group must not be freed in its own thread: keep no reference to it.
         watch, scale, listeners, staging, verdict = at.watch, at.scale, at.listeners, at.staging, at.verdict
-        on_gpu = not on_host(bucket.flat)
-        unread = verdict is not None and on_gpu
         start = trace.now()
         (payload, carried), captured = self._encode(bucket, at)
         staging.need(self._scratch(bucket, payload, at))
@@ -107,11 +105,12 @@ class Compressed(Reducer):
             trace.took("exchange", start, listeners)
             trace.count("sent_bytes", exchanged.sent_bytes, *listeners)
             begin = trace.now()
-            if on_gpu:
+            if bucket.flat.is_cuda:
                 used_here(bucket.flat, *(exchanged.tensors() if captured is None else ()))
-            if verdict is not None and unread:
-                self._decode_unread(exchanged, bucket, scale, verdict, captured, staging)
-            finite = unread or self._decode(exchanged, bucket, watch=watch, scale=scale)
+            if verdict is None:
+                finite = self._decode(exchanged, bucket, watch=watch, scale=scale)
+            else:
+                finite = self._decode_unread(exchanged, bucket, scale, verdict, captured, staging)
             trace.took("decode", begin, listeners)
             staging.keep(taken)
             return Mean(finite, bucket.flat)
@@ -198,7 +197,7 @@ class Compressed(Reducer):
         verdict: Verdict,
         captured: Piece | None,
         staging: Staging,
-    ) -> None:
+    ) -> bool:
         """Write the mean, while the host does not wait: it looks at the verdict and at the mean when the step ends."""
 
         def decoded(_: Sequence[int]) -> Verdict:
@@ -221,9 +220,10 @@ class Compressed(Reducer):
         buffers = exchanged.buffers
         if captured is None or buffers is None:
             verdict.take_in(decoded(()))
-            return
-        key = captured, scale, buffers.shape, buffers.data_ptr(), bucket.flat.data_ptr()
-        verdict.take_in(self._replays(bucket, "decode", staging).run(key, decoded)[0])
+        else:
+            key = captured, scale, buffers.shape, buffers.data_ptr(), bucket.flat.data_ptr()
+            verdict.take_in(self._replays(bucket, "decode", staging).run(key, decoded)[0])
+        return True
 
     def _clamp(self, total: Payload, bucket: Bucket, scale: float) -> Tensor | bool:
         """Write a finite sum that exceeds the gradient's range, clamped to it; keep this rank's share of the rest.
