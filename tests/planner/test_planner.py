@@ -358,6 +358,7 @@ def test_a_planned_step_may_take_no_time_at_all() -> None:
 def test_what_is_hidden_behind_backward_stays_uncompressed() -> None:
     found = profile({0.01: [("early", 100_000)], 0.2: [("late", 100_000)]}, link=SLOW, costs=TOPK)
     assert decide(found, BUDGET).choice == {"late": "topk:0.01"}
+    assert fastest(found, [candidate("topk:0.01")]) == {"late": "topk:0.01"}, "what gains nothing is left out"
 
 
 def test_small_tensors_that_cost_more_than_they_save_stay_uncompressed() -> None:

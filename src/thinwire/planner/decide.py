@@ -1,7 +1,7 @@
 """Deciding what to compress: does it pay, if so, with which candidate, and why?"""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]
         A candidate's name per parameter. Parameters that gain nothing are left out, and stay uncompressed.
     """
     names = [candidate.name for candidate in candidates if candidate.name in profile.costs]
-    shortest = min(step_seconds(profile, name) for name in ("dense", *names))
+    shortest = min(step_seconds(profile, name) for name in (DENSE.name, *names))
     slack = _SLACK * shortest / max(1, len(profile.timeline.buckets))
     paths = [_Path(State(), ())]
     for bucket in profile.timeline.buckets:
@@ -65,10 +65,10 @@ def fastest(profile: Profile, candidates: Sequence[Candidate]) -> dict[str, str]
 def _options(bucket: Bucket, names: Sequence[str], profile: Profile) -> Iterator[_Option]:
     sizes = sorted({g.numel for g in bucket.gradients})
     sizes = sizes[:: max(1, -(-len(sizes) // _SIZES))]
-    for name, size in (("dense", 0), *((name, size) for name in names for size in sizes)):
-        choice = {g.name: name if g.numel >= size else "dense" for g in bucket.gradients}
-        large = sum(g.numel for g in bucket.gradients if choice[g.name] != "dense")
-        yield _Option(choice=choice, works=tuple(works(bucket, choice, profile)), compressed=large)
+    for name, size in ((DENSE.name, math.inf), *((name, size) for name in names for size in sizes)):
+        large = {g.name: g.numel for g in bucket.gradients if g.numel >= size}
+        choice = dict.fromkeys(large, name)
+        yield _Option(choice=choice, works=tuple(works(bucket, choice, profile)), compressed=sum(large.values()))
 
 
 def _kept(paths: Iterable[_Path], slack: float) -> list[_Path]:
@@ -85,17 +85,21 @@ def _relaxed(profile: Profile, choice: dict[str, str]) -> dict[str, str]:
     """Return the choice without compressing sizes (all tensors of one together) that gain nothing; smallest first."""
     limit = step_seconds(profile, choice)
     for bucket in profile.timeline.buckets:
-        mine = [g for g in bucket.gradients if choice[g.name] != "dense"]
-        whole = choice | {g.name: "dense" for g in mine}
-        if mine and step_seconds(profile, whole) <= limit:
-            choice = whole
+        mine = {g.name: g.numel for g in bucket.gradients if g.name in choice}
+        without = _without(choice, mine)
+        if mine and step_seconds(profile, without) <= limit:
+            choice = without
             continue
-        for size in sorted({g.numel for g in mine}):
-            tried = choice | {g.name: "dense" for g in mine if g.numel == size}
+        for size in sorted({*mine.values()}):
+            tried = _without(choice, [name for name, numel in mine.items() if numel == size])
             if step_seconds(profile, tried) > limit:
                 break
             choice = tried
     return choice
+
+
+def _without(choice: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: given for name, given in choice.items() if name not in names}
 
 
 _SLOWEST, _FASTEST = 1e2, 1e13  # bytes per second, within which the break-even is sought
@@ -138,10 +142,10 @@ def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fractio
 
 
 def chosen(profile: Profile, budget: Budget, tolerance: float) -> dict[str, str]:
-    """Return a candidate for each parameter: within `tolerance` of the fastest, the one least harmful to the loss."""
+    """Return a choice as `fastest` does: within `tolerance` of the fastest, the one least harmful to the loss."""
     candidates = budget.candidates()
     if profile.world_size == 1:
-        return {g.name: DENSE.name for g in profile.timeline.gradients}
+        return {}
     tried = [fastest(profile, candidates[: count + 1]) for count in range(len(candidates))]
     seconds = [step_seconds(profile, choice) for choice in tried]
     return tried[winner(seconds, tolerance)]  # each uses only so many candidates, least harm to the loss first
@@ -182,10 +186,10 @@ def break_even(profile: Profile, budget: Budget, tolerance: Fraction) -> float:
 
 
 def rows(choice: Mapping[str, str], profile: Profile) -> tuple[Row, ...]:
-    """Return a row for each tensor. `choice` names a candidate for each."""
+    """Return a row for each tensor; those without a candidate in `choice` are uncompressed."""
     found, now = [], step_seconds(profile, choice)
     for each in profile.timeline.gradients:
-        name = choice[each.name]
+        name = choice.get(each.name, DENSE.name)
         saves = 0.0
         if name != DENSE.name:
             saves = step_seconds(profile, {**choice, each.name: DENSE.name}) - now
@@ -209,7 +213,7 @@ _NOTHING = Curve(((1.0, 0.0),))
 def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> str:
     """Why does this tensor get this candidate? Answer in terms of T_comp < T_full − T_spr (DRAGONN, Eq. 1)."""
     full = work(DENSE.name, [gradient], profile)
-    name = choice[gradient.name]
+    name = choice.get(gradient.name, DENSE.name)
     if name != DENSE.name:
         less = work(name, [gradient], profile)
         took = f"its exchange takes {ms(less.exchange)} instead of {ms(full.exchange)}"
@@ -220,7 +224,7 @@ def reason(gradient: Gradient, choice: Mapping[str, str], profile: Profile) -> s
     if best is None or _total(best) >= full.exchange:
         spent = "" if best is None else f"; {best.name} takes {ms(best.exchange)}, and {_own(best)} to compute"
         return f"its exchange takes {ms(full.exchange)}{spent}"
-    if set(choice.values()) == {DENSE.name}:
+    if not choice:
         return f"{best.name} would save {ms(full.exchange - _total(best))} of its exchange, too little of the step"
     return "its exchange is hidden behind backward, or shared with others in the bucket"
 

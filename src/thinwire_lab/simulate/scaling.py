@@ -126,7 +126,8 @@ def _chosen(profile: Profile, names: Sequence[str]) -> dict[str, str]:
     only = replace(profile, costs={name: cost for name, cost in profile.costs.items() if name in names})
     families = dict.fromkeys(name.partition(":")[0] for name in names if name != DENSE.name)
     densities = dict.fromkeys(float(name.partition(":")[2]) for name in names if ":" in name)
-    return chosen(only, Budget(names=tuple(families), densities=tuple(densities)), TOLERANCE)
+    found = chosen(only, Budget(names=tuple(families), densities=tuple(densities)), TOLERANCE)
+    return {each.name: found.get(each.name, DENSE.name) for each in profile.timeline.gradients}
 
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -93,11 +93,11 @@ class Adaptive(Reducer):
                 "nothing is decided yet, as the first steps are only observed: call why() about 12 steps later"
             )
         best = chosen(self._profile, self.budget, TOLERANCE)
-        now = {name: self.history[-1].choice.get(name, DENSE.name) for name in best}
         told = {}
-        for row in rows(now, self._profile):
-            raced = f"measured steps decided this; predictions alone favoured {best[row.name]}"
-            told[row.name] = row if row.choice == best[row.name] else replace(row, reason=raced)
+        for row in rows(self.history[-1].choice, self._profile):
+            predicted = best.get(row.name, DENSE.name)
+            raced = f"measured steps decided this; predictions alone favoured {predicted}"
+            told[row.name] = row if row.choice == predicted else replace(row, reason=raced)
         return Why(self.history[-1].reason, told)
 
     def go_on(self, log: Log, step: int, rank: int) -> None:

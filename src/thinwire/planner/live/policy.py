@@ -10,7 +10,7 @@ from thinwire.collectives import backend_of
 from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget
 from thinwire.planner.decide import chosen, fastest, winner
-from thinwire.planner.live.step_log import Choice, Decided, Log, Policy, compressed, in_words, median_period, steps
+from thinwire.planner.live.step_log import Choice, Decided, Log, Policy, in_words, median_period, steps
 from thinwire.planner.probe import ping, probe_candidates, probe_links
 from thinwire.planner.probe.links import contention
 from thinwire.planner.probe.measure import Ranks
@@ -64,10 +64,10 @@ def proposals(profile: Profile, budget: Budget, now: Choice) -> list[Choice]:
     compressed and nothing pays, the only choice is uncompressed.
     """
     candidates = budget.candidates()
-    plan = compressed(chosen(profile, budget, TOLERANCE))
+    plan = chosen(profile, budget, TOLERANCE)
     if not plan and not now:
         return [{}]
-    rivals = [compressed(fastest(profile, [DENSE, other])) for other in candidates]
+    rivals = [fastest(profile, [each]) for each in candidates]
     sizes = {g.name: g.numel for g in profile.timeline.gradients}
     larger = sorted(plan, key=sizes.__getitem__)[len(plan) // 2 :]
     rivals = sorted([*rivals, {name: plan[name] for name in larger}], key=lambda choice: step_seconds(profile, choice))
@@ -184,7 +184,7 @@ def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ran
             most = sum(g.nbytes for g in profile.timeline.gradients)
             found = probe_links(ranks.group, ranks.device, seconds=_PROBE_SECONDS, most=most)
             now = replace(profile, links=found.links, unseen=found.unseen)
-            if compressed(chosen(now, budget, TOLERANCE)) != decided.choice:
+            if chosen(now, budget, TOLERANCE) != decided.choice:
                 return now
             profile = now
 

@@ -7,7 +7,6 @@ from typing import NamedTuple, TypeVar, final
 
 import torch
 
-from thinwire.planner.candidates import DENSE
 from thinwire.planner.probe.measure import Stamp, stamp
 from thinwire.planner.profile import Gradient, Profile
 from thinwire.reducer import Bucket, Segment
@@ -65,11 +64,6 @@ def steps(decided: Decided, count: int) -> Policy[list[Log]]:
     for index in range(count):
         logs.append((yield Decided(decided.choice) if index else decided))
     return logs
-
-
-def compressed(choice: Choice) -> Choice:
-    """Return the choice without uncompressed tensors."""
-    return {name: given for name, given in choice.items() if given != DENSE.name}
 
 
 def in_words(choice: Choice) -> str:
