@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from thinwire.exchanges import Link
 from thinwire.planner import Budget, Plan, decide, step_seconds
-from thinwire.planner.decide import winner
+from thinwire.planner.decide import TOLERANCE, winner
 from thinwire.planner.live import Adaptive
-from thinwire.planner.live.policy import TOLERANCE, Alarm, _spans, _with_rest, _with_slower_links, decision, proposals
+from thinwire.planner.live.policy import Alarm, _spans, _with_rest, _with_slower_links, decision, proposals
 from thinwire.planner.live.step_log import Decided, Policy, in_words, steps
 from thinwire.planner.probe.links import fit
 from thinwire.reducer import Bucket, Round, Segment
@@ -51,9 +51,9 @@ CHOICES: tuple[dict[str, str], ...] = (
 
 
 def test_the_alarm_trips_on_what_lasts() -> None:
-    alarm = Alarm(factor=2.0, times=2)
+    alarm = Alarm(factor=2.0)
     assert [alarm.trips(x) for x in (1.0, 1.5, 2.5, 1.0, 2.5, 2.5)] == [False] * 5 + [True]
-    falling = Alarm(factor=2.0, times=2)
+    falling = Alarm(factor=2.0)
     assert [falling.trips(x) for x in (1.0, 0.4, 0.4)] == [False, False, True]
 
 

@@ -107,6 +107,8 @@ def test_without_an_optimizer_a_budget_is_the_usual_one() -> None:
 def test_a_name_may_have_a_density_of_its_own() -> None:
     budget = Budget(names=("topk:0.05", "gtopk"), densities=(0.01, 0.1))
     assert [c.name for c in budget.candidates()] == ["dense", "topk:0.05", "gtopk:0.01", "gtopk:0.1"]
+    twice = Budget(names=("topk:0.01", "topk")).candidates()
+    assert [c.name for c in twice] == ["dense", "topk:0.01"], "and is measured once"
     assert Budget(names=("orthogonal:0.05", "bf16")).switchable() == Budget(names=("bf16",))
     with pytest.raises(ValueError, match=r"no candidate is called 'bf16:0\.5'"):
         Budget(names=("bf16:0.5",))

@@ -3,7 +3,7 @@
 `LOSSES` is the one table that plans, warnings and pages read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import MappingProxyType
@@ -227,15 +227,14 @@ class Budget:
         if optimizer is None:
             return cls(densities=densities, error_feedback=error_feedback)
         # what leaves the optimizer's momentum alone comes before what does not
-        known = sorted(PLANNED.keys() - _BARRED, key=lambda name: (PLANNED[name].momentum, [*PLANNED].index(name)))
-        every = cls(densities=densities, names=known)
+        known = sorted(PLANNED, key=lambda name: PLANNED[name].momentum)
+        every = cls(densities=densities, names=[name for name in known if name not in _BARRED])
         names = within(loss, optimizer, [each.name for each in every.candidates()])
         return cls(densities=densities, error_feedback=error_feedback, names=tuple(names), optimizer=optimizer)
 
     def without_momentum(self) -> Self:
         """Return the budget without the methods that take momentum out of the optimizer."""
-        names = tuple(name for name in self.names if not PLANNED[name.partition(":")[0]].momentum)
-        return self if len(names) == len(self.names) else replace(self, names=names)
+        return self._only(lambda method: not method.momentum)
 
     def switchable(self) -> Self:
         """Return the budget without methods that cannot be switched on and off during training, as "auto" does.
@@ -243,21 +242,22 @@ class Budget:
         `orthogonal` delivers updates of a different norm than gradients. A second moment built up from one would make
         the optimizer's steps with the other far too large or too small.
         """
-        names = tuple(name for name in self.names if PLANNED[name.partition(":")[0]].large().memory.keeps_length)
-        return self if len(names) == len(self.names) else replace(self, names=names)
+        return self._only(lambda method: method.large().memory.keeps_length)
+
+    def _only(self, fits: Callable[[Method], bool]) -> Self:
+        return replace(self, names=tuple(name for name in self.names if fits(PLANNED[name.partition(":")[0]])))
 
     def candidates(self) -> list[Candidate]:
         """Return what may be chosen, uncompressed first."""
-        dense_first = ["dense", *(name for name in self.names if name != "dense")]
         found: list[str] = []
-        for name in dense_first:
+        for name in ("dense", *self.names):
             method = PLANNED[name.partition(":")[0]]
             if method.density is None or (":" in name and self.error_feedback):
                 found.append(name)
             elif self.error_feedback:
                 densities = (method.density,) if method.share_of == "frequencies" else self.densities
                 found += [f"{name}:{density:g}" for density in densities]
-        return [candidate(name) for name in found]
+        return [candidate(name) for name in dict.fromkeys(found)]
 
 
 @checked

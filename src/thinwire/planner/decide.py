@@ -102,12 +102,14 @@ def _without(choice: Mapping[str, str], names: Collection[str]) -> dict[str, str
     return {name: given for name, given in choice.items() if name not in names}
 
 
+TOLERANCE = 0.03
+"""The share of a step that a choice must save to beat one that is kinder to the loss, unless another is asked for."""
 _SLOWEST, _FASTEST = 1e2, 1e13  # bytes per second, within which the break-even is sought
 _HALVINGS = 15  # of some 36 octaves
 
 
 @checked
-def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fraction = 0.03) -> Plan:
+def decide(profile: Profile, budget: Budget | None = None, *, tolerance: Fraction = TOLERANCE) -> Plan:
     """Return the plan with the fastest predicted step.
 
     Args:

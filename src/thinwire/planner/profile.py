@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self, cast, final
+from typing import Annotated, Any, Self, cast, final, get_args
 
 from thinwire.checked import Amount, Bandwidth, Count, Like, Number, Seconds, Size, checked
 from thinwire.exchanges import Link, Network, Transport
@@ -17,7 +17,7 @@ from thinwire.planner.candidates import candidate
 from thinwire.planner.reading import built, parsed
 
 SCHEMA = "thinwire.profile/2"
-TRANSPORTS: tuple[Transport, ...] = ("all_reduce", "all_gather", "point_to_point")
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 _ALWAYS = ("timeline", "world_size", "links", "busy", "costs")  # what every version saved
 
 

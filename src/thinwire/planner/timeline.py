@@ -23,7 +23,6 @@ class Work:
     """What tensors of a bucket and candidate cost; the exchange `holds` up the next one, and computing is `busy`."""
 
     name: str
-    gradients: tuple[Gradient, ...]
     nbytes: float
     encode: float
     exchange: float
@@ -59,7 +58,6 @@ def work(name: str, gradients: Iterable[Gradient], profile: Profile) -> Work:
     busy = profile.slowdown * (messages(found, nbytes, whole, profile, busy=True) + more)
     return Work(
         name=name,
-        gradients=mine,
         nbytes=nbytes,
         encode=encode,
         exchange=exchange + more,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from thinwire.exchanges import AllReduce, Link
 from thinwire.planner import Cost, Plan, Profile, step_seconds
-from thinwire.planner.decide import winner
+from thinwire.planner.decide import TOLERANCE, winner
 from thinwire.planner.profile import Island
 from thinwire.planner.timeline import check_finite, works
 from thinwire_lab.apart import SCHEMES, trained
@@ -15,7 +15,6 @@ from thinwire_lab.plan.worker import Script
 from thinwire_lab.show.table import Column, Table, duration, human_bytes, milliseconds, tabulated
 
 _WORTH = 0.05  # of a step: what a change must save
-_TOLERANCE = 0.03  # of two ways within it, the one that changes less is named
 _FULL = 0.7  # of a rank's memory: activations need the rest
 _SLOW = 10.0  # times computing: a step that takes longer is for outer steps
 _EVERY = 30  # inner steps between outer ones
@@ -101,7 +100,7 @@ def sent(plan: Plan) -> Sequence[Sent]:
 def _best(ways: Sequence[Sent], alone: float) -> Sent:
     """Return what helps most: what is there, if nothing does. Outer steps change training, and so come last."""
     *ways, apart = [way for way in ways if way.there or way.change or way is ways[-1]]
-    best = ways[winner([way.seconds for way in ways], _TOLERANCE)]
+    best = ways[winner([way.seconds for way in ways], TOLERANCE)]  # within it, what changes less is named
     if best.seconds > (1 - _WORTH) * ways[0].seconds:
         best = ways[0]
     return apart if apart.change and best.seconds > max(_SLOW * alone, 2 * apart.seconds) else best

@@ -8,7 +8,7 @@ from typing import Any, Self, final
 
 from thinwire.exchanges import Link, Network
 from thinwire.planner.candidates import DENSE, Budget, candidate
-from thinwire.planner.decide import chosen
+from thinwire.planner.decide import TOLERANCE, chosen
 from thinwire.planner.profile import TRANSPORTS, Bucket, Cost, Curve, Gradient, Profile, Timeline
 from thinwire.planner.timeline import check_finite, step_seconds
 from thinwire_lab.inputs import BadInput
@@ -49,8 +49,6 @@ PLANNED = "planned"
 """How a `Scale` names the planner's own choice."""
 SMALLEST = 1024
 """Tensors with fewer elements go uncompressed, as in the recipes."""
-TOLERANCE = 0.03
-"""Within this share of the fastest step, the planner takes the choice that is kinder to the loss."""
 
 _FASTEST = Link(latency=0.0, bandwidth=float("inf"))
 

@@ -95,7 +95,7 @@ def _say_that_none_is_known() -> None:
 def _leaving_out(budget: Budget, less: Budget, why: str, group: Group) -> Budget:
     """Say what the smaller budget leaves out, and why, and return it."""
     level = logging.DEBUG if group.rank() else logging.INFO
-    for name in budget.names if less != budget else ():
+    for name in budget.names:
         if name not in less.names:
             _log.log(level, "%s is left out, as %s", name, why)
     return less

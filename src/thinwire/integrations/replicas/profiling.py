@@ -17,7 +17,7 @@ from thinwire.integrations.momentum.first_moments import family, movable
 from thinwire.integrations.replicas.asked import bucket_caps, managed, ranks_among, sparse_weights
 from thinwire.integrations.training.drift import check_alike
 from thinwire.planner.candidates import Budget
-from thinwire.planner.decide import decide
+from thinwire.planner.decide import TOLERANCE, decide
 from thinwire.planner.plan import Plan
 from thinwire.planner.probe import Backward, probe_backward, probe_candidates, probe_links, probe_tiers
 from thinwire.planner.probe.links import contention, described
@@ -120,7 +120,7 @@ def plan(
     *,
     update: Callable[[], object] | None = None,
     budget: Budget | None = None,
-    tolerance: Fraction = 0.03,
+    tolerance: Fraction = TOLERANCE,
     optimizer: Optimizers = None,
 ) -> Plan:
     """Measure as `profile` does, and decide what to compress and how. A collective.

@@ -12,8 +12,8 @@ from typing_extensions import override
 from thinwire.collectives import Group
 from thinwire.memories import ErrorFeedback, Memory
 from thinwire.planner.candidates import DENSE, Budget, in_words, shared
-from thinwire.planner.decide import chosen, rows
-from thinwire.planner.live.policy import TOLERANCE, policy
+from thinwire.planner.decide import TOLERANCE, chosen, rows
+from thinwire.planner.live.policy import policy
 from thinwire.planner.live.step_log import Choice, Log, Policy, StepLog
 from thinwire.planner.plan import Why, reducer
 from thinwire.planner.probe.measure import Ranks, refuse_measuring

@@ -9,7 +9,7 @@ from typing import Never, final
 from thinwire.collectives import backend_of
 from thinwire.exchanges import Link
 from thinwire.planner.candidates import DENSE, Budget
-from thinwire.planner.decide import chosen, fastest, winner
+from thinwire.planner.decide import TOLERANCE, chosen, fastest, winner
 from thinwire.planner.live.step_log import Choice, Decided, Log, Policy, in_words, median_period, steps
 from thinwire.planner.probe import ping, probe_candidates, probe_links
 from thinwire.planner.probe.links import contention
@@ -17,8 +17,6 @@ from thinwire.planner.probe.measure import Ranks
 from thinwire.planner.profile import Bucket, Profile, Timeline
 from thinwire.planner.timeline import step_seconds
 
-TOLERANCE = 0.03
-"""A faster choice must save this share of a step to beat one that is kinder to the loss."""
 _LAPS, _LAP = 2, 4  # the first step of a lap does not count
 _ARMS = 4  # at most
 _OBVIOUS = 1.5  # times slower than the best prediction: not worth a lap
@@ -146,10 +144,9 @@ def observed(logs: Sequence[Log], ranks: Ranks) -> Timeline:
 @final
 @dataclass(kw_only=True)
 class Alarm:
-    """Trips when something is `factor` times slower or faster than at first, `times` times in a row."""
+    """Trips when something is `factor` times slower or faster than at first, twice in a row."""
 
     factor: float = 2.0
-    times: int = 2
     _usual: float | None = field(default=None, init=False)
     _strikes: int = field(default=0, init=False)
 
@@ -162,7 +159,7 @@ class Alarm:
         """Return whether this measurement trips the alarm. The first one is the baseline."""
         usual = self._usual = seconds if self._usual is None else self._usual
         self._strikes = 0 if usual / self.factor < seconds < usual * self.factor else self._strikes + 1
-        return self._strikes >= self.times
+        return self._strikes >= 2
 
 
 def until_changed(decided: Decided, profile: Profile, budget: Budget, ranks: Ranks) -> Policy[Profile]:
