@@ -1,5 +1,6 @@
 """Who gets in, and what happens to the rest: their connection is closed, and nothing else."""
 
+import json
 import os
 import random
 import re
@@ -588,6 +589,15 @@ def test_a_malformed_frame_changes_nothing(guarded: Server, data: bytes) -> None
     with pytest.raises(GoneError):
         raw.receive()
     assert soon(lambda: connections(guarded.address) == 1)  # it is closed, though its owner is not gone
+
+
+def test_a_name_that_is_no_text_is_refused_like_another(guarded: Server) -> None:
+    raw = Raw(guarded.address, join=False)
+    said = json.loads(raw.said)
+    said["agreed"] |= {"\ud800": "half a character"}
+    raw.send(Kind.JOIN, json.dumps(said).encode())
+    with pytest.raises(GoneError, match="differs: the server has absent, this trainer has half a character"):
+        raw.receive()
 
 
 def _socketpair() -> tuple[int, int]:

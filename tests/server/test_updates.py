@@ -34,10 +34,12 @@ from torch import Tensor, nn
 
 from thinwire import codecs, recipes
 from thinwire.errors import MomentumError, ServerError, StateError
+from thinwire.payloads import Payload
 from thinwire.reducer import Reducer
-from thinwire.server import Server, Trainer
-from thinwire.trainer.channel import Channel
+from thinwire.server import Server, Trainer, connect
+from thinwire.trainer.channel import Base, Channel, Copy
 from thinwire.wire.frames import Flag, GoneError, Kind
+from thinwire.wire.layout import Part, layouts, pack
 
 
 def _trained(trainer: Trainer, model: Vector, steps: list[Tensor]) -> None:
@@ -429,6 +431,24 @@ def test_parameters_stay_as_they_are_between_steps_with_updates_in_flight() -> N
         assert torch.equal(model.large, central.large)
 
 
+def test_answers_with_all_parameters_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, written = Vector(), list[Payload]()
+    (layout,) = layouts(model, dense(), None, servers=1, fetch_rows=False)
+    copy, (part,) = Copy(layout, model), layout.dense
+    for number in (1, 2, 3):
+        section = part.plain(torch.full((part.numel,), float(number), dtype=part.dtype), number).packed
+        copy.take(memoryview(bytearray(b"".join(pack([section])))), Base(number, 1), number)
+
+    def noted(part: Part, payload: Payload, flat: Tensor, *, whole: bool) -> None:
+        written.append(payload)
+        write(part, payload, flat, whole=whole)
+
+    write = Part.write
+    monkeypatch.setattr(Part, "write", noted)
+    copy.catch_up()
+    assert (len(written), model.large.unique().item(), copy.base.version) == (1, 3, 3)
+
+
 def _cloned(model: nn.Module) -> None:
     for p in model.parameters():
         p.data = p.data.clone()
@@ -500,6 +520,23 @@ def test_parameters_that_share_memory_and_are_not_one_are_refused() -> None:
     model[1].weight = nn.Parameter(model[0].get_parameter("weight").data)
     with pytest.raises(ValueError, match=r"0.weight and 1.weight lie in one memory.*make them one Parameter"):
         started(model, dense())
+
+
+def test_parameters_on_several_devices_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False, device="meta"))
+    with pytest.raises(ValueError, match=r"0.weight on cpu and 1.weight on meta: expected one device"):
+        connect(model, dense(), address="127.0.0.1:9")
+
+
+def test_a_sparse_embedding_may_be_on_a_device_of_its_own() -> None:
+    model = Table()
+    model.rows.to("meta")
+    joined(started(Table(), dense()), dense(), model)
+    assert {name: p.device.type for name, p in model.named_parameters()} == {
+        "rows.weight": "meta",
+        "out.weight": "cpu",
+        "out.bias": "cpu",
+    }
 
 
 def test_what_no_server_has_is_not_trained_without_a_word() -> None:

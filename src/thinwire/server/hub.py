@@ -207,6 +207,7 @@ class Session:
             raise RefusedError(central.failure)
         if found := difference(layout.agreed, asked["agreed"]):
             both = "{} differs: the server has {}, this trainer has {}".format(*found)
+            both = both.encode(errors="replace").decode()  # JSON may hold half a character
             raise RefusedError(f"{both}; use the server's", both)
         if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # dead: its descriptor may be ours by now
             earlier.leave(goodbye=False)

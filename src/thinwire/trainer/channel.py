@@ -38,9 +38,6 @@ class Base(NamedTuple):
     joins: int
 
 
-_Answer = tuple[Sequence[Part], Sequence[Payload], Sequence[Blocks], Base]
-
-
 @final
 class Copy:
     """A trainer's copy of one server's parameters, overwritten only by `catch_up`: not from forward to backward.
@@ -51,8 +48,10 @@ class Copy:
     def __init__(self, layout: Layout, model: nn.Module) -> None:
         self._layout, self.places, self.count = layout, Places(layout, model), 0
         self._versions = [torch.full(each.shape[:1], _NEVER, dtype=torch.int64) for each in layout.fetched]
-        self._lock, self._kept = threading.Lock(), list[_Answer]()
-        self.base = Base(0, 0)
+        self._lock, self.base = threading.Lock(), Base(0, 0)
+        self._payloads, self._rows = list[tuple[Part, Payload]](), list[tuple[Entry, Blocks]]()
+        """What has come and is not written yet, and what that is computed on."""
+        self._next = self.base
         self._changes: list[int] | None = self._counted()
 
     def check(self, module: nn.Module) -> None:
@@ -73,23 +72,27 @@ class Copy:
     def take(self, body: memoryview, base: Base, number: int | None = None) -> None:
         """Keep an answer to update `number`, or everything, until `catch_up`. Raises FrameError or PayloadError."""
         parts = self._layout.dense if number is None else self._layout.down
-        found = self._layout.read(body, parts, self._layout.pushed, number or 1)
+        payloads, rows = self._layout.read(body, parts, self._layout.pushed, number or 1)
         with self._lock:
-            if number is None:  # which is more than all before
-                self._kept.clear()
-            self._kept.append((parts, *found, base))
+            if parts is self._layout.dense:  # which is more than all before
+                self._payloads.clear()
+            if number is None:
+                self._rows.clear()
+            self._payloads += zip(parts, payloads, strict=True)
+            self._rows += zip(self._layout.pushed, rows, strict=True)
+            self._next = base
 
     @torch.no_grad()
     def catch_up(self) -> None:
         """Write what has come."""
         with self._lock:
-            for parts, payloads, rows, base in self._kept:
-                for part, payload in zip(parts, payloads, strict=True):
-                    part.write(payload, self.places.flats[part.dtype], whole=parts is self._layout.dense)
-                for entry, some in zip(self._layout.pushed, rows, strict=True):
-                    write_rows(self.places.parameters[entry.name], entry, some)
-                self.base = base
-            self._kept.clear()
+            for part, payload in self._payloads:
+                part.write(payload, self.places.flats[part.dtype], whole=part in self._layout.dense)
+            for entry, rows in self._rows:
+                write_rows(self.places.parameters[entry.name], entry, rows)
+            self._payloads.clear()
+            self._rows.clear()
+            self.base = self._next
 
     @torch.no_grad()
     def fetched(self, keys: Sequence[Tensor], body: memoryview, version: int) -> None:
@@ -248,7 +251,7 @@ class Channel:
 
     def __init__(self, settings: Settings, layout: Layout, model: nn.Module) -> None:
         self._settings, self.copy = settings, Copy(layout, model)
-        self.layout, self.uplink = layout, Uplink(layout, settings.trainer, next(model.parameters()).device)
+        self.layout, self.uplink = layout, Uplink(layout, settings.trainer, self.copy.places.device)
         self._shared, self._changed = settings.shared, settings.shared.changed
         self._bell, self._orders = Bell(), itertools.count(1)
         self._log, self._logged = dict[int, Request](), 0  # updates that are not on disk, by number, and their bytes

@@ -360,7 +360,8 @@ def connect(
     Raises:
         FingerprintError: If recipe, parameters or frozen parameters differ from the servers'.
         ValueError: If the recipe or the model is already in use in this process, if there are no rows to fetch, for
-            complex parameters, or for something that is not a ticket, or one that others may read.
+            parameters that are complex or on several devices, or for something that is not a ticket, or one that
+            others may read.
         ServerError: If a server cannot be reached, does not know the ticket, or none is given or found.
         ImportError: Without pyzmq.
         TypeError: If `drain` is given and the memory cannot be drained.

@@ -61,21 +61,25 @@ def named(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def entries(model: nn.Module) -> list[Entry]:
     """Return the model's parameters that are trained. Raises ValueError if there are none it can send."""
-    sparse = sparse_weights(model)
+    sparse, own = sparse_weights(model), named(model)
     found = [
         Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=p in sparse)
-        for name, p in named(model).items()
+        for name, p in own.items()
         if p.requires_grad
     ]
     if not found:
         raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
-    at = {name: p.data_ptr() for name, p in named(model).items()}  # 0 without elements
+    at = {name: p.data_ptr() for name, p in own.items()}  # 0 without elements
     last = {place: name for name, place in at.items()}
     if tied := next((name for name, place in at.items() if place and last[place] != name), None):
         raise ValueError(
             f"{tied} and {last[at[tied]]} lie in one memory, and would be trained apart: make them one Parameter, as "
             "in head.weight = embedding.weight"
         )
+    places = {str(own[each.name].device): each.name for each in found if not each.rows}
+    if len(places) > 1:
+        words = " and ".join(f"{name} on {place}" for place, name in places.items())
+        raise ValueError(f"{words}: expected one device for all parameters but sparse embeddings; move the model to it")
     if unreal := next((each for each in found if each.dtype.is_complex), None):
         raise ValueError(f"{unreal.name} is complex; keep it as torch.view_as_real")
     if empty := next((each for each in found if not each.numel), None):
@@ -338,11 +342,15 @@ class Layout:
 
 @final
 class Places:
-    """The places of the parameters in the user's model: all but rows become views of `flats`, one for each dtype."""
+    """The places of the parameters in the user's model: all but rows become views of `flats`, one for each dtype.
+
+    `device`: where these are; None if all parameters are rows.
+    """
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
         self.parameters = layout.of(model)
-        self.flats, views = layout.flats(next(iter(self.parameters.values())).device)
+        self.device = next((self.parameters[each.name].device for _, each in layout.segments), None)
+        self.flats, views = layout.flats(self.device)
         for name, view in views.items():
             view.copy_(self.parameters[name].detach())
             self.parameters[name].data = view
