@@ -151,7 +151,7 @@ class OuterSteps:
             return index, index * self.every, self.every
         ends = self._ends[0]
         while ends[-1] < max(1, tick):
-            length = round(self.every(len(ends) - 1))
+            length = round(resolve(self.every, len(ends) - 1))
             if length < 1:
                 raise ValueError(f"every gives {length} inner steps at outer step {len(ends) - 1}; expected at least 1")
             ends = (*ends, ends[-1] + length)

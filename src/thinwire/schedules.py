@@ -71,8 +71,16 @@ def exponential_warmup(final: Share, *, steps_each: Steps, stages: Size = 4) -> 
 
 @checked
 def resolve(value: Number | Schedule, step: Size) -> float:
-    """Return `value` at `step`; a plain number is the same at every step."""
-    return value(step) if isinstance(value, Schedule) else value
+    """Return `value` at `step`; a plain number is the same at every step.
+
+    Raises:
+        ValueError: If a schedule gives no finite number.
+    """
+    if not isinstance(value, Schedule):
+        return value
+    if not math.isfinite(found := value(step)):
+        raise ValueError(f"{value} gives {found} at step {step}; expected a finite number")
+    return found
 
 
 @checked
@@ -104,7 +112,7 @@ class FollowLearningRate(Schedule):
 
     def __call__(self, step: int) -> float:
         """Return the density at `step`."""
-        return 1 - min(self.largest_drop, math.sqrt(self.smoothness * self.learning_rate(step)))
+        return 1 - min(math.sqrt(self.smoothness * self.learning_rate(step)), self.largest_drop)  # NaN stays
 
 
 @checked

@@ -250,6 +250,30 @@ def test_the_outer_rate_falls(ranks: Ranks) -> None:
         assert found == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25])
 
 
+class _Broken(tw.schedules.Schedule):
+    """Gives NaN from the second step on."""
+
+    def __call__(self, step: int) -> float:
+        return math.nan if step else 1.0
+
+
+def _by_a_broken_rate() -> tuple[str, bool]:
+    """Return what is said of an outer rate of NaN, and whether the global parameters are as they were."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    handle = tw.outer(model, optimizer, tw.outer_steps.sparseloco(every=1, rate=_Broken()))
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    before = handle.parameters["weight"].detach().clone()
+    return told(optimizer.step), torch.equal(handle.parameters["weight"], before)
+
+
+def test_a_rate_that_is_no_number_does_not_reach_the_parameters(ranks: Ranks) -> None:
+    for said, same in ranks.run(2, _by_a_broken_rate):
+        assert "gives nan at step 1; expected a finite number" in said
+        assert same
+
+
 # --- nothing is lost ---
 
 
@@ -1426,3 +1450,5 @@ def test_a_schedule_of_the_inner_steps() -> None:
     never = tw.OuterSteps(every=tw.schedules.Stages(values=(2,), steps_each=1, final=0))
     with pytest.raises(ValueError, match="every gives 0 inner steps at outer step 1"):
         never.due(0, 3)
+    with pytest.raises(ValueError, match="gives nan at step 1; expected a finite number"):
+        tw.OuterSteps(every=_Broken()).due(0, 3)

@@ -13,7 +13,7 @@ from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
 from thinwire.integrations.training.gradients import GradientBucket, buckets, is_dtensor, local
 from thinwire.integrations.workers.meeting import Meeting
-from thinwire.schedules import Schedule
+from thinwire.schedules import Schedule, resolve
 from thinwire.waits import all_finite
 
 
@@ -155,8 +155,9 @@ class Fragment:
         if not self.arrived:
             return False
         if rate is not None:
+            lr = resolve(rate, self.finished - 1)
             for group in self.optimizer.param_groups:
-                group["lr"] = rate(self.finished - 1)
+                group["lr"] = lr
         for name, p in self.parameters.items():
             p.grad = self._views[name]
         self.optimizer.step()
