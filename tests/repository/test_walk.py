@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 WALK = Path(__file__).parents[1] / "walk.py"
-MOST = {"topk": (41, 375, 420), "dgc": (46, 470, 510), "fading": (54, 570, 610)}
+MOST = {"topk": (41, 375, 420), "dgc": (46, 470, 510), "fading": (53, 565, 605)}
 """At most so many files, calls and moves between files in a settled step."""
 
 

@@ -1,6 +1,8 @@
 """Every method, declared once. The bench, the planner, the tests and the tables all read it here."""
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -14,7 +16,7 @@ from thinwire.recipes.dragonn import dragonn
 from thinwire.recipes.fading import demo, fading, orthogonal
 from thinwire.recipes.fft import fft
 from thinwire.recipes.gtopk import gtopk
-from thinwire.recipes.method import Method, RecipeFactory, by_name
+from thinwire.recipes.method import Method, RecipeFactory
 from thinwire.recipes.mstopk import mstopk
 from thinwire.recipes.powersgd import powersgd
 from thinwire.recipes.qsgd import qsgd
@@ -240,5 +242,5 @@ _ROWS = (
 )
 
 
-METHODS = by_name(_ROWS)
+METHODS: Mapping[str, Method] = MappingProxyType({row.name: row for row in _ROWS})
 """Every method by name: ``for method in METHODS.values(): print(method.name, method.sends)``."""

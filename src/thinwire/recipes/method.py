@@ -1,9 +1,8 @@
-"""What a method is, and a list of methods by name."""
+"""What a method is."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
-from types import MappingProxyType
 from typing import Literal, final
 
 from thinwire.checked import checked
@@ -90,13 +89,3 @@ def _large(reducer: Reducer) -> Compressed:
         case MinimumSize(large=inner) | WithRows(dense=inner):
             return _large(inner)
     raise TypeError(f"{type(reducer).__name__} is not one codec and one exchange; expected Compressed")
-
-
-def by_name(rows: Iterable[Method]) -> Mapping[str, Method]:
-    """Return the rows by their names. Raises ValueError where two share one."""
-    found: dict[str, Method] = {}
-    for row in rows:
-        if row.name in found:
-            raise ValueError(f"two methods are called {row.name!r}; expected a name of its own for each")
-        found[row.name] = row
-    return MappingProxyType(found)
