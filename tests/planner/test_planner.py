@@ -111,8 +111,15 @@ def test_a_profile_can_be_saved_to_a_pipe(tmp_path: Path) -> None:
     "text", ["{", "[]", "{}", '{"schema": "thinwire.profile/2"}', '{"schema": "thinwire.profile/9"}', "3", "null"]
 )
 def test_what_is_no_profile_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"its schema is|lacks 'timeline'|Expecting|KeyError"):
+    with pytest.raises(ValueError, match=r"this is not a thinwire profile: .*; expected|the profile lacks 'timeline'"):
         Profile.from_json(text)
+
+
+def test_a_file_that_is_no_profile_is_named(tmp_path: Path) -> None:
+    for content in (b"", b"\xff", b"[]", b"[" * 100_000):
+        (tmp_path / "p.json").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path / 'p.json'))}: "):
+            Profile.load(tmp_path / "p.json")
 
 
 def test_a_profile_with_a_field_spoilt_is_refused() -> None:

@@ -268,8 +268,8 @@ class Profile:
         """
         try:
             raw = parsed(text)
-        except RecursionError as error:
-            raise ValueError("this is not a thinwire profile: it is nested too deeply; expected JSON") from error
+        except (RecursionError, ValueError) as error:
+            raise ValueError(f"this is not a thinwire profile: {error}; expected JSON") from error
         schema = raw.pop("schema", None) if isinstance(raw, dict) else None
         if schema != SCHEMA:
             raise ValueError(f"this is not a thinwire profile: its schema is {schema!r:.200}; expected {SCHEMA!r}")
@@ -288,9 +288,12 @@ class Profile:
         """Return the profile in a file, `path`, that `save` wrote.
 
         Raises:
-            ValueError: If the file has something else.
+            ValueError: If the file has something else. It names the file.
         """
-        return cls.from_json(Path(path).read_text())
+        try:
+            return cls.from_json(Path(path).read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 @checked

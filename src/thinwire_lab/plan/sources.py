@@ -137,7 +137,7 @@ class Saved:
         except OSError as error:
             raise BadInput(f"cannot read {self.path}: {error.strerror}; expected what --save-profile wrote") from error
         except ValueError as error:
-            raise BadInput(f"{self.path}: {error}; expected what --save-profile wrote") from error
+            raise BadInput(f"{error}; expected what --save-profile wrote") from error
         name, link = self.asked or ("", None)
         profile = measured.on(link, world_size=self.workers)
         if name:

@@ -217,7 +217,7 @@ def _profile(path: Path | None) -> tuple[Profile, str]:
     except OSError as error:
         raise BadInput(f"--profile: cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise BadInput(f"--profile {path}: {error}; expected what a Profile's save() wrote") from error
+        raise BadInput(f"--profile {error}; expected what a Profile's save() wrote") from error
     gradients, made = found.timeline.gradients, found.made.get("world_size", found.world_size)
     millions = sum(g.numel for g in gradients) / 1e6
     return found, f"{path.name}: {millions:.3g} M parameters in {len(gradients)} tensors, measured with {made} workers"
