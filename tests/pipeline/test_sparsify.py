@@ -120,8 +120,12 @@ def test_a_stage_that_was_compiled() -> None:
     stages = [compiled, nn.Linear(8, 2)]
     x = torch.randn(3, 4)
     plain = _run(stages, x)
-    sparsify(stages, 1.0)
+    sparsify(stages, 1.0).remove()
+    sparsified = sparsify(stages, boundary=lambda: LaplaceBoundary(1.0))
     assert torch.equal(_run(stages, x), plain)
+    sparsified.remove()
+    assert torch.equal(_run(stages, x), plain)
+    assert not any("boundary" in name for name in stages[0].state_dict())
 
 
 def test_what_arrives_may_be_changed_in_place() -> None:

@@ -92,7 +92,7 @@ class Sparsified(Handle):
             hook.remove()
         for module in self._senders.values():
             for name in [name for name in module._buffers if name.startswith(PREFIX)]:
-                delattr(module, name)
+                del module._buffers[name]  # delattr would look in the module that a compiled one wraps
 
     def _buffers(self) -> dict[int, dict[str, Tensor]]:
         """Return what each boundary keeps. It lives in the modules, and is saved with them."""
