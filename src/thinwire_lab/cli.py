@@ -187,8 +187,7 @@ def plan(
     asked = dict(locals())
     from thinwire_lab.inputs import check_apart
     from thinwire_lab.plan import apart, command, sources
-    from thinwire_lab.plan.explain import Explained
-    from thinwire_lab.plan.report import Chapter
+    from thinwire_lab.plan.explain import explained
 
     with refusing("plan", json, html, save_profile):
         check_apart([data, profile], [json, html, save_profile])
@@ -196,10 +195,9 @@ def plan(
             densities=density, candidates=candidates, error_feedback=error_feedback, optimizer=optimizer, loss=loss
         )
         request = sources.Request(**{each.name: asked[each.name] for each in fields(sources.Request)})
-        alone = apart.read(outer, more_steps)
-        chapters: list[Chapter] = [*([alone] if alone else ()), *([Explained()] if explain else ())]
+        questions = [each for each in (apart.read(outer, more_steps), explained if explain else None) if each]
         source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
-        code = command.run(source, wishes, **files, unfolded=unfolded, tensors=not explain, chapters=chapters)
+        code = command.run(source, wishes, unfolded=unfolded, tensors=not explain, questions=questions, **files)
         raise typer.Exit(code)
 
 

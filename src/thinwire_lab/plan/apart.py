@@ -1,14 +1,14 @@
 """Should workers train on their own? A table of the ways to train, by when they reach a given loss."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from thinwire.planner import Plan
 from thinwire_lab.apart import SCHEMES, STEPS, Way, basis, ways
 from thinwire_lab.inputs import BadInput, counts
-from thinwire_lab.show.table import UNKNOWN, Column, Table, duration, human_bytes, milliseconds, tabulated
+from thinwire_lab.plan.report import Chapter
+from thinwire_lab.show.table import UNKNOWN, Column, duration, human_bytes, milliseconds, tabulated
 
 _NOTES = (
     f"until dense's loss: seconds until the loss that uncompressed training has after {STEPS:,} steps. {UNKNOWN}: "
@@ -29,42 +29,23 @@ _COLUMNS: tuple[Column[Way], ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Apart:
-    """The numbers of inner steps to consider, and what to assume of them."""
-
-    every: tuple[int, ...]
-    assumed: Mapping[tuple[str, int], float]
-    key: ClassVar[str] = "outer"
-    title: ClassVar[str] = "Together at each step, or apart?"
-    notes: ClassVar[tuple[str, ...]] = _NOTES
-
-    def found(self, plan: Plan) -> list[Way]:
-        """Return the ways to train, best first."""
-        return ways(plan, self.every, self.assumed)
-
-    def table(self, plan: Plan) -> Table:
-        """Return them as a table."""
-        return tabulated(_COLUMNS, self.found(plan), title=self.title)
-
-    def conclusion(self, plan: Plan) -> str:
-        """Name the first at that loss."""
-        best, *_ = self.found(plan)
-        dense = next(way for way in self.found(plan) if way.more == 1.0 and way.seconds == plan.dense_seconds)
-        faster = dense.until / best.until
-        return f"First at uncompressed training's loss: {best.name}" + (
-            f", {faster:.1f} times as fast as that." if best != dense else "."
-        )
-
-    def document(self, plan: Plan) -> list[dict[str, Any]]:
-        """Return them as plain JSON values."""
-        return [
-            way._asdict() | {"until": way.until if math.isfinite(way.until) else None, "steps": STEPS}
-            for way in self.found(plan)
-        ]
+def chapter(plan: Plan, every: Sequence[int], assumed: Mapping[tuple[str, int], float]) -> Chapter:
+    """Return the ways to train with so many inner steps, best first; `assumed`: see `ways`."""
+    found = ways(plan, every, assumed)
+    dense = next(way for way in found if way.more == 1.0 and way.seconds == plan.dense_seconds)
+    faster = dense.until / found[0].until
+    said = f"First at uncompressed training's loss: {found[0].name}"
+    return Chapter(
+        key="outer",
+        table=tabulated(_COLUMNS, found, title="Together at each step, or apart?", notes=_NOTES),
+        conclusion=said + (f", {faster:.1f} times as fast as that." if found[0] != dense else "."),
+        document=[
+            way._asdict() | {"until": way.until if math.isfinite(way.until) else None, "steps": STEPS} for way in found
+        ],
+    )
 
 
-def read(outer: str | None, more_steps: str | None) -> Apart | None:
+def read(outer: str | None, more_steps: str | None) -> Callable[[Plan], Chapter] | None:
     """Read ``10,30`` and ``diloco:30=1.2,sparseloco:30=1.4``. Raises BadInput."""
     if outer is None:
         if more_steps is not None:
@@ -74,7 +55,7 @@ def read(outer: str | None, more_steps: str | None) -> Apart | None:
     every = counts(outer, "--outer")
     if unused := [f"{name}:{inner}" for name, inner in assumed if inner not in every]:
         raise BadInput(f"--more-steps {unused[0]} is of no H in --outer {outer}: add it there, or leave it out here")
-    return Apart(every=every, assumed=assumed)
+    return partial(chapter, every=every, assumed=assumed)
 
 
 def _assumption(text: str) -> tuple[tuple[str, int], float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.exchanges import AllReduce, Link
 from thinwire.planner import Cost, Plan, Profile, step_seconds
@@ -11,8 +11,9 @@ from thinwire.planner.profile import Island
 from thinwire.planner.timeline import check_finite, works
 from thinwire_lab.apart import SCHEMES, trained
 from thinwire_lab.inputs import BadInput
+from thinwire_lab.plan.report import Chapter
 from thinwire_lab.plan.worker import Script
-from thinwire_lab.show.table import Column, Table, duration, human_bytes, milliseconds, tabulated
+from thinwire_lab.show.table import Column, duration, human_bytes, milliseconds, tabulated
 
 _WORTH = 0.05  # of a step: what a change must save
 _FULL = 0.7  # of a rank's memory: activations need the rest
@@ -44,36 +45,27 @@ _COLUMNS: tuple[Column[Sent], ...] = (
 )
 
 
-class Explained:
-    """What of a step is the network, the ways to train that several hosts have, and what helps most."""
+_NOTES = (
+    "exchange: at the measured latency and bandwidth, if nothing hides it. coding: what encoding and decoding take on "
+    "this machine. step: predicted, but for what the script does now, which was measured under torchrun.",
+)
 
-    key: ClassVar[str] = "explained"
-    title: ClassVar[str] = "Why are several hosts slower than one?"
-    notes: ClassVar[tuple[str, ...]] = (
-        "exchange: at the measured latency and bandwidth, if nothing hides it. coding: what encoding and decoding take "
-        "on this machine. step: predicted, but for what the script does now, which was measured under torchrun.",
-    )
 
-    def table(self, plan: Plan) -> Table:
-        """Return a row for each way. Raises BadInput for a single worker."""
-        return tabulated(_COLUMNS, sent(plan), title=self.title)
-
-    def conclusion(self, plan: Plan) -> str:
-        """Say what share of a step the network is, what crosses it, and the one change that helps most."""
-        ways = sent(plan)
-        now, best = next(way for way in ways if way.there), _best(ways, _alone(plan.profile))
-        return " ".join([*_symptom(plan, now), *plan.profile.made.get("settings", ()), _change(now, best)])
-
-    def document(self, plan: Plan) -> dict[str, Any]:
-        """Return the rows, the share of the network and the change as plain JSON values."""
-        ways, alone = sent(plan), _alone(plan.profile)
-        now, best = next(way for way in ways if way.there), _best(ways, alone)
-        return {
+def explained(plan: Plan) -> Chapter:
+    """Return what of a step is the network, the ways to train, and the one change that helps most. Raises as `sent`."""
+    ways, alone = sent(plan), _alone(plan.profile)
+    now, best = next(way for way in ways if way.there), _best(ways, alone)
+    return Chapter(
+        key="explained",
+        table=tabulated(_COLUMNS, ways, title="Why are several hosts slower than one?", notes=_NOTES),
+        conclusion=" ".join([*_symptom(plan, now), *plan.profile.made.get("settings", ()), _change(now, best)]),
+        document={
             "share": _share(now, alone),
             "best": best.name,
             "change": best.change,
             "ways": [way._asdict() for way in ways],
-        }
+        },
+    )
 
 
 def check_several(workers: int) -> None:

@@ -5,17 +5,15 @@ import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 
 from thinwire.exchanges import Transport
 from thinwire.planner import Plan, Profile, Row, step_seconds
-from thinwire_lab.plan.apart import Apart
-from thinwire_lab.plan.explain import Explained
 from thinwire_lab.show.page import page
-from thinwire_lab.show.table import UNKNOWN, Column, human_bytes, tabulated
-from thinwire_lab.show.terminal import print_table, say
+from thinwire_lab.show.table import UNKNOWN, Column, Table, human_bytes, tabulated
+from thinwire_lab.show.terminal import print_chapter, print_table, say
 
 _TINY = 1e-3  # of all bytes
 _MANY = 24  # tensors, above which those alike are folded
@@ -100,8 +98,13 @@ _NOTE = "saves: how much longer a step would take if only these tensors were unc
 _ADVICE = "What would help more:"
 
 
-Chapter = Apart | Explained
-"""A further question that a plan answers in a table and a sentence; `key` names it in JSON."""
+class Chapter(NamedTuple):
+    """What a plan says to a further question: a table, a conclusion, and plain values, which `key` names in JSON."""
+
+    key: str
+    table: Table
+    conclusion: str
+    document: Any
 
 
 def print_plan(
@@ -118,11 +121,8 @@ def print_plan(
     if tensors is not None:
         _print_tensors(console, plan, tensors)
     for chapter in chapters:
-        say(console, f"\n{chapter.title}\n", "bold")
-        print_table(console, chapter.table(plan))
-        for note in ("", *chapter.notes):
-            say(console, note, "dim")
-        say(console, f"\n{chapter.conclusion(plan)}", "bold")
+        print_chapter(console, chapter.table)
+        say(console, f"\n{chapter.conclusion}", "bold")
 
 
 def _print_tensors(console: Console, plan: Plan, tensors: Sequence[Tensors]) -> None:

@@ -22,11 +22,15 @@ _WIDTH = 160  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The files asked for. Raises BadInput for one that cannot be written, or a plot in an unknown format."""
+    """The files asked for. Raises BadInput for one that cannot be written, or a plot in an unknown format.
+
+    profile: what the planner has measured, which is no report.
+    """
 
     json: Path | None = None
     html: Path | None = None
     plot: Path | None = None
+    profile: Path | None = None
 
     def __post_init__(self) -> None:
         check_writable(self.paths)
@@ -35,12 +39,12 @@ class Files:
     @property
     def paths(self) -> tuple[Path | None, ...]:
         """All of them, for `check_writable` and `print_written`."""
-        return self.json, self.html, self.plot
+        return self.profile, self.json, self.html, self.plot
 
     def write(
         self, document: Mapping[str, Any], html: Callable[[], str], figure: Callable[[], Figure] | None = None
     ) -> None:
-        """Write each of them; an earlier file stays whole if that fails."""
+        """Write each of them but the profile; an earlier file stays whole if that fails."""
         if self.json is not None:
             write_atomically(self.json, dumps(document, indent=1) + "\n")
         if self.html is not None:

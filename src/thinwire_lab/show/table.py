@@ -88,7 +88,12 @@ class Column(Generic[T]):
 
 
 def tabulated(
-    columns: Sequence[Column[T]], things: Sequence[T], *, title: str = "", under: Sequence[str] = ()
+    columns: Sequence[Column[T]],
+    things: Sequence[T],
+    *,
+    title: str = "",
+    under: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Table:
     """Return the table with a row for each thing."""
     return Table(
@@ -99,6 +104,7 @@ def tabulated(
         best={(row, place) for place, column in enumerate(columns) for row in column.best(things)},
         wrong={(row, place) for place, column in enumerate(columns) for row, x in enumerate(things) if column.wrong(x)},
         under=under,
+        notes=notes,
     )
 
 

@@ -72,6 +72,14 @@ def print_titled(console: Console, table: Table) -> None:
         say(console, note, "dim")
 
 
+def print_chapter(console: Console, table: Table) -> None:
+    """Print the same with more room, as a part of a longer report."""
+    say(console, f"\n{table.title}\n", "bold")
+    print_table(console, table)
+    for note in ("", *table.notes):
+        say(console, note, "dim")
+
+
 def _cells(table: Table, place: int, row: Sequence[str], widths: Sequence[int]) -> Iterator[Text]:
     for column, (text, width) in enumerate(zip(row, widths, strict=True)):
         cell = (place, column)

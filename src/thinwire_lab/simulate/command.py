@@ -13,7 +13,7 @@ from rich.console import Console
 from thinwire_lab.show import canvas
 from thinwire_lab.show.page import Files, page
 from thinwire_lab.show.table import Table
-from thinwire_lab.show.terminal import print_table, print_written, say
+from thinwire_lab.show.terminal import print_chapter, print_written, say
 from thinwire_lab.simulate.options import Options
 from thinwire_lab.simulate.scaling import PLANNED, SMALLEST, Scale
 
@@ -32,10 +32,7 @@ class Outcome:
         """Print title, tables and notes."""
         say(console, self.title, "bold")
         for table in self.tables:
-            say(console, f"\n{table.title}\n", "bold")
-            print_table(console, table)
-            for note in ("", *table.notes):
-                say(console, note, "dim")
+            print_chapter(console, table)
         for note in ("", *self.notes):
             say(console, note, "dim")
 

@@ -17,7 +17,7 @@ from thinwire.exchanges import Link
 from thinwire.planner import Budget, Curve, Plan, decide
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.plan.explain import Explained, Sent, sent
+from thinwire_lab.plan.explain import Sent, explained, sent
 from thinwire_lab.plan.worker import Script, complaints
 
 N, RANKS = 1_000_000, 4
@@ -62,7 +62,7 @@ def test_what_each_way_of_ddp_sends_and_how_long_it_takes() -> None:
     assert ways["thinwire.attach as planned"].nbytes == pytest.approx(3 * 0.06 * N)
     assert ways["thinwire.attach as planned"].exchange == pytest.approx(3 * (0.01 + 0.06 * N / 1e7))
     assert ways["thinwire.attach as planned"].coding == pytest.approx(2e-3)
-    said = Explained().conclusion(plan)
+    said = explained(plan).conclusion
     assert "DDP sends 6.00 MB of gradients from each rank" in said
     assert "What helps most: thinwire.attach(model, plan)" in said
 
@@ -103,7 +103,7 @@ ISLAND: dict[str, Any] = {"island": {"ranks": 2, "latency": 1e-5, "bandwidth": 1
     ],
 )  # fmt: skip
 def test_the_one_change_that_helps_most(plan: Plan, expected: str) -> None:
-    assert re.search(expected, Explained().conclusion(plan))
+    assert re.search(expected, explained(plan).conclusion)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_the_share_of_a_step_and_whether_gathers_cross_are_said(
     script: Script, made: dict[str, Any], expected: str
 ) -> None:
     plan = _plan(script, settings=["NCCL_NET=Socket."], **made)
-    assert expected in (said := Explained().conclusion(plan))
+    assert expected in (said := explained(plan).conclusion)
     assert "NCCL_NET=Socket. What helps most" in said
-    assert Explained().document(plan)["share"] == pytest.approx(NATIVE / (0.1 + NATIVE))
+    assert explained(plan).document["share"] == pytest.approx(NATIVE / (0.1 + NATIVE))
 
 
 def test_what_is_neither_computing_nor_network_stays() -> None:
@@ -129,7 +129,7 @@ def test_what_is_neither_computing_nor_network_stays() -> None:
     for name, way in _ways(busy).items():
         if "scatter" in name or way.there:
             assert way.seconds == pytest.approx(_ways(usual)[name].seconds + 0.5)
-    assert Explained().document(busy)["share"] == pytest.approx(NATIVE / (0.6 + NATIVE))
+    assert explained(busy).document["share"] == pytest.approx(NATIVE / (0.6 + NATIVE))
 
 
 def test_frozen_parameters_do_not_travel_as_differences() -> None:
