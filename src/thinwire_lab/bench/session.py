@@ -17,6 +17,7 @@ from thinwire_lab.cluster.workers import Workers, free_ports
 from thinwire_lab.machine import processor
 from thinwire_lab.problems.base import RATES
 from thinwire_lab.show.progress import BenchProgress
+from thinwire_lab.show.table import loss_text, milliseconds
 
 _PACKAGES = ("torch", "numba")
 _WARMUP = 20  # steps left out of all figures but the loss, in runs at least four times as long
@@ -86,7 +87,7 @@ class Session:
             if event["kind"] == "step":
                 shown.advance(event["step"] + 1, loss, event["total"])
         row = record.row(dense=dense, target=target)
-        shown.finish_row(f"{row.step_seconds.p50 * 1e3:.0f} ms per step, loss {row.final_loss:.3f}")
+        shown.finish_row(f"{milliseconds(row.step_seconds.p50)} ms per step, loss {loss_text(row.final_loss)}")
         return row, record.protocol_overhead()
 
     def _sample_free_network(self, workers: Workers) -> None:

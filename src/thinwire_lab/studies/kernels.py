@@ -24,9 +24,10 @@ from thinwire.planner.probe.measure import timed
 from thinwire_lab.bench.rows import percentiles
 from thinwire_lab.check import speed
 from thinwire_lab.check.cases import CASES
+from thinwire_lab.check.findings import first_line
 from thinwire_lab.check.kernels import KERNELS, Limits, check_kernel, implementation
 from thinwire_lab.check.material import Kit, flat, tensors
-from thinwire_lab.inputs import write_document
+from thinwire_lab.inputs import check_writable, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
@@ -66,6 +67,7 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Write the rows here, as JSON.")] = None,
 ) -> None:
     """Measure the kernels; ends with status 1 where one differs from the reference."""
+    check_writable([output])
     torch.set_num_threads(threads)
     names, where, rows = _names(only), _device(device), list[Row]()
     for numel in numbers(sizes):
@@ -89,7 +91,7 @@ def measured(names: Sequence[str], numel: int, device: torch.device, repeats: in
         try:
             yield measure(name, numel, device, repeats)
         except Exception as error:
-            yield Row(name=name, elements=numel, backend="", correct=False, why=f"{type(error).__name__}: {error}")
+            yield Row(name=name, elements=numel, backend="", correct=False, why=first_line(error))
 
 
 def _step(name: str, numel: int, device: torch.device, repeats: int) -> Row:

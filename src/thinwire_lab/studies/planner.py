@@ -35,7 +35,7 @@ from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group, wrapped
-from thinwire_lab.inputs import write_document
+from thinwire_lab.inputs import check_writable, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import sgd
@@ -258,6 +258,7 @@ def grid(
     json: Annotated[Path | None, typer.Option(help="Write the results here, after each cell.")] = None,
 ) -> None:
     """Run the grid."""
+    check_writable([json])
     cells: list[Cell] = []
     for model, problem in _problems(models, data).items():
         for workers in map(int, worlds.split(",")):
@@ -283,7 +284,7 @@ def _cell(model: str, job: dict[str, Any], workers: int, link: str) -> Cell:
 
 
 def _problems(models: str, data: Path | None) -> dict[str, dict[str, Any]]:
-    """Return what to build for each model; resnet20 is left out, which is said, where its data is not given."""
+    """Return what to build for each model; resnet20 without its data is left out, which is said, beside others."""
     images = None if data is None else next((str(path) for path in sorted((data / "cifar10").glob("*.npz"))), None)
     known = {
         "transformer": {"name": "transformer", "data": None, "scale": 1.0},
@@ -294,8 +295,11 @@ def _problems(models: str, data: Path | None) -> dict[str, dict[str, Any]]:
     if unknown := [model for model in asked if model not in known]:
         raise typer.BadParameter(f"no model here is called {unknown[0]!r}; expected some of {', '.join(known)}")
     if "resnet20" in asked and images is None:
-        console.print("resnet20 is left out: --data names no folder that holds cifar10/*.npz", style="red")
-        asked.remove("resnet20")
+        asked = [model for model in asked if model != "resnet20"]
+        needs = "resnet20 needs --data, a folder that holds cifar10/*.npz"
+        if not asked:
+            raise typer.BadParameter(needs)
+        console.print(f"{needs}; it is left out", style="red")
     return {model: known[model] for model in asked}
 
 

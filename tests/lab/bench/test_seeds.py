@@ -98,7 +98,7 @@ def test_table_words_page_and_plots_have_the_spread() -> None:
 class _Workers:
     """Stands in for workers: dense ends at the loss 2 + seed, and topk at a tenth more."""
 
-    label, throttled = "nowhere", False
+    label, throttled, start = "nowhere", False, 2.0
 
     def __init__(self) -> None:
         self.jobs: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ class _Workers:
     def run(self, job: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         self.jobs.append(job)
         dense, steps = job["row"]["recipe"] == "dense", job["row"]["steps"]
-        loss = 2.0 + job["problem"]["seed"] + (0 if dense else 0.1)
+        loss = self.start + job["problem"]["seed"] + (0 if dense else 0.1)
         times = {"compute": 0.1, "encode": 0.0, "exchange": 0.1, "decode": 0.0, "total": 0.2}
         for step in range(steps):
             yield 0, {"kind": "step", "step": step, "sent_bytes": 1.0, "dense_bytes": 1.0, **times}
@@ -117,6 +117,7 @@ class _Workers:
 class _Watcher:
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.finished: list[str] = []
 
     def start_row(self, label: str, steps: int) -> None:
         self.started.append(label)
@@ -125,7 +126,7 @@ class _Watcher:
         pass
 
     def finish_row(self, summary: str) -> None:
-        pass
+        self.finished.append(summary)
 
 
 def _session(**changes: Any) -> tuple[Results, _Workers, _Watcher]:
@@ -159,6 +160,12 @@ def test_one_seed_is_as_it_was() -> None:
     assert all(row.spread is None for row in results.rows)
     assert "seeds" not in results.environment
     assert "left_out" not in results.environment
+
+
+def test_a_log_says_that_a_row_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _session()[2].finished == ["200 ms per step, loss 6.000", "200 ms per step, loss 6.100"]
+    monkeypatch.setattr(_Workers, "start", math.nan)
+    assert _session(recipes="dense")[2].finished == ["200 ms per step, loss diverged"]
 
 
 def test_workers_are_told_the_optimizer_and_the_report_names_it() -> None:

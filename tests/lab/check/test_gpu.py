@@ -177,12 +177,22 @@ def test_what_a_run_took_that_was_cut_off_counts(tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     path = tmp_path / "gpu.json"
-    one = proof.Proof(CPU, True, path, Console(quiet=True), {"seconds": {"late": 100.0}, "parts": {}})
+    one = proof.Proof(CPU, True, path, Console(quiet=True), {"schema": "", "seconds": {"late": 100.0}, "parts": {}})
     with pytest.raises(KeyboardInterrupt):
         one.part("late", iter([("a", dict), ("b", cut_off)]))
     document = json.loads(path.read_text())
     assert document["parts"] == {"late": {"a": {}}}
     assert document["seconds"]["late"] > 100
+
+
+def test_a_row_that_raises_says_what_in_a_line() -> None:
+    def fails() -> dict[str, Any]:
+        raise ValueError("no room\nfor it")
+
+    one = proof.Proof(CPU, True, None, Console(quiet=True), {"schema": "", "seconds": {}, "parts": {}})
+    one.part("late", iter([("a", fails)]))
+    assert one.document["parts"] == {"late": {"a": {"error": "ValueError: no room"}}}
+    assert one.failed
 
 
 @pytest.mark.parametrize(
@@ -198,7 +208,9 @@ def test_kernels_are_compared_up_to_the_largest_size(
         return {"rows": []}
 
     monkeypatch.setattr(proof, "_written", written)
-    proof._kernels(proof.Proof(torch.device(device), quick, None, Console(quiet=True), {"seconds": {}, "parts": {}}))
+    proof._kernels(
+        proof.Proof(torch.device(device), quick, None, Console(quiet=True), {"schema": "", "seconds": {}, "parts": {}})
+    )
     assert max(numbers(given[given.index("--sizes") + 1])) == largest
 
 

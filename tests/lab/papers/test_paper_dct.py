@@ -151,9 +151,10 @@ def test_runs_of_something_else_are_not_resumed(tmp_path: Path) -> None:
         Document.read(tmp_path / "a.json")
 
 
-def test_a_model_without_stages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["accuracy", "figures"])
+def test_a_model_without_stages_is_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_parallel, "build", lambda name, **_: replace(tiny(), parts=None))
-    result = CliRunner().invoke(app, ["accuracy", "--json", str(tmp_path / "a.json"), "--problem", "tiny"])
+    result = CliRunner().invoke(app, [command, "--json", str(tmp_path / "a.json"), "--problem", "tiny"])
     assert result.exit_code == 2
     assert "cannot be split into stages" in re.sub(r"[\s│]+", " ", result.output)
 

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from thinwire_lab.studies import planner
 from thinwire_lab.studies.planner import Cell, summary
 
 PROGRAM = [sys.executable, "-m", "thinwire_lab.studies.planner"]
@@ -75,3 +77,8 @@ def test_a_model_that_is_unknown_is_refused() -> None:
     found = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert found.returncode == 2
     assert "nonsense" in found.stderr
+
+
+def test_without_the_data_of_the_only_model_it_says_so() -> None:
+    with pytest.raises(typer.BadParameter, match="resnet20 needs --data"):
+        planner.grid(models="resnet20")

@@ -30,8 +30,7 @@ def timed(link: str, device: str, tokens: int, names: Sequence[str]) -> dict[str
         if not cluster.throttled:
             return {"left_out": cluster.label}
         rows = events(cluster, device=device, tokens=tokens, names=list(names))
-    wrong = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
-    return {"link": cluster.label, "rows": rows} | ({"error": "; ".join(wrong)} if wrong else {})
+    return {"link": cluster.label} | steps.gathered(rows)
 
 
 def handle(job: dict[str, Any], emit: Emit) -> None:

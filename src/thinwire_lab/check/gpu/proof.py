@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from thinwire.files import write_atomically
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import first_line
 from thinwire_lab.check.gpu import buckets, cost, network, steps
 from thinwire_lab.check.gpu.buckets import OTHERS, RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_freed, check_late
-from thinwire_lab.inputs import BadInput, check_writable, reading
+from thinwire_lab.inputs import BadInput, check_writable, reading, write_document
 from thinwire_lab.show.table import Table
 from thinwire_lab.show.terminal import print_titled, print_written
 
@@ -63,15 +62,10 @@ class Proof:
             try:
                 found[key] = work()
             except Exception as error:
-                found[key] = {"error": f"{type(error).__name__}: {first_line(error)}"}
+                found[key] = {"error": first_line(error)}
             seconds[name] = round(time.perf_counter() - start, 1)
-            self.write()
+            write_document(self.path, **self.document)
         self.failed |= any("error" in row for row in found.values())
-
-    def write(self) -> None:
-        """Write what there is so far."""
-        if self.path is not None:
-            write_atomically(self.path, json.dumps(self.document, indent=1) + "\n")
 
 
 def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
@@ -95,7 +89,7 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     if not proof.interpreted:
         for part in proof.document["parts"]["steps"].values():
             steps.note_overlap(part.get("rows", ()), {row["recipe"]: row for row in six})
-    proof.write()
+    write_document(proof.path, **proof.document)
     _show(proof)
     return int(proof.failed)
 
@@ -164,8 +158,7 @@ def _kernels(proof: Proof) -> None:
 
     def work() -> Row:
         rows = _written("thinwire_lab.studies.kernels", *options, to="--output")["rows"]
-        wrong = [f"{row['name']}: {row['why']}" for row in rows if not row["correct"]]
-        return {"rows": rows} | ({"error": "; ".join(wrong)} if wrong else {})
+        return steps.with_errors(rows, [f"{row['name']}: {row['why']}" for row in rows if not row["correct"]])
 
     proof.part("kernels", iter([("beside their floors", work)]))
 
@@ -177,7 +170,7 @@ def _ranks(proof: Proof) -> None:
     def work() -> Row:
         found = _written("thinwire", "check", "--quick", *options, to="--json")["findings"]
         wrong = [f"{row['section']}: {row['name']}: {row['said']}" for row in found if row["ok"] is False]
-        return {"rows": found} | ({"error": "; ".join(wrong)} if wrong else {})
+        return steps.with_errors(found, wrong)
 
     proof.part("ranks", iter([("thinwire check --quick", work)]))
 
@@ -212,9 +205,7 @@ def _steps(proof: Proof) -> None:
     tokens = steps.TOKENS[:1] if proof.quick else steps.TOKENS
 
     def work(tokens: int) -> Row:
-        rows = list(steps.timed(tokens, proof.device, steps.RECIPES, shape))
-        wrong = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
-        return {"rows": rows} | ({"error": "; ".join(wrong)} if wrong else {})
+        return steps.gathered(steps.timed(tokens, proof.device, steps.RECIPES, shape))
 
     with steps.one_rank(proof.device):
         for each in (steps.FEW,) if proof.interpreted else tokens:

@@ -4,7 +4,7 @@ With one rank nothing travels, so what a step takes longer is what a recipe cost
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ import thinwire as tw
 from thinwire.planner.candidates import PLANNED
 from thinwire.planner.probe import measure
 from thinwire.recipes import METHODS
+from thinwire_lab.check.findings import first_line
 from thinwire_lab.problems.transformer import ByteGPT, Shape
 
 PLAIN, HOOK = "plain DDP", "PyTorch's bf16 hook"
@@ -42,8 +43,19 @@ def timed(tokens: int, device: torch.device, names: tuple[str, ...], shape: Shap
             try:
                 found["ms"] = _ms(name, tokens, device, shape, adaptive=adaptive)
             except Exception as error:
-                found["error"] = f"{type(error).__name__}: {error}"
+                found["error"] = first_line(error)
             yield found
+
+
+def gathered(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what `timed` yielded, and the errors in it as one."""
+    found = list(rows)
+    return with_errors(found, [f"{row['name']}: {row['error']}" for row in found if "error" in row])
+
+
+def with_errors(rows: Sequence[Mapping[str, Any]], wrong: Sequence[str]) -> dict[str, Any]:
+    """Return a part's row of so many rows, with what is `wrong` with any of them."""
+    return {"rows": rows} | ({"error": "; ".join(wrong)} if wrong else {})
 
 
 def note_overlap(rows: Sequence[dict[str, Any]], buckets: Mapping[str, Mapping[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
-from thinwire_lab.inputs import BadInput, write_document
+from thinwire_lab.inputs import BadInput, check_writable, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.dct.looking import DENSITIES, activations, follow, shape
 from thinwire_lab.papers.dct.rows import Row, rows
@@ -62,7 +62,9 @@ def figures(
     """Train with and without a boundary at the first cut, and note what the activations did."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     with _refusing():
+        check_writable([json])
         built = build(problem, seed=seed, data=data)
+        parts_of(built)  # which refuses what cannot be split
     count = steps or STEPS.get(problem, OTHERWISE)
     document: dict[str, Any] = {
         "environment": environment(),
@@ -98,10 +100,11 @@ def accuracy(
     """Train unsplit with boundaries where a split would be, and compare losses."""
     console, problems = Console(width=None if sys.stdout.isatty() else 150), problem or ["dlrm", "transformer"]
     with _refusing():
+        check_writable([json])
         document = Document.read(json) if resume and json.exists() else Document(environment=environment())
         plans = [(seed, build(name, seed=seed, data=data)) for seed in range(seeds) for name in problems]
         for _, built in plans:
-            parts_of(built)  # which refuses what cannot be split
+            parts_of(built)
             _agree(document, built, steps or STEPS.get(built.name, OTHERWISE))
     with Progress(console=console) as progress:
         task = progress.add_task("", total=sum(len(_missing(document, *plan, only)) for plan in plans))
