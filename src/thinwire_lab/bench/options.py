@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from thinwire.schedules import Schedule, exponential_warmup
 from thinwire_lab.bench.methods import BENCHED, GATHERS, Benched
+from thinwire_lab.bench.results import Setting
 from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.workers import in_group, world_size
 from thinwire_lab.inputs import BadInput, check_density, counts, names, numbers
@@ -40,21 +41,6 @@ _SECOND_ACT: dict[str, Any] = {
 """What the default run goes on with. The whole takes some ten minutes on 2 cores."""
 
 
-class Setting(NamedTuple):
-    """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages.
-
-    outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step. served:
-    asynchronously, on parameter servers. gathers: how FSDP2's all-gathers travel, in bfloat16; "" for FSDP2 alone.
-    """
-
-    recipe: str
-    density: float
-    boundary: float = 1.0
-    outer: int = 0
-    served: bool = False
-    gathers: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """One run. Raises BadInput for options that cannot work.
@@ -72,13 +58,13 @@ class Options:
     rate: Rate | None
     recipes: tuple[str, ...]
     densities: tuple[float, ...]
-    steps: int
-    model: str
-    data: Path | None
-    scale: float
-    seed: int
-    target: float | None
-    extend: float
+    steps: int = 300
+    model: str = "transformer"
+    data: Path | None = None
+    scale: float = 1.0
+    seed: int = 0
+    target: float | None = None
+    extend: float = 1.5
     pipeline: int = 1
     micro_batches: int = 4
     boundaries: tuple[float, ...] = (1.0,)
@@ -98,12 +84,11 @@ class Options:
             raise BadInput(
                 f"--workers is {self.workers}; an exchange takes two: give --workers 2 or more, or --servers 1 as well"
             )
-        if self.steps < 1:
-            raise BadInput(f"--steps is {self.steps}; expected 1 or more")
+        for name, least in (("steps", 1), ("seeds", 1), ("micro_batches", 1), ("servers", 0)):
+            if (given := getattr(self, name)) < least:
+                raise BadInput(f"--{name.replace('_', '-')} is {given}; expected {least} or more")
         if self.target is not None and not math.isfinite(self.target):
             raise BadInput(f"--target is {self.target}; expected a loss")
-        if self.seeds < 1:
-            raise BadInput(f"--seeds is {self.seeds}; expected 1 or more")
         if not 1 <= self.extend < math.inf:
             raise BadInput(f"--extend is {self.extend:g}; expected 1 (stop at --steps) or more")
         for density in self.densities:
@@ -189,8 +174,6 @@ class Options:
             raise BadInput(
                 f"--pipeline {self.pipeline} does not divide --workers {self.workers} into replicas of stages"
             )
-        if self.micro_batches < 1:
-            raise BadInput(f"--micro-batches is {self.micro_batches}; expected 1 or more")
         for boundary in self.boundaries:
             check_density(boundary, "--boundary")
         if self.pipeline == 1 and self.boundaries != (1.0,):
@@ -242,8 +225,6 @@ class Options:
             )
 
     def _check_servers(self) -> None:
-        if self.servers < 0:
-            raise BadInput(f"--servers is {self.servers}; expected 0 or more")
         if not 1 <= self.slow < math.inf:
             raise BadInput(f"--slow is {self.slow:g}; expected 1 (as fast as the others) or more")
         if not (self.servers or self.outer) and (self.slow > 1 or self.kill):
@@ -273,18 +254,15 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowJob:
+class RowJob(Setting):
     """What a worker trains. `most_steps` bounds the search for `target` after `steps`; the loss is taken every `every`.
 
-    Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker;
-    a batch is split into `micro_batches`, and `boundary` is the share of activations sent between stages. With `shards`
-    above 1, so many neighbours hold the model together. With `outer`, workers meet every so many steps. With
+    Steps before `skip` do not count. With `stages` above 1 the model is split into that many, each on its own worker,
+    and a batch into `micro_batches`. With `shards` above 1, so many neighbours hold the model together. With
     `trainers`, only so many ranks train, and the `servers` after them serve if the row is `served`; `ports` are those
     of the trainers' store and of each server. The last trainer is `slow`, and if `kill` it vanishes midway.
     """
 
-    recipe: str
-    density: float
     steps: int
     most_steps: int
     every: int
@@ -293,17 +271,13 @@ class RowJob:
     warmup: int = 0
     stages: int = 1
     micro_batches: int = 1
-    boundary: float = 1.0
     optimizer: str = "sgd"
     shards: int = 1
-    outer: int = 0
-    served: bool = False
     trainers: int = 0
     servers: int = 0
     ports: Sequence[int] = ()
     slow: float = 1.0
     kill: bool = False
-    gathers: str = ""
 
     def slowness(self, rank: int) -> float:
         """Return how many times as long this rank computes."""
@@ -351,6 +325,8 @@ def read(
             raise BadInput("under torchrun the group has its size and its network: leave --workers and --link out")
         if servers:
             raise BadInput("--servers starts its own processes: leave torchrun out")
+        if others.get("kill") or others.get("slow", 1) > 1:
+            raise BadInput("--slow and --kill take processes of their own: leave torchrun out")
         workers, link = world_size(), "none"
     usual = _SERVED if servers else DEFAULT if shard is None else _ON_SHARDS[: None if optimizer == "adamw" else -1]
     usual = _WITHOUT_REPLICAS if shard is not None and workers == shard else usual
@@ -397,17 +373,5 @@ def _check(name: str, density: float | None) -> None:
         check_density(density, f"--recipes {name}:")
 
 
-_USUAL = Options(
-    workers=2,
-    rate=parse_rate("100mbit"),
-    recipes=DEFAULT,
-    densities=(0.01,),
-    steps=300,
-    model="transformer",
-    data=None,
-    scale=1.0,
-    seed=0,
-    target=None,
-    extend=1.5,
-)
+_USUAL = Options(workers=2, rate=parse_rate("100mbit"), recipes=DEFAULT, densities=(0.01,))
 """What a user gets who asks for nothing in particular."""

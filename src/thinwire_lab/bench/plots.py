@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from thinwire_lab.bench.results import Results, Row
-from thinwire_lab.show.canvas import ALARM, COLOURS, DASHES, FAINT, INK, MUTED, blank, head, legend, name, restrain
+from thinwire_lab.show.canvas import ALARM, COLOURS, DASHES, INK, MUTED, blank, head, legend, name, restrain
 from thinwire_lab.show.table import human_bytes, loss_text
 
 
@@ -21,9 +21,7 @@ def _figure(panel: Callable[[Axes, Results], None], results: Results) -> Figure:
     panel(axes, results)
     colour = ALARM if results.incomplete or not results.throttled else MUTED
     head(figure, *filter(None, (results.title, results.incomplete)), colour=colour)
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        legend(figure, handles, labels, columns=4)
+    legend(figure, axes, columns=4)
     return figure
 
 
@@ -58,7 +56,6 @@ def _curves(axes: Axes, results: Results, along: int) -> None:
     if results.target_loss is not None:
         label = f"target {loss_text(results.target_loss)}"
         axes.axhline(results.target_loss, color=MUTED, linewidth=0.8, zorder=1, label=label)
-    axes.grid(axis="y", color=FAINT, linewidth=0.8)
     _limit_losses(axes, results)
 
 

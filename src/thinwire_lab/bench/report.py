@@ -147,11 +147,11 @@ def _notes(results: Results) -> list[str]:
     free = results.free_step_seconds
     lifted = f"an uncompressed step with the link lifted, {milliseconds(free)} ms" if free else "not taken in this run"
     baseline = "" if results.baseline is None else f" speed up: {results.baseline.recipe}'s median step over this one."
-    lines = [f"free net: {lifted}.{baseline}"]
-    lines.append(
+    lines = [
+        f"free net: {lifted}.{baseline}",
         f"bytes: sent per step per {results.sender}. measured: on the link, headers included. dense: by float32 "
-        "all-reduce."
-    )
+        "all-reduce.",
+    ]
     if results.stages > 1:
         lines.append(
             f"{results.stages} stages: of the first one's worker. exchange: all waiting. | 0.05: share of activations "

@@ -88,26 +88,54 @@ class Spread:
     curve_deviation: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One recipe's run. A number that is not finite, such as a diverged loss, is null in the document and NaN here.
+@dataclass(frozen=True)
+class Setting:
+    """What a row trains with: a recipe, its density, and the share of activations sent between pipeline stages.
 
-    ``loss_curve`` holds (training seconds, bytes sent per worker, held-out loss), the first two cumulative; it may go
-    on past ``steps``, where ``final_loss`` is taken, in search of ``seconds_to_target``. ``speedup_vs_dense`` is
-    dense's median step over this row's. ``boundary`` is the share of activations sent between pipeline stages, 1
-    without a pipeline. ``spread`` is there, and in the document, if the row was trained with several seeds: then losses
-    are means, and times and bytes medians. ``outer``, in the document if not 0: the inner steps between outer ones;
-    then times are means over so many steps, losses those of the global parameters, and ``outer_exchange_seconds``, a
-    median, what the first worker waits for in an outer step; ``waited_for`` has the seconds that each worker has waited
-    for each, where one is slow or vanishes. ``served``, in the document if true: trained
-    asynchronously on parameter servers; its steps and bytes are the first trainer's, and its replicas are not compared.
-    ``gathers``, in the document if not empty: how the parameters of a sharded model travelled. ``memory``, in the
-    document if thinwire's handle has told it. ``process``, in the document of sharded models.
+    outer: the inner steps between two outer steps; 0 for a method that exchanges gradients at each step. served:
+    asynchronously, on parameter servers. gathers: how FSDP2's all-gathers travel, in bfloat16; "" for FSDP2 alone.
     """
 
     recipe: str
     density: float
-    boundary: float
+    boundary: float = 1.0
+    outer: int = 0
+    served: bool = False
+    gathers: str = ""
+
+    @property
+    def label(self) -> str:
+        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries.
+
+        ``diloco, H 30`` for outer steps, and ``dgc 0.01, served`` on parameter servers.
+        """
+        name = self.recipe if self.density == 1 else f"{self.recipe} {self.density:.3g}"
+        name += f", H {self.outer}" if self.outer else ""
+        name += ", served" if self.served else ""
+        name += f", gathers {self.gathers}" if self.gathers else ""
+        return name if self.boundary == 1 else f"{name} | {self.boundary:g}"
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether everything was sent uncompressed."""
+        return self.recipe == "dense" and self.boundary == 1 and not self.served
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Setting):
+    """One recipe's run. A number that is not finite, such as a diverged loss, is null in the document and NaN here.
+
+    ``loss_curve`` holds (training seconds, bytes sent per worker, held-out loss), the first two cumulative; it may go
+    on past ``steps``, where ``final_loss`` is taken, in search of ``seconds_to_target``. ``speedup_vs_dense`` is
+    dense's median step over this row's. What has a default is in the document only if it is something else, but for
+    ``boundary``. ``spread``: of a row that was trained with several seeds; then losses are means, and times and bytes
+    medians. With ``outer`` steps times are means over so many, losses those of the global parameters, and
+    ``outer_exchange_seconds``, a median, what the first worker waits for in an outer step; ``waited_for`` has the
+    seconds that each worker has waited for each, where one is slow or vanishes. If ``served``, steps and bytes are the
+    first trainer's, and replicas are not compared. ``memory``: if thinwire's handle has told it. ``process``: of
+    sharded models.
+    """
+
     steps: int
     step_seconds: Quantiles
     split_seconds: Split
@@ -118,43 +146,16 @@ class Row:
     speedup_vs_dense: float | None
     replicas_identical: bool
     spread: Spread | None = None
-    outer: int = 0
     outer_exchange_seconds: float | None = None
     waited_for: tuple[tuple[float, ...], ...] | None = None
-    served: bool = False
-    gathers: str = ""
     memory: Memory | None = None
     process: Process | None = None
-
-    @property
-    def label(self) -> str:
-        """``dgc 0.01`` for a sparsifier, the bare recipe where every entry is sent, ``| 0.05`` for its boundaries.
-
-        ``diloco, H 30`` for outer steps, and ``dgc 0.01, served`` on parameter servers.
-        """
-        return label(self.recipe, self.density, self.boundary, self.outer, served=self.served, gathers=self.gathers)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether everything was sent uncompressed."""
-        return self.recipe == "dense" and self.boundary == 1 and not self.served
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Row:
         """Read one entry of ``rows``."""
         row: Row = _value(cls, document)
         return row
-
-
-def label(
-    recipe: str, density: float, boundary: float, outer: int = 0, *, served: bool = False, gathers: str = ""
-) -> str:
-    """Return the name of a row."""
-    name = recipe if density == 1 else f"{recipe} {density:.3g}"
-    name += f", H {outer}" if outer else ""
-    name += ", served" if served else ""
-    name += f", gathers {gathers}" if gathers else ""
-    return name if boundary == 1 else f"{name} | {boundary:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +258,8 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The document, made of plain JSON values."""
-        absent = {each.name: each.default for each in fields(Row) if each.default is not MISSING}
+        optional = [each for each in fields(Row) if each.default is not MISSING and each.name != "boundary"]
+        absent = {each.name: each.default for each in optional}
         rows = [
             {k: v for k, v in _plain(asdict(row)).items() if k not in absent or v != absent[k]} for row in self.rows
         ]

@@ -1,13 +1,12 @@
 """From a worker's events to a row of the table."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median, quantiles, stdev
 from typing import Any
 
-from thinwire_lab.bench.options import Setting
-from thinwire_lab.bench.results import Memory, Point, Process, Quantiles, Row, Split, Spread, WireBytes
+from thinwire_lab.bench.results import Memory, Point, Process, Quantiles, Row, Setting, Split, Spread, WireBytes
 
 HEADER_BYTES = 66
 """Ethernet 14, IPv4 20, TCP with timestamps 32: what each packet adds."""
@@ -28,11 +27,9 @@ class Record:
 
     def add(self, event: Event) -> None:
         """Add a "step", "tail", "loss" or "done" event."""
-        takers = {"step": self._steps.append, "tail": self._tail, "loss": self._losses.append}
-        if event["kind"] == "done":
-            self._done.update(event)
-        else:
-            takers[event["kind"]](event)
+        takers: dict[str, Callable[[Event], None]] = {"step": self._steps.append, "loss": self._losses.append}
+        takers |= {"tail": self._tail, "done": self._done.update}
+        takers[event["kind"]](event)
 
     def step_seconds(self) -> list[float]:
         """Return the seconds of the steps that count: those after the first `skip`, up to `steps`.
@@ -56,10 +53,9 @@ class Record:
         seconds = percentiles(self.step_seconds())
         measured = [event["measured"] for event in self._counted() if "measured" in event]
         final = next(event["loss"] for event in self._losses if event["step"] == self.steps)
-        is_dense = self.setting == Setting("dense", 1.0)
-        target = final if target is None and is_dense else target
+        target = final if target is None and self.setting.is_dense else target
         return Row(
-            **self.setting._asdict(),
+            **vars(self.setting),
             steps=self.steps,
             step_seconds=seconds,
             split_seconds=self._split(seconds),
@@ -73,7 +69,7 @@ class Record:
             seconds_to_target=None
             if target is None
             else first_at(target, [(at, loss) for at, _, loss in self.curve()]),
-            speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if is_dense else None,
+            speedup_vs_dense=dense.step_seconds.p50 / seconds.p50 if dense else 1.0 if self.setting.is_dense else None,
             replicas_identical=not self._done.get("different"),
             outer_exchange_seconds=self._outer_exchange(),
             waited_for=tuple(map(tuple, self._done["waited_for"])) if "waited_for" in self._done else None,
@@ -146,7 +142,7 @@ def merged(runs: Sequence[Row], seeds: Sequence[int], *, dense: Row | None) -> R
         runs[0],
         step_seconds=seconds,
         split_seconds=Split(**_medians(asdict(run.split_seconds) for run in runs)),
-        wire_bytes_per_step=_wire_bytes([run.wire_bytes_per_step for run in runs]),
+        wire_bytes_per_step=WireBytes(**_medians(asdict(run.wire_bytes_per_step) for run in runs)),
         loss_curve=tuple(map(_middle, points)),
         final_loss=fmean(run.final_loss for run in runs),
         seconds_to_target=_median_or_never([run.seconds_to_target for run in runs]),
@@ -173,21 +169,11 @@ def _deviation(losses: Sequence[float]) -> float:
     return stdev(losses) if all(map(math.isfinite, losses)) else math.nan
 
 
-def _medians(runs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _medians(runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the median of each figure; None for one that a run does not have."""
     every = list(runs)
-    return {key: median(run[key] for run in every) for key in every[0]}
-
-
-def _wire_bytes(runs: Sequence[WireBytes]) -> WireBytes:
-    def known(values: Sequence[float | None]) -> float | None:
-        found = [value for value in values if value is not None]
-        return median(found) if len(found) == len(values) else None
-
-    return WireBytes(
-        measured=known([run.measured for run in runs]),
-        declared=known([run.declared for run in runs]),
-        dense=median(run.dense for run in runs),
-    )
+    columns = {key: [run[key] for run in every] for key in every[0]}
+    return {key: None if None in values else median(values) for key, values in columns.items()}
 
 
 def _median_or_never(seconds: Sequence[float | None]) -> float | None:

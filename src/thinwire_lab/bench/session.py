@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 from thinwire.version import __version__
-from thinwire_lab.bench.options import Options, Setting
-from thinwire_lab.bench.results import Results, Row, label
+from thinwire_lab.bench.options import Options
+from thinwire_lab.bench.results import Results, Row, Setting
 from thinwire_lab.bench.rows import Record, merged, percentiles
 from thinwire_lab.cluster.workers import Workers, free_ports
 from thinwire_lab.machine import processor
@@ -52,11 +52,12 @@ class Session:
 
     def results(self, reason: str | None = None) -> Results:
         """Return what has been measured; `reason` says why rows are missing, if any are."""
+        dense = self._dense()
         environment = _environment(self.options) | {
             "model_description": self.description,
             "link": self._link,
             "throttled": self._throttled,
-            "target_loss": self._target(),
+            "target_loss": dense.final_loss if self.options.target is None and dense else self.options.target,
             "free_network_step_seconds": asdict(percentiles(self._free)) if self._free else None,
             "protocol_overhead": self._overhead,
             "complete": len(self._rows) == len(self.options.rows()),
@@ -79,7 +80,7 @@ class Session:
         steps, dense = self.options.steps, self._dense_of.get(seed)
         target = dense.final_loss if self.options.target is None and dense else self.options.target
         record = Record(setting, steps, _skip(steps))
-        shown.start_row(label(**setting._asdict()) + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
+        shown.start_row(setting.label + (f", seed {seed}" if self.options.seeds > 1 else ""), steps)
         loss = None
         for event in self._events(workers, setting, steps, seed, target=target):
             record.add(event)
@@ -105,7 +106,7 @@ class Session:
     ) -> Iterator[dict[str, Any]]:
         most = steps if target is None else max(steps, round(self.options.extend * steps))
         options, apart = self.options, setting.served or setting.outer
-        row = setting._asdict() | {"steps": steps, "most_steps": most, "target": target, "skip": _skip(steps)}
+        row = vars(setting) | {"steps": steps, "most_steps": most, "target": target, "skip": _skip(steps)}
         row |= {name: getattr(options, name) for name in ("micro_batches", "optimizer", "servers", "slow", "kill")}
         row |= {"stages": options.pipeline, "shards": options.shard or 1, "trainers": options.workers}
         row |= {"ports": free_ports(1 + options.servers) if apart else ()}
@@ -119,10 +120,6 @@ class Session:
 
     def _dense(self) -> Row | None:
         return next((row for row in self._rows if row.is_dense), None)
-
-    def _target(self) -> float | None:
-        dense = self._dense()
-        return self.options.target if self.options.target is not None or dense is None else dense.final_loss
 
 
 def _skip(steps: int) -> int:

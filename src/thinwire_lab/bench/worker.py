@@ -5,7 +5,6 @@ import gc
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from thinwire_lab import problems
@@ -30,9 +29,7 @@ returned, if it is thinwire's.
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
     """Join the group of those who train at the first job, then train the row that `job` asks for, or serve it."""
-    options = job["problem"]
-    data = None if options["data"] is None else Path(options["data"])
-    problem = _build(options["name"], options["seed"], data, options["scale"])
+    problem = _build(**job["problem"])
     row, rank = RowJob(**job["row"]), int(os.environ["RANK"])
     if row.trainers and rank >= row.trainers:
         if row.served:
@@ -56,9 +53,7 @@ def _kind(row: RowJob) -> Callable[[RowJob, problems.Problem, Meter], Run]:
     return Sharded if row.shards > 1 else DataParallel
 
 
-_build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(
-    lambda name, seed, data, scale: problems.build(name, seed=seed, data=data, scale=scale)
-)
+_build: Callable[..., problems.Problem] = functools.lru_cache(maxsize=1)(problems.build)
 
 
 def train(job: RowJob, run: Run, emit: Emit) -> None:

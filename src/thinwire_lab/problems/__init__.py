@@ -68,7 +68,7 @@ PROBLEMS: Mapping[str, Entry] = MappingProxyType(
 )
 
 
-def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0) -> Problem:
+def build(name: str, *, seed: int, data: Path | str | None = None, scale: float = 1.0) -> Problem:
     """Build a problem in its initial state; takes seconds. Leaves torch's and numpy's global generators alone.
 
     Raises BadInput for an unknown name, a seed out of range, a scale that is out of range or for a problem that has
@@ -82,7 +82,7 @@ def build(name: str, *, seed: int, data: Path | None = None, scale: float = 1.0)
     _check_scale(name, entry, scale)
     if data is not None and not entry.takes_data:
         raise BadInput(f"{name} generates its data; leave --data out")
-    return entry.make(Options(seed=seed, data=data, scale=scale))
+    return entry.make(Options(seed=seed, data=None if data is None else Path(data), scale=scale))
 
 
 def _check_scale(name: str, entry: Entry, scale: float) -> None:

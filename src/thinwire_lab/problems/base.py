@@ -1,7 +1,6 @@
 """A training problem: what a user chooses of it, its batches, its learning rates, and its stages."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -127,15 +126,6 @@ class Options:
         return self.data
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator within the block; restore it afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would also reseed every GPU, which fork_rng leaves alone here.
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross entropy in nats of int64 targets (...) under the model's logits (..., classes), a scalar."""
     inputs, targets = batch
@@ -155,11 +145,6 @@ def hits(output: Tensor, targets: Tensor) -> Tensor:
     return named.view_as(targets) == targets
 
 
-def size(model: nn.Module) -> str:
-    """The model's number of parameters, for a description; a shared one counts once."""
-    return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
-
-
 def sgd(model: nn.Module, problem: Problem) -> torch.optim.SGD:
     """SGD with momentum. Embeddings with sparse gradients get none: their momentum would get denser every step."""
     sparse = sparse_weights(model)
@@ -174,11 +159,6 @@ def sgd(model: nn.Module, problem: Problem) -> torch.optim.SGD:
 Indices = NDArray[np.int64]
 Draw = Callable[[np.random.Generator], Batch]
 Take = Callable[[Indices], Batch]
-
-
-def batches(seed: int, draw: Draw) -> Callable[[int, int, int], Batch]:
-    """A `Problem.batch` that draws every batch with its own generator; no batch depends on another."""
-    return lambda step, rank, world: draw(np.random.default_rng((seed, step, rank, world)))
 
 
 def held_out(samples: Indices, batch_size: int, take: Take) -> Callable[[int, int], list[Batch]]:
@@ -198,14 +178,20 @@ def made(
     loss: Callable[[nn.Module, Batch], Tensor] = cross_entropy,
     parts: Parts | None = None,
 ) -> Problem:
-    """The problem of that name: a `network` drawn by the seed, batches that `draw` gives, and the `held_out` rest."""
-    with seeded(options.seed):
+    """The problem of that name: a `network` drawn by the seed, batches that `draw` gives, and the `held_out` rest.
+
+    Every batch has a generator of its own, so that none depends on another.
+    """
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also reseed every GPU, which fork_rng leaves alone here.
+        torch.default_generator.manual_seed(options.seed)
         model = network()
+    parameters = sum(p.numel() for p in model.parameters())  # a shared one counts once
     return Problem(
         name=name,
-        description=f"{title}, {size(model)}, on {source}",
+        description=f"{title}, {parameters:,} parameters, on {source}",
         model=model,
-        batch=batches(options.seed, draw),
+        batch=lambda step, rank, world: draw(np.random.default_rng((options.seed, step, rank, world))),
         loss=loss,
         held_out=rest,
         learning_rate=RATES[name].sgd,

@@ -3,6 +3,7 @@
 import os
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,11 @@ def _up_to_limit(paths: list[Path]) -> Iterator[bytes]:
     for path in paths:
         if total >= LIMIT:
             return
-        content = _bytes(path)
+        content = b""
+        with suppress(OSError):
+            content = path.read_bytes()
         total += len(content)
         yield content
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@
 For their effect on training see papers/dct.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,15 +13,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
-from thinwire_lab.bench.options import Setting
+from thinwire_lab.bench.results import Setting
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.inputs import check_writable, write_document
 from thinwire_lab.show.table import plain
-from thinwire_lab.show.terminal import print_titled
+from thinwire_lab.show.terminal import print_titled, report_console
 
 SCHEMA = "thinwire.pipeline_steps/1"
 STAGES, REPLICAS, MICRO_BATCHES = 2, 2, 4
@@ -53,7 +51,7 @@ def steps(
     """Time plain pipelining, sparsified boundaries, sparsified gradients and both, round by round."""
     check_writable([json])
     torch.set_num_threads(threads)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = report_console()
     problems, links = problem or ["transformer", "dlrm"], link or ["100mbit", "1gbit"]
     runs: Runs = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     with (
@@ -74,7 +72,7 @@ def steps(
 
 def _round(cluster: Cluster, problem: str, line: Setting, steps: int) -> dict[str, float]:
     """Train a line for some steps, and return the medians on the first worker. Raises where replicas differ."""
-    row = line._asdict() | {"steps": steps, "most_steps": steps, "every": steps + 1, "skip": steps // 3}
+    row = vars(line) | {"steps": steps, "most_steps": steps, "every": steps + 1, "skip": steps // 3}
     row |= {"stages": STAGES, "micro_batches": MICRO_BATCHES}
     job = {"row": row, "problem": {"name": problem, "seed": 0, "data": None, "scale": 1.0}}
     events = list(cluster.run(job))

@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 from thinwire import Budget, recipes
 from thinwire_lab.bench import command, methods, options
 from thinwire_lab.bench.methods import BENCHED
-from thinwire_lab.bench.results import Results
+from thinwire_lab.bench.results import Results, Setting
 from thinwire_lab.bench.session import Session
 from thinwire_lab.cli import app
+from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems import PROBLEMS
 
 BENCH = [sys.executable, "-m", "thinwire", "bench"]
@@ -95,7 +96,7 @@ def test_a_recipe_may_have_a_density_of_its_own() -> None:
         data=None, scale=1.0, seed=0, target=None, extend=1.0,
     )  # fmt: skip
     lines = [("dense", 1.0), ("topk", 0.1), ("topk", 0.2), ("topk", 0.5), ("fft", 0.15), ("fft", 0.3)]
-    assert asked.rows() == [options.Setting(*line) for line in lines]
+    assert asked.rows() == [Setting(*line) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,16 @@ def test_whatever_ends_a_run_keeps_finished_rows_and_leaves_nothing_behind(tmp_p
     assert results.incomplete is not None
     assert "topk 0.01" in output
     assert len(errors.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("asked", [{"slow": 2.0}, {"kill": True}])
+def test_under_torchrun_no_worker_is_slowed_down_or_killed(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "run", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match="--slow and --kill take processes of their own: leave torchrun out"):
+        options.read(workers=None, link=None, recipes=None, densities="0.01", outer="10", **asked)
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from thinwire_lab.bench.options import Setting
-from thinwire_lab.bench.results import Memory, Row
+from thinwire_lab.bench.results import Memory, Row, Setting
 from thinwire_lab.bench.rows import HEADER_BYTES, Record, first_at, percentiles
 
 

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from thinwire_lab.bench import options
-from thinwire_lab.bench.options import Setting
+from thinwire_lab.bench.results import Setting
 from thinwire_lab.bench.rows import HEADER_BYTES
 from thinwire_lab.cli import app
 from thinwire_lab.cluster.local import Cluster

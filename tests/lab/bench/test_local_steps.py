@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire_lab.bench import options
-from thinwire_lab.bench.options import Setting
 from thinwire_lab.bench.report import html
-from thinwire_lab.bench.results import Results, Row
+from thinwire_lab.bench.results import Results, Row, Setting
 from thinwire_lab.bench.rows import Record
 from thinwire_lab.bench.worker import handle
 from thinwire_lab.cli import app

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from thinwire_lab.bench import options
 from thinwire_lab.bench.data_parallel import Slowness
 from thinwire_lab.bench.methods import BENCHED
-from thinwire_lab.bench.options import RowJob, Setting
+from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.report import html
-from thinwire_lab.bench.results import Row
+from thinwire_lab.bench.results import Row, Setting
 from thinwire_lab.cli import app
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.workers import free_ports
