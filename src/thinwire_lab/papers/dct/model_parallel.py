@@ -8,7 +8,6 @@
 Step times are those of `thinwire_lab.studies.pipeline`.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +16,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
@@ -28,6 +26,7 @@ from thinwire_lab.papers.dct.rows import Row, rows
 from thinwire_lab.papers.dct.training import Document, Material, run
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import parts_of
+from thinwire_lab.show.terminal import report_console
 
 SCHEMA = "thinwire.pipeline_figures/1"
 DENSE = "dense"
@@ -60,7 +59,7 @@ def figures(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
 ) -> None:
     """Train with and without a boundary at the first cut, and note what the activations did."""
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = report_console()
     with _refusing():
         check_writable([json])
         built = build(problem, seed=seed, data=data)
@@ -98,7 +97,7 @@ def accuracy(
     resume: Annotated[bool, typer.Option(help="Skip the runs that the document has.")] = False,
 ) -> None:
     """Train unsplit with boundaries where a split would be, and compare losses."""
-    console, problems = Console(width=None if sys.stdout.isatty() else 150), problem or ["dlrm", "transformer"]
+    console, problems = report_console(), problem or ["dlrm", "transformer"]
     with _refusing():
         check_writable([json])
         document = Document.read(json) if resume and json.exists() else Document(environment=environment())

@@ -8,7 +8,7 @@ from thinwire_lab.papers.shared.benches import FC_1G, XL_1G, Steps
 from thinwire_lab.papers.shared.claims import DRAGONN
 from thinwire_lab.papers.shared.judging import MARGIN, Range, by_setting, every, no_worse, sooner, worse
 from thinwire_lab.papers.shared.ledger import Outcome
-from thinwire_lab.papers.shared.trials import Interval, Series, Trial, Ways, interval, steps_to, trained
+from thinwire_lab.papers.shared.trials import Series, Trial, Ways, more_steps, steps_to, trained
 
 XL, MLP, VGG_BY_SIZE = trained("dragonn").values()
 _SLOWER = "randomk at a tenth of the rate"
@@ -30,12 +30,6 @@ def _ends(ways: Ways) -> list[float]:
     return [max((each.loss for each in pair if math.isfinite(each.loss)), default=math.inf) for pair in pairs]
 
 
-def _more(series: Series, other: Series, targets: Sequence[float], times: float = 1) -> Interval:
-    """Return by how many percent it needs more steps to a target than `times` the other's, seed by seed."""
-    pairs = zip(series, other, targets, strict=True)
-    return interval([100 * (a.steps_to(target) / b.steps_to(target) - times) for a, b, target in pairs])
-
-
 def _count(steps: float) -> str:
     return f"{steps:.0f}" if math.isfinite(steps) else "not on every seed"
 
@@ -43,8 +37,8 @@ def _count(steps: float) -> str:
 @DRAGONN.judge("D11", XL_BY_SIZE, MLP_BY_SIZE, VGG_BY_SIZE)
 def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
     models = {"XL": xl, "MNIST": mlp, "VGG": vgg}
-    more = {model: _more(ways["hashed"], ways["dgc"], _ends(ways)) for model, ways in models.items()}
-    printed = {m: no_worse(_more(ways["as printed"], ways["dgc"], _ends(ways))) for m, ways in models.items()}
+    more = {model: more_steps(ways["hashed"], ways["dgc"], _ends(ways)) for model, ways in models.items()}
+    printed = {m: no_worse(more_steps(ways["as printed"], ways["dgc"], _ends(ways))) for m, ways in models.items()}
     as_printed = " ".join(by_setting(printed)).replace(" : ", ": ")
     measured = (
         f"more steps than DGC: {', '.join(f'{model} {each}' for model, each in more.items())}; DGC on XL "
@@ -54,14 +48,14 @@ def closer_than_dgc(xl: Ways, mlp: Ways, vgg: Ways) -> Outcome:
 
 
 @DRAGONN.judge("D17", XL, MLP)
-def others_need_more(xl: Ways, mlp: Ways) -> Outcome:
+def others_needmore_steps(xl: Ways, mlp: Ways) -> Outcome:
     models = {"XL": xl, "MNIST": mlp}
     parts, said = {}, []
     for model, ways in models.items():
         early = [_loss_at_a_fifth(trial) for trial in ways["hashed"]]
-        slow = {name: worse(_more(ways[name], ways["hashed"], early), MARGIN) for name in _SIGNS}
+        slow = {name: worse(more_steps(ways[name], ways["hashed"], early), MARGIN) for name in _SIGNS}
         parts[f"signsgd on {model}"] = every(slow)[0]
-        five = {name: worse(_more(ways[name], ways["hashed"], early, 5), 0.0) for name in ("randomk", _SLOWER)}
+        five = {name: worse(more_steps(ways[name], ways["hashed"], early, 5), 0.0) for name in ("randomk", _SLOWER)}
         parts[f"randomk on {model}"] = every(five)[0]
         to = {name: steps_to(ways[name], early) for name in ("hashed", *_SIGNS, "randomk", _SLOWER)}
         signs, draws = ([to[name] for name in names] for names in (_SIGNS, ("randomk", _SLOWER)))

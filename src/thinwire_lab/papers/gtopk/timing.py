@@ -114,9 +114,9 @@ GTOPK.judge("G2", REPEATED)(lambda found: _against_formula(found, _off_gather))
 
 
 @GTOPK.judge("G3", EXCHANGES, WIDE)
-def tree_costs(found: Mapping[str, Any], wide: Mapping[str, Any] | None) -> Outcome:
+def tree_costs(found: Mapping[str, Any], wide: Mapping[str, Any]) -> Outcome:
     parts, times = {}, dict[str, list[str]]()
-    for row in (*found["rows"], *(wide["rows"] if wide else ())):
+    for row in (*found["rows"], *wide["rows"]):
         if row["exchange"] == "tree":
             off = _off_tree(row)
             word = FAILS if off.least > _FIT else HOLDS if abs(off.middle) <= _FIT else UNDECIDED
@@ -135,9 +135,9 @@ _TREE, _GATHER = "gtopk 0.001", "topk 0.001"
 
 
 @GTOPK.judge("G11", benches.TEXT_STEPS, WIDE)
-def scales(text: Grid, wide: Mapping[str, Any] | None) -> Outcome:
+def scales(text: Grid, wide: Mapping[str, Any]) -> Outcome:
     parts, measured = at_every(text, _as_the_model, workers=(8,)), f"over Top-k {gains(text, _TREE, _GATHER)}"
-    asked = _at_their_size(wide) if wide else {}
+    asked = _at_their_size(wide)
     if asked:
         parts |= {f"P = {_THEIRS} at {link}": word for link, (word, _) in asked.items()}
         alone = ", ".join(f"{link} {said}" for link, (_, said) in asked.items())

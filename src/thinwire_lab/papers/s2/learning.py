@@ -7,17 +7,11 @@ from thinwire_lab.papers.shared.benches import TEXT_1G, Steps
 from thinwire_lab.papers.shared.claims import GRADIENTS, S2
 from thinwire_lab.papers.shared.judging import HALF_A_POINT, by_setting, every, no_worse, sooner, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
-from thinwire_lab.papers.shared.trials import Series, Ways, interval, points_lost, steps_to, trained
+from thinwire_lab.papers.shared.trials import Series, Ways, more_steps, points_lost, steps_to, trained
 
 RATIOS = (2, 1, 0.5, 0.25, 0.1, 0.05)
 _BENCHED = "s2_reducer 0.0312"
 TEXT, SLOWLY, LONGER, CNN, SECOND, CNN_WHOLE, SECOND_WHOLE, LM = trained("s2").values()
-
-
-def _steps(text: Ways) -> dict[str, float]:
-    """Return each way's mean steps to the loss that the exact union has after some half of its run, seed by seed."""
-    targets = _targets(text)
-    return {name: steps_to(series, targets) for name, series in text.items()}
 
 
 def _targets(ways: Ways) -> list[float]:
@@ -34,7 +28,8 @@ def _half(series: Series) -> int:
 def rate_is_kept(text: Ways, slowly: Ways, longer: Ways) -> Outcome:
     parts, said = {}, []
     for name, ways in (("dense's best rate", text), ("a tenth of dense's rate", {**slowly, **longer})):
-        steps = _steps(ways)
+        targets = _targets(ways)
+        steps = {way: steps_to(series, targets) for way, series in ways.items()}
         found = {
             ratio: _growth(ways[f"ratio {ratio:g}"], steps[f"ratio {ratio:g}"], steps["union"], ratio)
             for ratio in RATIOS
@@ -85,8 +80,7 @@ def _growth(sketched: Series, steps: float, union: float, ratio: float) -> tuple
 
 @S2.judge("S10", TEXT)
 def fewer_steps(text: Ways) -> Outcome:
-    trained = zip(text["sketch"], text["union"], _targets(text), strict=True)
-    found = interval([100 * (a.steps_to(target) / b.steps_to(target) - 1) for a, b, target in trained])
+    found = more_steps(text["sketch"], text["union"], _targets(text))
     measured = f"steps of the sketch over the exact union's: {found}"
     return Outcome(verdict=HOLDS if found.below else FAILS, measured=measured)
 

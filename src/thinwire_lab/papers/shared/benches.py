@@ -282,9 +282,7 @@ TEXT_STEPS = Benches.of(
 )
 LM_STEPS = Benches.of("lstm", f"{_SPARSE},{_BLOCKS}", steps=6)
 XL_STEPS = Benches.of("xml", f"{_SPARSE},randomk:0.001,signsgd", steps=6, scale=0.1)
-CNN_1G, FC_1G, TEXT_1G, LM_1G, XL_1G = (
-    benches[4, "1gbit"] for benches in (CNN_STEPS, FC_STEPS, TEXT_STEPS, LM_STEPS, XL_STEPS)
-)
+CNN_1G, FC_1G, TEXT_1G, XL_1G = (each[4, "1gbit"] for each in (CNN_STEPS, FC_STEPS, TEXT_STEPS, XL_STEPS))
 FC_LIVES = Benches.of("vgg", _LIVES, workers=(2, 8), part="-lives")
 """What four workers run among the others."""
 TEXT_SPARSER = Benches.of("transformer", "dgc:0.0001,dragonn:0.0001", workers=(4,), part="-sparser")

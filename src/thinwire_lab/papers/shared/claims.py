@@ -40,7 +40,7 @@ Decide = Callable[..., Outcome]
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Decides a claim. `decide` takes what each of the evidence found, in order; None for what is not needed."""
+    """Decides a claim. `decide` takes what each of the evidence found, in order."""
 
     evidence: Sequence[Evidence]
     decide: Callable[..., Any]

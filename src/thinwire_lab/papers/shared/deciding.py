@@ -44,7 +44,7 @@ class Deciding:
         if judge is None:
             return []
         waits = [command for each in judge.evidence for command in each.missing(shelf)]
-        if waits or self._judged(name, judge.evidence, shelf)[0].verdict != UNDECIDED:
+        if waits or self._judged(name, judge.evidence, shelf).verdict != UNDECIDED:
             return waits
         return [command for each in _computed(judge) for command in each.missing(shelf)]
 
@@ -61,11 +61,11 @@ class Deciding:
 
     def row(self, name: str, shelf: Shelf) -> Row:
         """Judge a claim that has a judge. Raises Absent where a run is missing, ValueError where one is damaged."""
-        judge = self.judges[name]
-        outcome, used = self._judged(name, judge.evidence, shelf)
-        if outcome.verdict == UNDECIDED and (evidence := _computed(judge)):
+        used = self.judges[name].evidence
+        outcome = self._judged(name, used, shelf)
+        if outcome.verdict == UNDECIDED and (parts := _computed(self.judges[name])):
             with suppress(Absent):
-                other, parts = self._judged(name, evidence, shelf)
+                other = self._judged(name, parts, shelf)
                 if other.verdict != UNDECIDED:
                     outcome, used = replace(other, how=f"{other.how}. {COMPUTED}"), parts
         if outcome.verdict == UNDECIDED:
@@ -75,14 +75,12 @@ class Deciding:
         commands = [command for each in used for command in each.commands]
         return judged(catalogue()[name], outcome, seeds, commands)
 
-    def _judged(self, name: str, evidence: Sequence[Evidence], shelf: Shelf) -> tuple[Outcome, list[Evidence]]:
-        """Return what evidence says, and which of it there was."""
-        asked = [each.used(shelf) for each in evidence]
-        read = [each and each.read(shelf) for each in asked]
-        spreads = (each.spread(what) for each, what in zip(asked, read, strict=True) if each)
+    def _judged(self, name: str, evidence: Sequence[Evidence], shelf: Shelf) -> Outcome:
+        """Return what evidence says."""
+        read = [each.read(shelf) for each in evidence]
+        spreads = (each.spread(what) for each, what in zip(evidence, read, strict=True))
         outcome = replace(self.judges[name].decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
-        how = outcome.how or catalogue()[name].how.format(**outcome.said)
-        return replace(outcome, how=how), [each for each in asked if each]
+        return replace(outcome, how=outcome.how or catalogue()[name].how.format(**outcome.said))
 
     def unfounded(self, rows: Mapping[str, Row], shelf: Shelf) -> Iterator[str]:
         """Yield what is wrong with each row that its runs do not bear out, or that has none."""

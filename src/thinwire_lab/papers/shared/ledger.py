@@ -51,11 +51,11 @@ def catalogue() -> Mapping[str, Claim]:
 SCHEMA = "thinwire.papers/1"
 LEDGER = FOLDER / "ledger.json"
 HOLDS, FAILS, DEPENDS, UNDECIDED = "holds", "does not hold", "depends", "undecided"
-BEYOND, OPEN = "out of reach", "open"
+OPEN = "open"
 _RATE = re.compile(r"\b\d+[mg]bit\b")
 """As commands have it, such as `100mbit`."""
 NOTHING = "\N{EN DASH}"
-VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, BEYOND, OPEN)
+VERDICTS = (HOLDS, FAILS, DEPENDS, UNDECIDED, OPEN)
 _SAID = ("verdict", "note", "measured", "spread", "how")
 DECIDES = "What would decide: "
 """Where `how` ends by saying so."""

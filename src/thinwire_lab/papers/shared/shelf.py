@@ -138,10 +138,6 @@ class Evidence:
             return self.commands
         return ()
 
-    def used(self, shelf: Shelf) -> "Evidence | None":
-        """Return what a verdict rests on for now: these runs, or what does where they have not been run."""
-        return self
-
     def read(self, shelf: Shelf) -> Any:
         """Return what they found. Raises Absent."""
         raise NotImplementedError
@@ -160,8 +156,7 @@ class Document(Evidence):
     """A program that writes a JSON file.
 
     words: its command, without --json. quick: what makes it short. apart: says how far its repeats lie apart.
-    complete: whether it is all there, where the program writes it bit by bit. needed: whether a claim waits for it;
-    else it is judged by `otherwise`, if by anything, until this has been run.
+    complete: whether it is all there, where the program writes it bit by bit.
     """
 
     name: str
@@ -171,16 +166,10 @@ class Document(Evidence):
     apart: Callable[[Any], str] = lambda _: ""
     complete: Callable[[Any], bool] = lambda _: True
     more: str = "more repeats"
-    needed: bool = True
-    otherwise: "Document | None" = None
 
     @property
     def commands(self) -> tuple[str, ...]:
         return (f"{self.words} --json papers/runs/{self.name}.json",)
-
-    def used(self, shelf: Shelf) -> "Document | None":
-        there = self.needed or (shelf.folder / f"{self.name}.json").exists()
-        return self if there else self.otherwise
 
     def read(self, shelf: Shelf) -> Any:
         """See `Evidence`. Raises Absent where the run was cut off, too."""

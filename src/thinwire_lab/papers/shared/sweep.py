@@ -113,8 +113,6 @@ REPEATED = replace(
     name="sweep-repeated",
     words=f"{SWEEP.words} --links 100mbit,1gbit --largest 67108864 --repeats 9",
     more="more cores",
-    needed=False,
-    otherwise=SWEEP,
 )
 """The sweep at the rates that judge, with the repeats that it takes to tell a formula from noise."""
 ROUTES = Document(
@@ -140,7 +138,6 @@ WIDE = replace(
     EXCHANGES,
     name="exchanges-wide",
     words=f"{EXCHANGES.words} --worlds 16,32 --links 10mbit,30mbit,100mbit --density 0.02",
-    needed=False,
 )
 """Links so slow that two cores keep up with so many workers."""
 

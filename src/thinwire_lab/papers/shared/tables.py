@@ -48,7 +48,6 @@ _WORDS = {
     ledger.FAILS: ("does not", "do not"),
     ledger.DEPENDS: ("depends on the setting", "depend on the setting"),
     ledger.UNDECIDED: ("is undecided", "are undecided"),
-    ledger.BEYOND: ("is out of reach here", "are out of reach here"),
     ledger.OPEN: ("is open", "are open"),
 }
 """Of one claim, and of several."""

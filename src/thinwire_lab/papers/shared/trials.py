@@ -19,6 +19,7 @@ RATES = {"mlp": 0.2, "xml": 640.0, "resnet20": 0.1, "vgg": 0.02, "transformer": 
 """Learning rates of SGD with momentum 0.9: of those tried, where dense ends lowest (their runs are in FILE)."""
 
 _WITHOUT_DATA = ("transformer", "xml")
+_ALWAYS = {"optimizer": "sgd()", "warm_up": 20}
 Lines = Sequence[Mapping[str, Any]]
 K = TypeVar("K")
 R = TypeVar("R")
@@ -69,11 +70,8 @@ class Way:
     """
 
     recipe: str
-    optimizer: str = "sgd()"
     rate: float | None = None
-    warm_up: int = 20
     batch: int | None = None
-    workers: int | None = None
     schedule: str = "constant"
 
 
@@ -122,9 +120,9 @@ class Trials(Evidence):
         return {line["seed"]: _trial(line) for line in fitting if line["seed"] in self.seeds}
 
     def _settings(self, way: Way) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in ("model", "steps", "scale")}
-        found |= {name: getattr(way, name) for name in ("recipe", "optimizer", "warm_up", "batch", "schedule")}
-        return found | {"workers": way.workers or self.workers, "rate": way.rate or self.rate}
+        found = {name: getattr(self, name) for name in ("model", "steps", "scale", "workers")}
+        found |= {name: getattr(way, name) for name in ("recipe", "batch", "schedule")}
+        return found | _ALWAYS | {"rate": way.rate or self.rate}
 
     def _command(self, way: Way) -> str:
         settings = self._settings(way)
@@ -132,8 +130,8 @@ class Trials(Evidence):
             **({} if self.model in _WITHOUT_DATA else {"data": DATA}),
             **{name: settings[name] for name in ("model", "workers", "steps", "rate")},
             "recipe": f'"{way.recipe}"',
-            "optimizer": f'"{way.optimizer}"',
-            "warm-up": way.warm_up,
+            "optimizer": f'"{settings["optimizer"]}"',
+            "warm-up": settings["warm_up"],
             "seeds": ",".join(map(str, self.seeds)),
         }
         usual = {"batch": None, "scale": 1.0, "schedule": "constant"}
@@ -251,3 +249,9 @@ def interval(values: Sequence[float], unit: str = "%") -> Interval:
 def steps_to(series: Series, targets: Sequence[float]) -> float:
     """Return the mean number of steps to a target for each seed; infinite if a seed never gets there."""
     return fmean(trial.steps_to(target) for trial, target in zip(series, targets, strict=True))
+
+
+def more_steps(series: Series, other: Series, targets: Sequence[float], times: float = 1) -> Interval:
+    """Return by how many percent it needs more steps to a target than `times` the other's, seed by seed."""
+    pairs = zip(series, other, targets, strict=True)
+    return interval([100 * (a.steps_to(target) / b.steps_to(target) - times) for a, b, target in pairs])
