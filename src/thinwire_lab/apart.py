@@ -111,9 +111,6 @@ def trained(profile: Profile) -> int:
     return sum(gradient.numel for gradient in profile.timeline.gradients)
 
 
-_MEASUREMENT = "300 steps of the byte-level GPT, 4 workers, one to three seeds"
-
-
 class MeasuredApart(NamedTuple):
     """The final loss of a method of outer steps with `every` inner ones, and of uncompressed training.
 
@@ -139,6 +136,13 @@ OUTER_LOSSES: tuple[MeasuredApart, ...] = (
     MeasuredApart("diloco", 30, 1.8196, 1.6692),
 )
 """Of docs/measurements/outer.md, with AdamW inside. Both of `diloco` are means of three seeds."""
+
+BASIS = (
+    "Steps to the same loss: from 300 steps of the byte-level GPT, 4 workers, one to three seeds, which are few outer "
+    "steps; longer runs and larger models are said to lose less. Give your own with --more-steps, such as "
+    "sparseloco:30=1.1."
+)
+"""Where these figures come from."""
 
 _LOSSES = "2.4135 2.2243 2.1189 2.0257 1.9719 1.9172 1.8698 1.8227 1.7982 1.7672 1.7522 1.7355 1.7115 1.6877 1.6684"
 _DENSE = MappingProxyType(dict(zip(range(20, 301, 20), map(float, _LOSSES.split()), strict=True)))
@@ -173,11 +177,3 @@ def of_ratio(ratio: float) -> float:
         if low <= loss <= high:
             return last / (early + (late - early) * (high - loss) / (high - low))
     return 1.0 if loss < _DENSE[last] else math.inf
-
-
-def basis() -> str:
-    """Return in a sentence where these figures come from."""
-    return (
-        f"Steps to the same loss: from {_MEASUREMENT}, which are few outer steps; longer runs and larger models are "
-        "said to lose less. Give your own with --more-steps, such as sparseloco:30=1.1."
-    )

@@ -243,7 +243,7 @@ def simulate(
     with refusing("simulate", json, plot, html):
         check_apart([profile, topology], [json, plot, html])
         files = Files(**{name: asked.pop(name) for name in ("json", "plot", "html")})
-        command.show(command.outcome(options.read(**asked)), files)
+        command.run(options.read(**asked), files)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 from thinwire.exchanges import Link
 from thinwire.files import write_atomically
 
-_PREFIXES = "kmg"
+_PREFIXES = "kMGT"
 _MOST = 10**9  # steps
 # a lone capital B would mean bytes
 _RATE = r"(\d+(?:\.\d+)?) *([kmgKMG])(?:(?i:bit(?:/s|ps)?)|b(?:ps|/s))"
@@ -128,10 +128,18 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
         print(json.dumps(document), file=file, flush=True)
 
 
+def rate_text(bits: float, form: str = ".3g") -> str:
+    """Return bits per second in the unit of links: ``6.2 Gbit/s``."""
+    unit = 0
+    while bits >= 999.5 and unit < len(_PREFIXES):
+        bits, unit = bits / 1000, unit + 1
+    return f"{bits:{form}} {_PREFIXES[unit - 1] if unit else ''}bit/s"
+
+
 def parse_link(text: str) -> Link:
     """Read ``1gbit`` (without latency) or ``100mbit/0.4ms``. Raises ValueError for anything else or a rate of 0."""
     match = _LINK.fullmatch(text.strip())
-    bits = float(match[1]) * 1000 ** (1 + _PREFIXES.index(match[2].lower())) if match else 0.0
+    bits = float(match[1]) * 1000 ** (1 + _PREFIXES.lower().index(match[2].lower())) if match else 0.0
     if not match or not 0 < bits < float("inf"):
         raise ValueError(
             f"link {text!r}: expected a rate above 0 and, if wanted, a latency, such as 1gbit or 1gbit/5ms"

@@ -50,10 +50,11 @@ def made() -> dict[str, str]:
 def environment(**more: Any) -> dict[str, Any]:
     """Return what a reader needs to judge figures that were taken here, and `more`. A missing package is None."""
     here = {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "python": platform.python_version()}
-    return more | made() | here | {name: _version(name) for name in _PACKAGES}
+    return more | made() | here | {name: version_of(name) for name in _PACKAGES}
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return a package's version, None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -3,7 +3,6 @@
 import os
 import platform
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -15,7 +14,7 @@ from thinwire.kernels import Kernel
 from thinwire.version import __version__
 from thinwire_lab.check.findings import Finding, looked_into
 from thinwire_lab.check.kernels import implementation
-from thinwire_lab.machine import processor
+from thinwire_lab.machine import processor, version_of
 from thinwire_lab.show.table import human_bytes
 
 _BACKENDS = ("gloo", "nccl", "mpi")
@@ -32,10 +31,9 @@ def versions() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    try:
-        return str(torch.__version__) if package == "torch" else version(package)  # with CUDA's version
-    except PackageNotFoundError:  # torch for ROCm brings triton under another name
-        return "of torch" if find_spec(package) else "absent"
+    if package == "torch":
+        return str(torch.__version__)  # with CUDA's version
+    return version_of(package) or ("of torch" if find_spec(package) else "absent")  # ROCm's torch brings its triton
 
 
 def _versions(device: torch.device) -> tuple[bool | None, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from thinwire_lab.check.report import Report, progress_line
 from thinwire_lab.check.sections import Asked, Section
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.show.page import Files
-from thinwire_lab.show.terminal import print_raw, print_written
+from thinwire_lab.show.terminal import print_raw, print_written, report_console
 
 
 class CheckProgress:
@@ -45,9 +44,6 @@ class CheckProgress:
         self.bar.update(self._task, advance=1, description=f"{found.section}: {found.name}")
         if found.ok is False:
             print_raw(self._console, progress_line(found))
-
-
-_LOG_WIDTH = 160
 
 
 def asked(*, quick: bool, device: str | None, only: str | None) -> Asked:
@@ -84,7 +80,7 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
             if launch.rank == 0:
                 files.write(report.document(), report.html)
     if launch.rank == 0:
-        console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+        console = report_console()
         report.print(console)
         print_written(console, files.paths)
     return launch.verdict(1 if report.failed else 0)

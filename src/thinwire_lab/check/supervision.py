@@ -22,9 +22,8 @@ from torch._C._distributed_c10d import Store
 from thinwire_lab.check.findings import Finding, merged
 from thinwire_lab.check.sections import Section
 from thinwire_lab.check.worker import Spec
-from thinwire_lab.cluster.worker import Channel, HungUp
+from thinwire_lab.cluster.worker import LOOPBACK, Channel, HungUp, environment
 
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 WORKER = "thinwire_lab.check.worker"
 """The module that processes run."""
 _STARTING = 180.0  # seconds to import everything and to join
@@ -130,8 +129,8 @@ class _Member:
 
 
 def _environment(place: Place) -> dict[str, str]:
-    found = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "OMP_NUM_THREADS": str(place.threads)}
-    return found | (dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK) if place.alone else {})
+    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), LOOPBACK) if place.alone else {}
+    return environment(place.threads) | interfaces
 
 
 def run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Found:
@@ -187,9 +186,5 @@ def _attend(
                 member.end()
                 if member.next is None and section.backend:
                     place.store.set(member.spec.status(member.row, member.spec.rank), "failed")
-            done(_common(members))
-
-
-def _common(members: Sequence[_Member]) -> Found:
-    rows = set.intersection(*(set(member.found) for member in members))
-    return {row: {member.spec.rank: member.found[row] for member in members} for row in sorted(rows)}
+            common = set.intersection(*(set(member.found) for member in members))
+            done({row: {member.spec.rank: member.found[row] for member in members} for row in sorted(common)})

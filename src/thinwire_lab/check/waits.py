@@ -58,15 +58,11 @@ def counted(device: torch.device) -> Iterator[Waits]:
         file.seek(0)
         said = file.read().decode(errors="replace")
     found.count = said.count(_SAID)
-    found.places = Counter(_short(place) for place in _PLACE.findall(said))
+    found.places = Counter(re.sub(r".*thinwire/", "thinwire/", place) for place in _PLACE.findall(said))
 
 
 def _tell(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
     os.write(2, f"{filename}:{lineno}: {category.__name__}: {message}\n".encode())
-
-
-def _short(place: str) -> str:
-    return "thinwire/" + place.rpartition("thinwire/")[2] if "thinwire/" in place else place
 
 
 @contextmanager

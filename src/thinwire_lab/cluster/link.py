@@ -8,14 +8,13 @@ from functools import cache
 from typing import NamedTuple
 
 from thinwire.exchanges import Link
-from thinwire_lab.inputs import BadInput, parse_link
+from thinwire_lab.inputs import BadInput, parse_link, rate_text
 
 INTERFACE_VARIABLE = "THINWIRE_INTERFACE"
 """Environment variable with the interface's name, set in workers that have a link, their own or their island's."""
 LATENCY_VARIABLE = "THINWIRE_LATENCY"
 """Environment variable with the seconds from one worker to another, set in workers that have a link."""
 
-_PREFIXES = "kMG"
 _SLOWEST, _FASTEST = 8_000, 32_000_000_000  # bits per second; the kernel's field ends at 34e9
 _FARTHEST = 5.0  # seconds
 
@@ -32,8 +31,7 @@ class Rate:
 
     def __str__(self) -> str:
         """Return it as in ``100 Mbit/s``, or ``100 Mbit/s and 50 ms``."""
-        thousands = min(max((len(str(self.bits_per_second)) - 1) // 3, 1), 3)
-        rate = f"{self.bits_per_second / 1000**thousands:g} {_PREFIXES[thousands - 1]}bit/s"
+        rate = rate_text(self.bits_per_second, "g")
         return f"{rate} and {1e3 * self.latency:g} ms" if self.latency else rate
 
 

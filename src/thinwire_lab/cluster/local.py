@@ -17,7 +17,7 @@ from typing import Self
 
 from thinwire_lab.cluster.link import Rate
 from thinwire_lab.cluster.supervisor import Setup
-from thinwire_lab.cluster.worker import Channel, HungUp, Message
+from thinwire_lab.cluster.worker import Channel, HungUp, Message, environment
 from thinwire_lab.inputs import BadInput
 
 _PATIENCE = 1.0  # seconds for a supervisor to end its workers
@@ -66,7 +66,7 @@ class Processes:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[control, *workers],
-            env=os.environ | _environment(world),
+            env=os.environ | environment(max(1, (os.cpu_count() or 1) // world)),
             start_new_session=True,  # ^C then reaches this process only, and all others can be killed together
         )
         for _, theirs in pairs:
@@ -84,11 +84,6 @@ class Processes:
         for channel in (self.control, *self.workers):
             channel.close()
         return printed.decode(errors="replace")
-
-
-def _environment(world: int) -> dict[str, str]:
-    threads = max(1, (os.cpu_count() or 1) // world)
-    return {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "OMP_NUM_THREADS": str(threads)}
 
 
 class Cluster:
@@ -135,7 +130,6 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def close(self) -> None:

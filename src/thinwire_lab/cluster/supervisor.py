@@ -16,7 +16,7 @@ from functools import partial
 
 from thinwire_lab.cluster.link import INTERFACE_VARIABLE, LATENCY_VARIABLE, Rate
 from thinwire_lab.cluster.star import INTERFACE, Star, Unavailable, address
-from thinwire_lab.cluster.worker import Captured, Channel, HungUp, exit_code, fork, serve
+from thinwire_lab.cluster.worker import LOOPBACK, Captured, Channel, HungUp, exit_code, fork, serve
 
 _ON_LINKS = {"MASTER_ADDR": address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": INTERFACE}
 _LOOK_AFTER = 0.1  # seconds between checks that all workers live
@@ -124,8 +124,7 @@ def _work(handler: str, descriptor: int, environment: dict[str, str], star: Star
 def _on_loopback() -> dict[str, str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    name = "lo0" if sys.platform == "darwin" else "lo"
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": name}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": LOOPBACK}
 
 
 def main() -> None:

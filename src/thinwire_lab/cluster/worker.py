@@ -67,6 +67,14 @@ class Channel:
         self._socket.close()
 
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Return what has a new process import from the same places as this one, and compute with so many threads."""
+    return {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "OMP_NUM_THREADS": str(threads)}
+
+
 Emit = Callable[[Message], None]
 Handler = Callable[[Message, Emit], Any]
 _PR_SET_PDEATHSIG = 1
@@ -136,7 +144,8 @@ def serve(channel: Channel, handler: str) -> None:
     If anything is raised, report it and stay: if this process ended, its peers would fail too and hide the cause.
     """
     try:
-        _serve(channel, _resolve(handler))
+        module, _, function = handler.partition(":")
+        _serve(channel, getattr(importlib.import_module(module), function))
     except HungUp:
         return
     except BaseException:  # SystemExit counts as an error too
@@ -151,9 +160,3 @@ def _serve(channel: Channel, handler: Handler) -> NoReturn:
         for job in channel.receive():
             handler(job, lambda event: channel.send({"event": event}))
             channel.send({"done": True})
-
-
-def _resolve(handler: str) -> Handler:
-    module, _, function = handler.partition(":")
-    resolved: Handler = getattr(importlib.import_module(module), function)
-    return resolved

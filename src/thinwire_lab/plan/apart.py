@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from thinwire.planner import Plan
-from thinwire_lab.apart import SCHEMES, STEPS, Way, basis, ways
+from thinwire_lab.apart import BASIS, SCHEMES, STEPS, Way, ways
 from thinwire_lab.inputs import BadInput, counts
 from thinwire_lab.plan.report import Chapter
 from thinwire_lab.show.table import UNKNOWN, Column, duration, human_bytes, milliseconds, tabulated
@@ -13,7 +13,7 @@ from thinwire_lab.show.table import UNKNOWN, Column, duration, human_bytes, mill
 _NOTES = (
     f"until dense's loss: seconds until the loss that uncompressed training has after {STEPS:,} steps. {UNKNOWN}: "
     "nobody has measured how many steps that takes.",
-    basis(),
+    BASIS,
     "Encoding and decoding at outer steps count as free; H: the inner steps from one to the next.",
 )
 _COLUMNS: tuple[Column[Way], ...] = (

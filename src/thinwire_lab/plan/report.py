@@ -11,6 +11,7 @@ from rich.console import Console
 
 from thinwire.exchanges import Transport
 from thinwire.planner import Plan, Profile, Row, step_seconds
+from thinwire_lab.inputs import rate_text
 from thinwire_lab.show.page import page
 from thinwire_lab.show.table import UNKNOWN, Column, Table, human_bytes, tabulated
 from thinwire_lab.show.terminal import print_chapter, print_table, say
@@ -162,17 +163,11 @@ UNKNOWN_OPTIMIZER = (
 )
 _TRANSPORTS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "point_to_point": "point to point"}
 _BEYOND = 1e14  # bytes per second: an older probe gave this if more bytes took no longer
-_UNITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 
 
 def bit_rate(bandwidth: float) -> str:
     """Return bytes per second in the unit of links: ``6.2 Gbit/s``."""
-    if bandwidth >= _BEYOND:
-        return "beyond measure"
-    bits, unit = 8 * bandwidth, 0
-    while bits >= 999.5 and unit < len(_UNITS) - 1:
-        bits, unit = bits / 1000, unit + 1
-    return f"{bits:.3g} {_UNITS[unit]}"
+    return "beyond measure" if bandwidth >= _BEYOND else rate_text(8 * bandwidth)
 
 
 def title(profile: Profile) -> str:

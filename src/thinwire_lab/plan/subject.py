@@ -36,7 +36,7 @@ class Subject(NamedTuple):
 
 def of_bench(name: str, seed: int, data: str | None, scale: float, optimizer: str) -> Subject:
     """Build one of the bench's models. Raises BadInput as `problems.build` does."""
-    problem = problems.build(name, seed=seed, data=None if data is None else Path(data), scale=scale)
+    problem = problems.build(name, seed=seed, data=data, scale=scale)
     several = optimizers(optimizer, problem.model, problem)
 
     @functools.cache  # the batch is there before a step begins

@@ -1,7 +1,6 @@
 """Shared by all figures: colours, heads, axes and legends."""
 
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,12 @@ def blank(inches: tuple[float, float]) -> Figure:
 
 
 def restrain(axes: Axes) -> None:
-    """Leave out the lines around the axes that carry no information."""
+    """Leave out the lines around the axes that carry no information; draw faint ones by which values are read."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)
     axes.tick_params(colors=MUTED, labelsize=9, which="both")
     axes.set_axisbelow(True)
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
 
 
 def name(axes: Axes, title: str, along: str) -> None:
@@ -45,9 +45,12 @@ def head(figure: Figure, *lines: str, colour: str = MUTED) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=colour, parse_math=False)
 
 
-def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], *, columns: int) -> None:
-    """Put a legend below the figure."""
-    figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK)
+def legend(figure: Figure, axes: Axes, *, columns: int) -> None:
+    """Put a legend of what the axes show, if anything, below the figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns}
+    if handles:
+        figure.legend(handles, labels, **where, frameon=False, fontsize=9, labelcolor=INK)
 
 
 def check_drawable(path: Path | None) -> None:

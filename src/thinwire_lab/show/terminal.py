@@ -1,5 +1,6 @@
 """Text on a terminal or in a log: sentences, names of written files, and tables."""
 
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,12 @@ from thinwire_lab.show.table import Table
 
 _ASCII = str.maketrans({"✓": "yes", "✗": "NO", "—": "-", "·": "|", "─": "-"})
 _NARROWEST = 12  # of the column of names
+_LOG_WIDTH = 160
+
+
+def report_console() -> Console:
+    """Return a console for tables: as wide as the terminal, and in a log wide enough."""
+    return Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
 
 
 def say(console: Console, text: str, style: str = "", indent: str = "") -> None:

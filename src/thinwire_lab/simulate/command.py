@@ -1,7 +1,6 @@
 """`thinwire simulate`: what a step would take between more workers than there are."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,31 +17,22 @@ from thinwire_lab.simulate.options import Options
 from thinwire_lab.simulate.scaling import PLANNED, SMALLEST, Scale
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What to show: titled tables with notes, the same as a JSON document, and a figure."""
-
-    title: str
-    tables: Sequence[Table]
-    notes: Sequence[str]
-    document: Mapping[str, Any]
-    figure: Callable[[], Figure]
-
-    def print(self, console: Console) -> None:
-        """Print title, tables and notes."""
-        say(console, self.title, "bold")
-        for table in self.tables:
-            print_chapter(console, table)
-        for note in ("", *self.notes):
-            say(console, note, "dim")
-
-
-def show(outcome: Outcome, files: Files) -> None:
-    """Write the files and print it: what reads the output may stop early, as `head` does."""
-    files.write(outcome.document, lambda: page("thinwire simulate", outcome.print, outcome.figure()), outcome.figure)
+def run(options: Options, files: Files) -> None:
+    """Predict, write the files and print: what reads the output may stop early, as `head` does. Raises BadInput."""
+    found = options.scales()
+    figure, printed = partial(scales_figure, found, options.title), partial(_print, options=options, found=found)
+    files.write(document(options, found), lambda: page("thinwire simulate", printed, figure()), figure)
     console = Console()
-    outcome.print(console)
+    printed(console)
     print_written(console, files.paths)
+
+
+def _print(console: Console, options: Options, found: Sequence[Scale]) -> None:
+    say(console, options.title, "bold")
+    for table in _tables(options, found):
+        print_chapter(console, table)
+    for note in ("", *_NOTES, *(_APART if options.outer else ()), *(_FAULTS if options.faults else ())):
+        say(console, note, "dim")
 
 
 _NOTES = (
@@ -62,18 +52,6 @@ _FAULTS = (
     "checkpoints count as free. Outer steps go on after 4 s, and the one that failed loses its steps since the latest.",
 )
 _DAY = 86400  # seconds
-
-
-def outcome(options: Options) -> Outcome:
-    """Predict. Raises BadInput for a recipe that the profile does not know."""
-    found = options.scales()
-    return Outcome(
-        title=options.title,
-        tables=list(_tables(options, found)),
-        notes=(*_NOTES, *(_APART if options.outer else ()), *(_FAULTS if options.faults else ())),
-        document=document(options, found),
-        figure=partial(scales_figure, found, options.title),
-    )
 
 
 def document(options: Options, found: Sequence[Scale]) -> dict[str, Any]:
@@ -147,8 +125,7 @@ def scales_figure(found: Sequence[Scale], title: str) -> Figure:
     over_workers(efficiency, [scale.world_size for scale in found])
     over_workers(step, [scale.world_size for scale in found])
     share_axes(efficiency, max(scale.efficiency(label) for scale in found for label in scale.seconds))
-    handles, labels = step.get_legend_handles_labels()
-    canvas.legend(figure, handles, labels, columns=8)
+    canvas.legend(figure, step, columns=8)
     canvas.head(figure, title)
     return figure
 
@@ -159,11 +136,10 @@ def over_workers(axes: Axes, worlds: Sequence[int]) -> None:
     axes.set_xticks(worlds[:: -(-len(worlds) // 12)])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", color=canvas.FAINT, linewidth=0.8)
     canvas.restrain(axes)
 
 
-def share_axes(axes: Axes, most: float = 1.0) -> None:
+def share_axes(axes: Axes, most: float) -> None:
     """Show shares from 0 to 1, or only to somewhat above the largest if that is small."""
     axes.set_ylim(0, 1.05 if most > 0.3 else 1.15 * most)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -10,7 +10,7 @@ from pathlib import Path
 from thinwire.exchanges import Link, Network
 from thinwire.planner import Profile
 from thinwire_lab.apart import SCHEMES
-from thinwire_lab.inputs import BadInput, counts, names, parse_link
+from thinwire_lab.inputs import BadInput, counts, names, parse_link, rate_text
 from thinwire_lab.simulate.network import MOST, Regions, Tiers, ring
 from thinwire_lab.simulate.scaling import Faults, Scale, on, scaled, xml
 
@@ -87,9 +87,7 @@ def _between(path: Path, found: dict[frozenset[str], Link], a: str, b: str, insi
 
 def described(link: Link) -> str:
     """Return the link in words, such as ``25 Gbit/s, 0.05 ms``."""
-    bits = 8 * link.bandwidth
-    thousands = 3 if bits >= 1e9 else 2 if bits >= 1e6 else 1
-    return f"{bits / 1000**thousands:.4g} {'kMG'[thousands - 1]}bit/s, {1e3 * link.latency:g} ms"
+    return f"{rate_text(8 * link.bandwidth, '.4g')}, {1e3 * link.latency:g} ms"
 
 
 INSIDE = "10gbit/0.1ms"

@@ -9,7 +9,6 @@ to: `over a copy` is the median of the pairs' ratios. `reference`: how many time
 elements. Whole encodes, and the decode of 16 payloads, are those of the check's section on speed.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from thinwire.planner.probe.measure import timed
 from thinwire_lab.bench.rows import percentiles
@@ -30,12 +28,12 @@ from thinwire_lab.check.material import Kit, flat, tensors
 from thinwire_lab.inputs import check_writable, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import plain
-from thinwire_lab.show.terminal import print_titled
+from thinwire_lab.show.terminal import print_titled, report_console
 
 SCHEMA = "thinwire.kernels/2"
 COMPARED = 1 << 22  # elements, up to which a CPU's kernels are compared with the reference, and that is timed
 
-console = Console(width=None if sys.stdout.isatty() else 150)
+console = report_console()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,11 +58,6 @@ class Run:
         self.attachment = attach(self.model)
         self.count = 0
 
-    def loss(self) -> Any:
-        """Run forward on the next batch."""
-        batch = self.problem.batch(self.count, dist.get_rank(), dist.get_world_size())
-        return self.problem.loss(self.model, batch)
-
     def step(self) -> float:
         """Take a step. Return its seconds, without making the batch."""
         batch = self.problem.batch(self.count, dist.get_rank(), dist.get_world_size())
@@ -77,21 +72,20 @@ class Run:
 
 def handle(job: dict[str, Any], emit: Emit) -> None:
     join_group()
-    found = measure(problem(**job["problem"]), job["seconds"])
+    found = measure(_build(**job["problem"]), job["seconds"])
     if dist.get_rank() == 0:
         emit(found)
 
 
-@functools.lru_cache(maxsize=1)
-def problem(name: str, data: str | None, scale: float) -> Problem:
-    return build(name, seed=0, data=None if data is None else Path(data), scale=scale)
+_build: Callable[..., Problem] = functools.lru_cache(maxsize=1)(build)
 
 
 def measure(training: Problem, budget: float) -> dict[str, Any]:
     """Plan, and train with everything in turns. Return what a `Cell` has of it."""
     start = time.perf_counter()
     run = Run(training, lambda model: None)
-    plan = thinwire.plan(run.model, run.loss, update=run.optimizer.step, budget=BUDGET)
+    first = training.batch(0, dist.get_rank(), dist.get_world_size())
+    plan = thinwire.plan(run.model, lambda: training.loss(run.model, first), update=run.optimizer.step, budget=BUDGET)
     found = {"planning": time.perf_counter() - start, "predicted": _predicted(plan)}
     runs: dict[str, Run] = {}
     for name, attach in _methods(training.model, plan):
@@ -287,9 +281,9 @@ def _problems(models: str, data: Path | None) -> dict[str, dict[str, Any]]:
     """Return what to build for each model; resnet20 without its data is left out, which is said, beside others."""
     images = None if data is None else next((str(path) for path in sorted((data / "cifar10").glob("*.npz"))), None)
     known = {
-        "transformer": {"name": "transformer", "data": None, "scale": 1.0},
-        "xml": {"name": "xml", "data": None, "scale": 0.02},
-        "resnet20": {"name": "resnet20", "data": images, "scale": 1.0},
+        "transformer": {"name": "transformer", "seed": 0},
+        "xml": {"name": "xml", "seed": 0, "scale": 0.02},
+        "resnet20": {"name": "resnet20", "seed": 0, "data": images},
     }
     asked = models.split(",")
     if unknown := [model for model in asked if model not in known]:

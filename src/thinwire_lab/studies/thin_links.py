@@ -141,8 +141,7 @@ def drawn(found: Sequence[Cell]) -> Figure:
             ):
                 axes.plot(range(len(mine)), seconds, dash, color=colour, marker="o", markersize=3.5, label=label)
         _dress(axes, workers)
-    handles, labels = panels[0].get_legend_handles_labels()
-    legend(figure, handles, labels, columns=6)
+    legend(figure, panels[0], columns=6)
     head(figure, "Time to dense bf16's loss, over uncompressed training's if sending took no time (1)")
     return figure
 
@@ -155,7 +154,6 @@ def _dress(axes: Axes, workers: int) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xticks(range(len(RATES)), [rate.replace("mbit", " M").replace("gbit", " G") for rate in RATES])
     axes.axhline(1.0, color=FAINT, linewidth=1.2, zorder=1)
-    axes.grid(axis="y", color=FAINT, linewidth=0.8)
     restrain(axes)
     name(axes, f"{workers} workers", "bit/s of each worker's link")
 

@@ -356,7 +356,7 @@ def test_bad_links(text: str) -> None:
         (Link(latency=5e-5, bandwidth=3.125e9), "25 Gbit/s, 0.05 ms"),
         (Link(latency=0, bandwidth=1.25e7), "100 Mbit/s, 0 ms"),
         (Link(latency=1, bandwidth=1e3), "8 kbit/s, 1000 ms"),
-        (Link(latency=0, bandwidth=math.inf), "inf Gbit/s, 0 ms"),
+        (Link(latency=0, bandwidth=math.inf), "inf Tbit/s, 0 ms"),
     ],
 )
 def test_links_as_users_read_them(link: Link, text: str) -> None:

@@ -162,10 +162,10 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(args: list[str], message: s
 
 
 def test_files_are_written_though_nobody_reads_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(*_: object) -> None:
+    def closed(*_: object, **__: object) -> None:
         raise SystemExit(1)  # as rich does where a pipe such as `| head` has closed
 
-    monkeypatch.setattr(command.Outcome, "print", closed)
+    monkeypatch.setattr(command, "_print", closed)
     code, _, _ = _simulate("--workers", "8", "--json", str(tmp_path / "out.json"))
     assert code == 1
     assert json.loads((tmp_path / "out.json").read_text())["rows"]

@@ -26,7 +26,7 @@ from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_freed, check_late
 from thinwire_lab.inputs import BadInput, check_writable, reading, write_document
 from thinwire_lab.show.table import Table
-from thinwire_lab.show.terminal import print_titled, print_written
+from thinwire_lab.show.terminal import print_titled, print_written, report_console
 
 Row = dict[str, Any]
 SCHEMA = "thinwire.gpu/1"
@@ -75,7 +75,7 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     elif not torch.cuda.is_available():
         raise BadInput("--gpu: torch sees no GPU here; with --interpreted it runs without one, and times nothing")
     device = torch.device("cpu" if interpreted else "cuda:0")
-    proof = Proof(device, quick, path, Console(width=None if os.isatty(1) else 160))
+    proof = Proof(device, quick, path, report_console())
     name = "Triton's interpreter" if interpreted else torch.cuda.get_device_name(device)
     check_writable((path,))
     proof.document = {"schema": SCHEMA, "device": name, "quick": quick, "versions": versions()}

@@ -13,7 +13,7 @@ run ends with the bits of real workers that use `replicate`. With attach and DDP
 DDP's other buckets make the ring add in another order.
 
 Recipes and optimizers are expressions: what thinwire.recipes has, or parts put together, as in `MinimumSize(...)`; and
-`sgd`, `adamw`, `muon`, `signum` of optimizers.py. Outer steps may stand in a recipe's place, as in
+`sgd`, `adamw`, `muon` of optimizers.py. Outer steps may stand in a recipe's place, as in
 `OuterSteps(every=10, recipe=topk(), make_optimizer=partial(torch.optim.SGD, lr=1.0))`. The held-out loss then is that
 of the global parameters, so let H divide the steps. Every run is a line in a file, and what the file has of this
 version is not run again. `bits`: payload bytes · 8 / parameters, a mean over workers and steps, headers and indices
@@ -151,13 +151,12 @@ def compete(
 
 def _searched(settings: Settings, run: Callable[[Settings], Run]) -> Run:
     best = run(settings)
-    while (better := min(best, *(_at(best, times, run) for times in (0.5, 2)), key=_loss)) is not best:
+    while True:
+        rate = best.settings.rate
+        better = min(best, *(run(replace(best.settings, rate=times * rate)) for times in (0.5, 2)), key=_loss)
+        if better is best:
+            return best
         best = better
-    return best
-
-
-def _at(found: Run, times: float, run: Callable[[Settings], Run]) -> Run:
-    return run(replace(found.settings, rate=times * found.settings.rate))
 
 
 def _loss(run: Run) -> float:

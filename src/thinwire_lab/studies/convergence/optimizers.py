@@ -35,10 +35,8 @@ def adamw(*, betas: Betas = (0.9, 0.99), small: Betas | None = None, weight_deca
     return make
 
 
-def muon(
-    *, momentum: float = 0.95, nesterov: bool = True, betas: Betas = (0.9, 0.99), share: float = 1.0, **options: Any
-) -> Make:
-    """Muon for matrices between layers, with AdamW's size of update; AdamW, at `share` of the rate, for the rest."""
+def muon(*, momentum: float = 0.95, nesterov: bool = True, betas: Betas = (0.9, 0.99), **options: Any) -> Make:
+    """Muon for matrices between layers, with AdamW's size of update; AdamW for the rest."""
 
     def make(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
         embedded = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -46,30 +44,10 @@ def muon(
         settings: dict[str, Any] = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"} | options
         return [
             torch.optim.Muon(hidden, lr=rate, momentum=momentum, nesterov=nesterov, **settings),
-            torch.optim.AdamW(rest, lr=share * rate, betas=betas, weight_decay=0.0),
+            torch.optim.AdamW(rest, lr=rate, betas=betas, weight_decay=0.0),
         ]
 
     return make
-
-
-def signum(*, momentum: float = 0.95) -> Make:
-    return lambda model, rate: [Signum(model.parameters(), lr=rate, momentum=momentum)]
-
-
-class Signum(torch.optim.Optimizer):
-    """The sign of a gradient's running mean (Bernstein et al. 2018): m ← β·m + (1 − β)·g;  p ← p − lr·sign(m)."""
-
-    def __init__(self, parameters: Iterator[nn.Parameter], *, lr: float, momentum: float) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                mean: Tensor = state.setdefault("mean", torch.zeros_like(p))
-                mean.lerp_(p.grad, 1 - group["momentum"])
-                p.sub_(mean.sign(), alpha=group["lr"])
 
 
 class DelayedNesterov(torch.optim.Optimizer):
@@ -95,9 +73,7 @@ class DelayedNesterov(torch.optim.Optimizer):
                     mean.zero_()
 
 
-OPTIMIZERS: Mapping[str, Callable[..., Make]] = MappingProxyType(
-    {"sgd": sgd, "adamw": adamw, "muon": muon, "signum": signum}
-)
+OPTIMIZERS: Mapping[str, Callable[..., Make]] = MappingProxyType({"sgd": sgd, "adamw": adamw, "muon": muon})
 
 
 def scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int, warm_up: int) -> LambdaLR:
