@@ -21,10 +21,10 @@ _Coding = tuple[Tensor, Callable[[], object]]
 
 def probe_gathers(group: Group, device: torch.device, sizes: Sequence[int], dtype: torch.dtype) -> dict[str, Cost]:
     """Time `Lossless` and `Differences`, by name, on random shards of these sizes and this dtype; a collective."""
-    return {
-        name: _cost(coder, group, [_random(size, dtype, device) for size in sorted(set(sizes))])
-        for name, coder in _CODERS.items()
-    }
+    lots = torch.Generator(device=device).manual_seed(0)
+    drawn = (torch.randn(size, device=device, generator=lots) for size in sorted(set(sizes)))
+    shards = [(0.02 * x).to(dtype) for x in drawn]  # as weights are
+    return {name: _cost(coder, group, shards) for name, coder in _CODERS.items()}
 
 
 def _cost(coder: Callable[[Tensor, int], _Coding], group: Group, shards: Sequence[Tensor]) -> Cost:
@@ -69,11 +69,6 @@ def _differences(x: Tensor, ranks: int) -> _Coding:
         copies.contiguous().add_(arrived).clone()  # once for FSDP, once to be kept
 
     return sent, decode
-
-
-def _random(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    drawn = torch.randn(size, device=device, generator=torch.Generator(device=device).manual_seed(0))
-    return (0.02 * drawn).to(dtype)  # as weights are
 
 
 _CODERS: Mapping[str, Callable[[Tensor, int], _Coding]] = {"lossless": _lossless, "differences": _differences}

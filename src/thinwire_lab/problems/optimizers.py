@@ -1,6 +1,7 @@
 """The optimizers that a problem can be trained with, by the name of `--optimizer`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -67,18 +68,12 @@ def served_optimizers(name: str, problem: Problem, trainers: int) -> tuple[MakeO
 
     It steps at the update of each trainer rather than at their mean, so the rate is divided by their number.
     """
-    slow, adam = problem.learning_rate / trainers, RATES[problem.name].adamw / trainers
-    made: dict[str, tuple[MakeOptimizer, MakeOptimizer]] = {
-        "sgd": (
-            lambda p: torch.optim.SGD(p, lr=slow, momentum=problem.momentum),
-            lambda p: torch.optim.SGD(p, lr=slow),
-        ),
-        "adamw": (
-            lambda p: torch.optim.AdamW(p, lr=adam, betas=BETAS),
-            lambda p: torch.optim.SparseAdam(list(p), lr=adam, betas=BETAS),
-        ),
-    }
-    return made[name]
+    if name == "sgd":
+        slow = partial(torch.optim.SGD, lr=problem.learning_rate / trainers)
+        return partial(slow, momentum=problem.momentum), slow
+    adam = RATES[problem.name].adamw / trainers
+    rows = partial(torch.optim.SparseAdam, lr=adam, betas=BETAS)
+    return partial(torch.optim.AdamW, lr=adam, betas=BETAS), lambda p: rows(list(p))
 
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
