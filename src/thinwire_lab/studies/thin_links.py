@@ -159,8 +159,8 @@ def _dress(axes: Axes, workers: int) -> None:
 
 
 def main(
-    file: Annotated[Path, typer.Argument(help="The runs, as JSON lines.")],
-    profiles: Annotated[Path, typer.Option(help="Folder of sgd.json, adamw.json and muon.json.")] = Path(),
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The runs, as JSON lines.")],
+    profiles: Annotated[Path, typer.Option(exists=True, help="Folder of sgd.json, adamw.json and muon.json.")] = Path(),
     png: Annotated[Path | None, typer.Option(help="Draw here.")] = None,
 ) -> None:
     measured = {name: Profile.from_json((profiles / f"{name}.json").read_text()) for name in OPTIMIZERS}

@@ -1,4 +1,4 @@
-"""Small programs refuse a file that they cannot write before they measure, not after."""
+"""Small programs refuse a file that they cannot write before they measure, not after, and runs that are not there."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.papers import gradients
 from thinwire_lab.papers.dct import model_parallel
 from thinwire_lab.papers.shared import sweep, timed
-from thinwire_lab.studies import exchanges, kernels, pipeline, planner, server_clicks, server_hybrid
+from thinwire_lab.studies import exchanges, kernels, pipeline, planner, server_clicks, server_hybrid, thin_links
 from thinwire_lab.studies.convergence import __main__ as convergence
 
 
@@ -41,3 +42,12 @@ def test_a_file_that_cannot_be_written_is_refused_first(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     with pytest.raises((BadInput, typer.BadParameter), match="cannot write"):
         program(**{file: tmp_path / "gone" / "found"} | options)
+
+
+@pytest.mark.parametrize("command", [convergence.tabulate, thin_links.main])
+def test_runs_that_are_not_there_are_named(command: Callable[..., None], tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, [str(tmp_path / "gone.jsonl")])
+    assert done.exit_code == 2
+    assert "does not exist" in done.output

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 from thinwire_lab.papers.dct.crossing import MARGIN
 from thinwire_lab.papers.shared.claims import DCT
-from thinwire_lab.papers.shared.judging import every, no_worse, worse
+from thinwire_lab.papers.shared.judging import any_of, every, no_worse, worse
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.shelf import SERVE, Evidence, Shelf
 from thinwire_lab.papers.shared.trials import Interval, Lines, by_one_version, interval
@@ -95,8 +95,7 @@ def draining(drained: Runs, long: Runs) -> Outcome:
     growth = interval([100 * (run.norms[-1] / run.norms[len(run.norms) * 3 // 4 - 1] - 1) for run in long[0.005]])
     more = {drain: _over(drained[NEVER], runs) for drain, runs in drained.items() if drain}
     grows = HOLDS if growth.mean - growth.half > _GROWS else FAILS if growth.mean + growth.half <= _GROWS else UNDECIDED
-    parts = [grows, *(worse(each, MARGIN) for each in more.values())]
-    word = HOLDS if HOLDS in parts else UNDECIDED if UNDECIDED in parts else FAILS
+    word = any_of([grows, *(worse(each, MARGIN) for each in more.values())])
     losses = ", ".join(f"drained every {drain} updates {each}" for drain, each in more.items())
     return Outcome(
         verdict=word,

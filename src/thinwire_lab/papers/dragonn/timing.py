@@ -1,14 +1,14 @@
 """DRAGONN's claims about the time that one tensor takes, by size, link and number of workers."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from thinwire_lab.papers.dragonn.steps import PLAN, leaving_out
 from thinwire_lab.papers.shared.benches import LINKS, MORE, XL_STEPS, Grid, at_every, faster
 from thinwire_lab.papers.shared.claims import DRAGONN
-from thinwire_lab.papers.shared.judging import by_setting, every, larger, verdict
+from thinwire_lab.papers.shared.judging import any_of, by_setting, every, larger, verdict
 from thinwire_lab.papers.shared.ledger import FAILS, HOLDS, UNDECIDED, Outcome
 from thinwire_lab.papers.shared.sweep import ROUTES, SYNCHRONISING, Found, kept, parts, routes, seconds, worlds
 
@@ -52,7 +52,7 @@ def _crossing(found: Found, link: str, density: float) -> int | None:
 @DRAGONN.judge("D2", SYNCHRONISING)
 def dense_wins_below(found: Found) -> Outcome:
     wins = {link: _dense_wins(found, "mask", link) for link in kept(found)}
-    return Outcome(*by_setting({link: _any(each.values()) for link, each in wins.items()}), measured=_where(wins))
+    return Outcome(*by_setting({link: any_of(each.values()) for link, each in wins.items()}), measured=_where(wins))
 
 
 @DRAGONN.judge("D3", SYNCHRONISING)
@@ -77,11 +77,6 @@ def _dense_wins(found: Found, route: str, link: str) -> dict[int, str]:
         (soonest, other_soonest), (latest, other_latest) = lasts(row, "least"), lasts(row, "most")
         wins[row["bytes"]] = HOLDS if latest <= other_soonest else FAILS if soonest > other_latest else UNDECIDED
     return wins
-
-
-def _any(words: Iterable[str]) -> str:
-    there = set(words)
-    return HOLDS if HOLDS in there else UNDECIDED if UNDECIDED in there else FAILS
 
 
 def _where(wins: Mapping[str, Mapping[int, str]]) -> str:

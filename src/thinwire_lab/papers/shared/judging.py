@@ -1,7 +1,7 @@
 """From intervals to verdicts, by rules that all papers share."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from thinwire_lab.papers.shared.ledger import DEPENDS, FAILS, HOLDS, UNDECIDED
 from thinwire_lab.papers.shared.trials import Interval
@@ -65,6 +65,11 @@ def every(parts: Mapping[str, str]) -> tuple[str, str]:
         if others:
             return word, "" if len(others) == len(parts) else f": {', '.join(others)}"
     return HOLDS, ""
+
+
+def any_of(words: Collection[str]) -> str:
+    """Return the verdict on a claim that holds if any of its parts does."""
+    return next((word for word in (HOLDS, UNDECIDED) if word in words), FAILS)
 
 
 def by_setting(parts: Mapping[str, str]) -> tuple[str, str]:

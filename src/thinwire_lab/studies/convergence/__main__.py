@@ -180,7 +180,7 @@ def _run(settings: Settings, file: Path, data: Path | None, elsewhere: Path | No
 
 
 @app.command("table")
-def tabulate(file: File) -> None:
+def tabulate(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The runs.")]) -> None:
     """Print the runs, best first: means and standard deviations over seeds. To see some, grep the file's lines."""
     print_table(console, plain(several(read(file))))
 
