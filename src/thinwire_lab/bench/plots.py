@@ -7,10 +7,9 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from thinwire_lab.bench.results import Results, Row
-from thinwire_lab.show.canvas import ALARM, COLOURS, DASHES, INK, MUTED, blank, head, legend, name, restrain
+from thinwire_lab.show.canvas import ALARM, COLOURS, DASHES, INK, MUTED, blank, head, legend, log_ticks, name, restrain
 from thinwire_lab.show.table import human_bytes, loss_text
 
 
@@ -37,10 +36,7 @@ def _seconds_panel(axes: Axes, results: Results) -> None:
 def _bytes_panel(axes: Axes, results: Results) -> None:
     axes.set_xscale("log", nonpositive="mask")
     _curves(axes, results, 1)
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: round_bytes(count)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    log_ticks(axes.xaxis, round_bytes)
     name(axes, "Held-out loss over bytes sent", f"bytes sent per {results.sender}, log scale")
 
 

@@ -1,13 +1,16 @@
 """Shared by all figures: colours, heads, axes and legends."""
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, NullFormatter
 
 from thinwire_lab.inputs import BadInput
 
@@ -39,6 +42,15 @@ def name(axes: Axes, title: str, along: str) -> None:
     axes.set_xlabel(along, fontsize=9.5, color=MUTED)
 
 
+def log_ticks(axis: Axis, text: Callable[[float], str]) -> None:
+    """Put numbers on a logarithmic axis, as `text` has them: more of them, the less it spans."""
+    low, high = axis.get_view_interval()
+    within = LogLocator(subs=(1, 2, 5) if high <= 100 * low else (1,))
+    axis.set_major_locator(within if high > 5 * low else AutoLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def head(figure: Figure, *lines: str, colour: str = MUTED) -> None:
     """Write above the figure what it shows."""
     text = "\n".join(textwrap.fill(line, round(12 * figure.get_figwidth())) for line in lines)
@@ -46,11 +58,14 @@ def head(figure: Figure, *lines: str, colour: str = MUTED) -> None:
 
 
 def legend(figure: Figure, axes: Axes, *, columns: int) -> None:
-    """Put a legend of what the axes show, if anything, below the figure."""
+    """Put a legend of what the axes show, if anything, below the figure: in so many columns, or as many as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns}
-    if handles:
-        figure.legend(handles, labels, **where, frameon=False, fontsize=9, labelcolor=INK)
+    look: dict[str, Any] = {"loc": "outside lower left", "frameon": False, "fontsize": 9, "labelcolor": INK}
+    for count in range(columns, 0, -1) if handles else ():
+        made = figure.legend(handles, labels, ncols=count, **look)
+        if count == 1 or made.get_window_extent().width <= figure.bbox.width:
+            break
+        made.remove()
 
 
 def check_drawable(path: Path | None) -> None:

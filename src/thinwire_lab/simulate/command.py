@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 from rich.console import Console
 
 from thinwire_lab.show import canvas
@@ -151,8 +151,7 @@ def _step_axes(axes: Axes, alone: float) -> None:
     axes.axhline(
         1e3 * alone, color=canvas.MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, label="one worker alone"
     )
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.9g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    canvas.log_ticks(axes.yaxis, "{:,.9g}".format)
     canvas.name(axes, "Time of one step", "workers; milliseconds, both on log scales")
 
 

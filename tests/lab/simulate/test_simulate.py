@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from thinwire.exchanges import Link
 from thinwire_lab.cli import app
 from thinwire_lab.inputs import BadInput
-from thinwire_lab.simulate import command
+from thinwire_lab.simulate import command, options
 from thinwire_lab.simulate.options import worlds
 from thinwire_lab.simulate.scaling import PLANNED
 
@@ -169,3 +169,21 @@ def test_files_are_written_though_nobody_reads_what_is_printed(tmp_path: Path, m
     code, _, _ = _simulate("--workers", "8", "--json", str(tmp_path / "out.json"))
     assert code == 1
     assert json.loads((tmp_path / "out.json").read_text())["rows"]
+
+
+def test_the_legend_has_room_beside_the_figure() -> None:
+    asked = options.read(workers="8,16", link=None, topology=None, profile=None, recipes=None, outer="30")
+    figure = command.scales_figure(asked.scales(), asked.title)
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 10
+    assert legend.get_window_extent().width <= figure.bbox.width
+
+
+@pytest.mark.parametrize("recipes", ["dense,sampled_topk:0.001", "sampled_topk:0.001,sampled_gtopk:0.001"])
+def test_the_axis_of_times_has_numbers_however_alike_they_are(recipes: str) -> None:
+    asked = options.read(workers="8,16", link=None, topology=None, profile=None, recipes=recipes)
+    figure = command.scales_figure(asked.scales(), asked.title)
+    figure.canvas.draw()
+    low, high = figure.axes[0].get_ylim()
+    shown = [label.get_text() for label in figure.axes[0].get_yticklabels() if low <= label.get_position()[1] <= high]
+    assert len(list(filter(None, shown))) >= 2
