@@ -5,7 +5,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -91,6 +91,14 @@ def check_writable(paths: Iterable[Path | None]) -> None:
             raise BadInput(f"cannot write {path}; expected a file in a directory that exists and may be written to")
     if len({path.resolve() for path in given}) < len(given):
         raise BadInput(f"cannot write two things to one file; expected other names than {', '.join(map(str, given))}")
+
+
+def prepare_file(path: Path | None) -> None:
+    """Make the folder of a file that a program is going to write. Raises BadInput if it cannot be written."""
+    if path is not None:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable([path])
 
 
 def _can_be_written(path: Path) -> bool:

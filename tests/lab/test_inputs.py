@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.files import write_atomically
-from thinwire_lab.inputs import BadInput, check_writable
+from thinwire_lab.inputs import BadInput, check_writable, prepare_file
 
 
 @pytest.mark.parametrize("kind", ["pipe", "circle", "long"])
@@ -34,3 +34,9 @@ def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
     check_writable([path])
     write_atomically(path, "text")
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
+    prepare_file(tmp_path / "new" / "folder" / "found.json")
+    assert (tmp_path / "new" / "folder").is_dir()
+    prepare_file(None)

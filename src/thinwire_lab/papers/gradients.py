@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from thinwire.files import write_atomically
-from thinwire_lab.inputs import check_writable
+from thinwire_lab.inputs import prepare_file
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared.claims import Paper, Verdict, judge
@@ -39,7 +39,7 @@ def main(
     """Train, measure, judge, print verdicts, and write what came of it."""
     if unknown := set(paper or ()) - {each.name for each in PAPERS}:
         raise typer.BadParameter(f"no paper is called {', '.join(unknown)}")
-    check_writable([json])
+    prepare_file(json)
     material, console = Material(runs=[], data=data, seed=seed, quick=quick), Console()
     asked = [each for each in PAPERS if not paper or each.name in paper]
     with Progress(console=console) as progress:

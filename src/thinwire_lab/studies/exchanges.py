@@ -38,7 +38,7 @@ from thinwire_lab.cluster.link import Meter, Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.rounds import doing, durations, events, line, ping, start_together
 from thinwire_lab.cluster.worker import Emit
-from thinwire_lab.inputs import check_writable, write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
@@ -213,7 +213,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
 ) -> None:
     """Compare exchanges; ends with status 1 where ranks disagree or a sum is wrong."""
-    check_writable([json])
+    prepare_file(json)
     job = {"numel": numel, "density": density, "repeats": repeats}
     counts = _counts(worlds)
     found = [_compare(rate, counts, job) for rate in _rates(links)]

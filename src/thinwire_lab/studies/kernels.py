@@ -25,7 +25,7 @@ from thinwire_lab.check.cases import CASES
 from thinwire_lab.check.findings import first_line
 from thinwire_lab.check.kernels import KERNELS, Limits, check_kernel, implementation
 from thinwire_lab.check.material import Kit, flat, tensors
-from thinwire_lab.inputs import check_writable, write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled, report_console
@@ -65,7 +65,7 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Write the rows here, as JSON.")] = None,
 ) -> None:
     """Measure the kernels; ends with status 1 where one differs from the reference."""
-    check_writable([output])
+    prepare_file(output)
     torch.set_num_threads(threads)
     names, where, rows = _names(only), _device(device), list[Row]()
     for numel in numbers(sizes):

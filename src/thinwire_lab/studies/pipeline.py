@@ -18,7 +18,7 @@ from rich.progress import Progress
 from thinwire_lab.bench.results import Setting
 from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
-from thinwire_lab.inputs import check_writable, write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled, report_console
 
@@ -49,7 +49,7 @@ def steps(
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch and of the kernels.")] = 1,
 ) -> None:
     """Time plain pipelining, sparsified boundaries, sparsified gradients and both, round by round."""
-    check_writable([json])
+    prepare_file(json)
     torch.set_num_threads(threads)
     console = report_console()
     problems, links = problem or ["transformer", "dlrm"], link or ["100mbit", "1gbit"]

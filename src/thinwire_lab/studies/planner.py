@@ -35,7 +35,7 @@ from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import join_group, wrapped
-from thinwire_lab.inputs import check_writable, write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import sgd
@@ -252,7 +252,7 @@ def grid(
     json: Annotated[Path | None, typer.Option(help="Write the results here, after each cell.")] = None,
 ) -> None:
     """Run the grid."""
-    check_writable([json])
+    prepare_file(json)
     cells: list[Cell] = []
     for model, problem in _problems(models, data).items():
         for workers in map(int, worlds.split(",")):

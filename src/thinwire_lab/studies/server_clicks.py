@@ -35,7 +35,7 @@ import thinwire
 from thinwire.reducer import Reducer
 from thinwire.version import __version__
 from thinwire_lab import machine
-from thinwire_lab.inputs import append_line, check_writable, read_lines
+from thinwire_lab.inputs import append_line, prepare_file, read_lines
 from thinwire_lab.problems import dlrm
 from thinwire_lab.problems.base import Options, Problem, held_out_loss
 
@@ -197,7 +197,7 @@ def main(
     anew: Annotated[bool, typer.Option("--anew", help="Run what other sources wrote, too")] = False,
 ) -> None:
     """Run what the file does not have yet, add to it, and print the table."""
-    check_writable([path])
+    prepare_file(path)
     torch.set_num_threads(1)
     setting = Setting(embeddings, optimizer, rate, updates, trainers, down, fetch_rows)
     wanted = product(*(each.split(",") for each in (seeds, densities, threads, drains))) if not only_table else ()

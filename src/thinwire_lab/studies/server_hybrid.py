@@ -31,7 +31,7 @@ from thinwire_lab.cluster.link import parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.worker import Emit
 from thinwire_lab.cluster.workers import free_ports, host, join_group
-from thinwire_lab.inputs import check_writable, write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.base import parts_of
 
@@ -127,7 +127,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write every run here, after each round")] = None,
 ) -> None:
     """Train neither, each and both, round by round, and print a line for each run; then means."""
-    check_writable([json])
+    prepare_file(json)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in _asked(lines)}
     with Cluster(STAGES * (1 + TRAINERS), parse_rate(link), "thinwire_lab.studies.server_hybrid:handle") as cluster:
         print(f"{problem}, {steps} steps, {cluster.label}", flush=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.papers import gradients
 from thinwire_lab.papers.dct import model_parallel
-from thinwire_lab.papers.shared import sweep, timed
+from thinwire_lab.papers.shared import alone, sweep, timed
 from thinwire_lab.studies import exchanges, kernels, pipeline, planner, server_clicks, server_hybrid, thin_links
 from thinwire_lab.studies.convergence import __main__ as convergence
 
@@ -28,6 +28,7 @@ from thinwire_lab.studies.convergence import __main__ as convergence
         (server_clicks.main, "path", {"updates": 8}),
         (sweep.main, "json", {"worlds": "2", "largest": 1 << 16, "repeats": 1}),
         (timed.routes, "json", {"worlds": "2", "largest": 1 << 16}),
+        (alone.main, "json", {"model": "xml", "scale": 0.01, "recipes": "dense", "workers": 1, "steps": 1}),
         (timed.selecting, "json", {}),
         (timed.layers, "json", {}),
         (gradients.main, "json", {"quick": True}),
@@ -40,8 +41,9 @@ def test_a_file_that_cannot_be_written_is_refused_first(
     program: Callable[..., None], file: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    (tmp_path / "no folder").touch()
     with pytest.raises((BadInput, typer.BadParameter), match="cannot write"):
-        program(**{file: tmp_path / "gone" / "found"} | options)
+        program(**{file: tmp_path / "no folder" / "found"} | options)
 
 
 @pytest.mark.parametrize("command", [convergence.tabulate, thin_links.main])

@@ -19,7 +19,7 @@ import typer
 from rich.progress import Progress
 
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
-from thinwire_lab.inputs import BadInput, check_writable, write_document
+from thinwire_lab.inputs import BadInput, prepare_file, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.dct.looking import DENSITIES, activations, follow, shape
 from thinwire_lab.papers.dct.rows import Row, rows
@@ -61,7 +61,7 @@ def figures(
     """Train with and without a boundary at the first cut, and note what the activations did."""
     console = report_console()
     with _refusing():
-        check_writable([json])
+        prepare_file(json)
         built = build(problem, seed=seed, data=data)
         parts_of(built)  # which refuses what cannot be split
     count = steps or STEPS.get(problem, OTHERWISE)
@@ -99,7 +99,7 @@ def accuracy(
     """Train unsplit with boundaries where a split would be, and compare losses."""
     console, problems = report_console(), problem or ["dlrm", "transformer"]
     with _refusing():
-        check_writable([json])
+        prepare_file(json)
         document = Document.read(json) if resume and json.exists() else Document(environment=environment())
         plans = [(seed, build(name, seed=seed, data=data)) for seed in range(seeds) for name in problems]
         for _, built in plans:

@@ -24,10 +24,10 @@ from torch import nn
 
 from thinwire import replicate
 from thinwire.recipes import METHODS
-from thinwire_lab.bench.results import label
+from thinwire_lab.bench.results import Setting
 from thinwire_lab.bench.rows import percentiles
 from thinwire_lab.cluster.virtual import VirtualGroup, on_ranks
-from thinwire_lab.inputs import write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.problems import Problem, build
 from thinwire_lab.problems.optimizers import optimizers
@@ -45,13 +45,14 @@ def main(
     data: Annotated[Path | None, typer.Option(help="As of `thinwire bench`.")] = None,
     scale: Annotated[float, typer.Option(help="As of `thinwire bench`.")] = 1.0,
 ) -> None:
+    prepare_file(json)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     problem = build(model, seed=0, data=data, scale=scale)
     found = {FREE: step_seconds(problem, "", workers, steps)}
     for row in recipes.split(","):
         name, _, density = row.partition(":")
-        found[label(name, float(density or 1), 1.0)] = step_seconds(problem, row, workers, steps)
+        found[Setting(name, float(density or 1)).label] = step_seconds(problem, row, workers, steps)
     computing = median(each.computing for row in found.values() for each in row)
     seconds = {name: asdict(percentiles([each.rest for each in row])) for name, row in found.items()}
     made = environment(steps=steps)

@@ -25,7 +25,7 @@ from thinwire_lab.cluster.link import Rate, parse_rate
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.cluster.rounds import doing, durations, events, ping, start_together
 from thinwire_lab.cluster.worker import Emit
-from thinwire_lab.inputs import check_writable, write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared.judging import Range
 from thinwire_lab.papers.shared.shelf import Combined, Document
@@ -47,7 +47,7 @@ def main(
     longest: Annotated[float, typer.Option(help="Leave out collectives that take so many seconds.")] = 6.0,
     repeats: Annotated[int, typer.Option(help="Times that each is measured.")] = 3,
 ) -> None:
-    check_writable([json])
+    prepare_file(json)
     sizes, counts = [size for size in SIZES if size <= largest], [int(count) for count in worlds.split(",")]
     found: dict[str, list[Any]] = {"collectives": [], "pings": []}
     for text in links.split(","):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from thinwire.codecs import Codec, HashedSlots, SampledThreshold
 from thinwire.codecs.thresholding import kth_largest
-from thinwire_lab.inputs import check_writable, write_document
+from thinwire_lab.inputs import prepare_file, write_document
 from thinwire_lab.machine import environment
 from thinwire_lab.papers.shared.material import seconds
 from thinwire_lab.papers.shared.sweep import SIZES
@@ -47,7 +47,7 @@ def routes(
     repeats: Annotated[int, typer.Option(help="Times that each is measured.")] = 5,
 ) -> None:
     """Time each route on tensors of each size."""
-    check_writable([json])
+    prepare_file(json)
     sizes = [size for size in SIZES if size <= largest]
     rows = [row for world in worlds.split(",") for row in _rows(int(world), sizes, repeats)]
     write_document(json, "thinwire.routes/1", environment=environment(repeats=repeats), routes=rows)
@@ -140,7 +140,7 @@ WAYS: dict[str, Callable[[Tensor, int], object]] = {
 @app.command()
 def selecting(json: Json) -> None:
     """Time each way on every large tensor."""
-    check_writable([json])
+    prepare_file(json)
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(p.numel(), generator=generator) ** 3 for p in vgg().parameters() if p.numel() >= 1024]
     found = dict.fromkeys(WAYS, 0.0)
@@ -153,7 +153,7 @@ def selecting(json: Json) -> None:
 @app.command()
 def layers(json: Json) -> None:
     """Time forward and backward of every convolution alone, on inputs of its size."""
-    check_writable([json])
+    prepare_file(json)
     found = {name: list(_layers(make())) for name, make in (("small VGG", vgg), ("ResNet-20", resnet20))}
     write_document(json, "thinwire.layers/1", environment=environment(batch=BATCH), layers=found)
 

@@ -33,7 +33,7 @@ import torch
 import typer
 from rich.console import Console
 
-from thinwire_lab.inputs import append_line, check_writable
+from thinwire_lab.inputs import append_line, prepare_file
 from thinwire_lab.machine import TODAY, code
 from thinwire_lab.problems import build
 from thinwire_lab.show.table import plain
@@ -168,7 +168,7 @@ def _run(settings: Settings, file: Path, data: Path | None, elsewhere: Path | No
     for run in read(file):
         if run.settings == settings and run.thinwire == TODAY and (not anew or run.made.get("code") == code()):
             return run
-    check_writable([file])
+    prepare_file(file)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high" if settings.autocast else "highest")
     model, seed, scale = settings.model, settings.seed, settings.scale
