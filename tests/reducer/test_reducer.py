@@ -18,9 +18,20 @@ from thinwire import recipes, trace
 from thinwire.codecs import Codec, Identity, TopK
 from thinwire.exchanges import AllGather, AllReduce, Exchange
 from thinwire.kernels.parts import Cut
-from thinwire.memories import ErrorFeedback, FadingMomentum, Memory, MomentumCorrection, NoMemory
+from thinwire.memories import ErrorFeedback, FadingMomentum, Memory, MomentumCorrection, NoMemory, Noted
 from thinwire.payloads import Dense
-from thinwire.reducer import Bucket, Compressed, MinimumSize, PerTensor, Reducer, Round, Segment, WarmUp, WithRows
+from thinwire.reducer import (
+    Bucket,
+    Compressed,
+    MinimumSize,
+    PerTensor,
+    PowerSGD,
+    Reducer,
+    Round,
+    Segment,
+    WarmUp,
+    WithRows,
+)
 from thinwire.signals import Signal
 
 SEGMENTS = (
@@ -267,6 +278,22 @@ def test_dense_payloads_keep_momentum() -> None:
         assert torch.equal(payload.dense(), torch.full((3,), expected))
         memory.retain(["w"], payload)
         memory.commit()
+
+
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_ranks_round_the_same_gradient_each_on_their_own(low_rank: bool, ranks: Ranks) -> None:
+    one, other = ranks.run(2, _rounded_residual, low_rank)
+    assert not torch.equal(one, other)
+
+
+def _rounded_residual(low_rank: bool) -> Tensor:
+    memory = Noted(memory=ErrorFeedback(dtype=torch.bfloat16))
+    recipe: Reducer = Compressed(memory=memory, codec=TopK(density=0.1))
+    if low_rank:
+        recipe = PowerSGD(rank=1, memory=memory, small=recipes.dense())
+    _reduce(recipe, vector(NUMEL), _round())
+    memory.commit()
+    return memory.state()["large"]["residual"]
 
 
 @dataclass(frozen=True, kw_only=True)

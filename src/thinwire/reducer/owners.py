@@ -47,7 +47,7 @@ class ToOwners(Reducer):
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
         """Run one step with a throw-away memory to compile the kernels."""
-        Compressed(memory=self.memory, codec=self.codec, exchange=AllGather()).prepare(group, samples)
+        Compressed(memory=self.memory, codec=self.codec).prepare(group, samples)
 
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Encode now, decode when the exchange is done."""

@@ -102,11 +102,12 @@ class PowerSGD(Reducer):
         return Scratch(longest=4.1, value=32).nbytes([item.matrix.numel() for item in work], values)
 
     def _multiply(self, segment: Segment, gradient: Tensor, at: Round) -> "_Work":
-        x = self.memory.compensate(segment.name, gradient, at.scale, seed=at.seed(segment.name)).tensor()
+        own = at.seed(segment.name, shared=False)  # ranks that round alike would err alike
+        x = self.memory.compensate(segment.name, gradient, at.scale, seed=own).tensor()
         matrix = x.to(torch.promote_types(x.dtype, torch.float32)).view(_matrix(segment))
         basis = self._basis(segment, matrix, at.seed(segment.name))
         seed = at.seed(segment.name, shared=self.codec.shared_seed)
-        return _Work(segment.name, gradient, matrix, matrix @ basis, seed, at.scale)
+        return _Work(segment.name, gradient, matrix, matrix @ basis, seed)
 
     def _basis(self, segment: Segment, matrix: Tensor, seed: int) -> Tensor:
         """Return the Q of the previous step, or a random one if there is none of this size."""
@@ -133,15 +134,15 @@ class PowerSGD(Reducer):
         mine, factors = self._sum(shares, [seed + 1 for seed in seeds], group, told)
         with trace.span("decode", *told.listeners):
             for item, basis, share, factor in zip(work, bases, mine, factors, strict=True):
-                self._finish(item, basis, share, factor)
+                self._finish(item, basis, share, factor, told.scale)
             return not told.watch or all_finite(i.gradient for i in work)
 
-    def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor) -> None:
+    def _finish(self, item: "_Work", basis: Tensor, share: Tensor, factor: Tensor, scale: float) -> None:
         rest, own = self._write(item, basis, factor), torch.empty_like(item.matrix)
         kernels.outer_sums(own, basis, share)
         self.memory.retain([item.name], Dense(values=own.view(-1)))
         if rest is not None:  # this rank's share of it waits
-            self.memory.retain([item.name], Dense(values=rest.view(-1) * -item.scale))
+            self.memory.retain([item.name], Dense(values=rest.view(-1) * -scale))
         if bool(factor.any()):
             self.memory.note(item.name).write(factor.reshape(-1).clone())
 
@@ -200,7 +201,6 @@ class _Work(NamedTuple):
     matrix: Tensor
     product: Tensor
     seed: int
-    scale: float
 
 
 def _matrix(segment: Segment) -> tuple[int, int]:
