@@ -551,6 +551,15 @@ def test_every_argument_says_which_numbers_it_takes() -> None:
             assert not {"int", "float"} & set(bare), f"{argument.label} is {argument.annotation}: of which range?"
 
 
+@pytest.mark.parametrize(
+    ("value", "helps"), [(np.float32(0.5), True), (torch.tensor([0.5]), True), (torch.ones(2), False)]
+)
+def test_a_conversion_is_advised_where_it_can_work(value: Any, helps: bool) -> None:
+    with pytest.raises(TypeError, match=r"density is .*; expected a share") as caught:
+        recipes.topk(density=value)
+    assert str(caught.value).endswith("; convert it with .item()") == helps
+
+
 if __name__ == "__main__":
     result = walked()
     print("\n".join(result.faults))

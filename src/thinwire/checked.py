@@ -173,7 +173,8 @@ def _checking(function: Callable[..., object], on_error: OnError) -> Callable[..
 
 
 def _refusal(verdict: int, name: str, value: object, words: str) -> Exception:
-    hint = "; convert it with .item()" if hasattr(value, "item") else ""  # NumPy's scalars, and tensors
+    one = hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1  # NumPy's scalars, and tensors
+    hint = "; convert it with .item()" if one else ""
     return (ValueError if verdict == OUTSIDE else TypeError)(f"{name} is {value!r:.200}; expected {words}{hint}")
 
 
