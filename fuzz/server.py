@@ -17,10 +17,11 @@ from torch import nn
 
 import thinwire
 from thinwire.errors import PayloadError
+from thinwire.server.answers import rows_for
 from thinwire.server.central import read_update
-from thinwire.server.hub import RefusedError, Session, rows_for
+from thinwire.server.hub import RefusedError, Session
 from thinwire.server.server import Server
-from thinwire.trainer.channel import Copy, Uplink
+from thinwire.trainer.contents import Copy, Uplink
 from thinwire.wire.frames import (
     HEADER,
     MAGIC,
@@ -33,7 +34,8 @@ from thinwire.wire.frames import (
     numbered,
     parse,
 )
-from thinwire.wire.layout import asking, layouts, pack, read_ids, unpack
+from thinwire.wire.layout import layouts
+from thinwire.wire.sections import asking, pack, read_ids, unpack
 
 WHO, REPORT = "0" * 32, 50_000
 

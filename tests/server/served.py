@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from thinwire import codecs, exchanges, memories, recipes
 from thinwire.reducer import Compressed, Reducer
 from thinwire.server import Server, Trainer, connect, serve
-from thinwire.trainer.channel import Uplink
+from thinwire.trainer.contents import Uplink
 from thinwire.wire.frames import Bytes, Frame, GoneError, Kind, Talk
-from thinwire.wire.layout import layouts, pack
+from thinwire.wire.layout import layouts
 from thinwire.wire.rendezvous import said, ticket
+from thinwire.wire.sections import pack
 from thinwire.wire.sockets import Bell, Link, open_sockets
 
 NUMEL = 200

@@ -30,9 +30,11 @@ from thinwire import codecs
 from thinwire.errors import FingerprintError, PayloadError, ServerError
 from thinwire.payloads import wire
 from thinwire.server import Server, Trainer
-from thinwire.trainer.channel import Copy
+from thinwire.trainer.contents import Copy
 from thinwire.wire.frames import HEADER, MAGIC, PROTOCOL, FrameError, GoneError, Kind
-from thinwire.wire.layout import Layout, asking, entries, most_ids, pack, read_ids, table, unpack
+from thinwire.wire.layout import Layout
+from thinwire.wire.parameters import entries
+from thinwire.wire.sections import asking, most_ids, pack, read_ids, table, unpack
 
 NAME = "rows.weight"
 IDS = torch.tensor([7, 3, 49, 7, 0])

@@ -37,9 +37,11 @@ from thinwire.errors import MomentumError, ServerError, StateError
 from thinwire.payloads import Payload
 from thinwire.reducer import Reducer
 from thinwire.server import Server, Trainer, connect
-from thinwire.trainer.channel import Base, Channel, Copy
+from thinwire.trainer.channel import Channel
+from thinwire.trainer.contents import Base, Copy
 from thinwire.wire.frames import Flag, GoneError, Kind
-from thinwire.wire.layout import Part, layouts, pack
+from thinwire.wire.layout import Part, layouts
+from thinwire.wire.sections import pack
 
 
 def _trained(trainer: Trainer, model: Vector, steps: list[Tensor]) -> None:
@@ -180,7 +182,7 @@ def _leaving(server: Server, trainer: Trainer, goodbye: bool) -> None:
 
 
 def test_a_round_waits_for_a_trainer_whose_connection_broke(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.server.central._BACK", 60.0)
+    monkeypatch.setattr("thinwire.server.rule._BACK", 60.0)
     models, steps, central = [Vector(), Vector()], gradients(2), Vector()
     with started(central, dense(), staleness=0, trainers=2, timeout=60.0) as server:
         hub, (first, second) = server._hub, [joined(server, dense(), each, reconnect=20.0) for each in models]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from thinwire.errors import MomentumError
 from thinwire.reducer import Reducer
-from thinwire.trainer.channel import drainable
+from thinwire.trainer.contents import drainable
 
 REFUSED = {
     "powersgd": (TypeError, "computes during its exchange"),

@@ -20,8 +20,10 @@ from thinwire.errors import MomentumError
 from thinwire.memories import MomentumCorrection
 from thinwire.outer_steps import MakeOptimizer
 from thinwire.reducer import Reducer
-from thinwire.server.central import Central, MakeScheduler, Rule
-from thinwire.server.hub import Hub, ServerStatus
+from thinwire.server.answers import ServerStatus
+from thinwire.server.central import Central, MakeScheduler
+from thinwire.server.hub import Hub
+from thinwire.server.rule import Rule
 from thinwire.server.saving import Saving
 from thinwire.waits import all_finite
 from thinwire.wire.layout import layouts

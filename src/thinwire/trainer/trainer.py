@@ -22,11 +22,14 @@ from thinwire.codecs import Codec
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
 from thinwire.reducer import Reducer
-from thinwire.trainer.channel import Base, Channel, Settings, Shared, drainable, wanted
+from thinwire.trainer.channel import Channel, Settings, Shared
+from thinwire.trainer.contents import Base, drainable, wanted
 from thinwire.waits import all_finite, refuse_unfit
 from thinwire.wire.frames import Flag
-from thinwire.wire.layout import claimed, layouts, named, pack
+from thinwire.wire.layout import layouts
+from thinwire.wire.parameters import claimed, named
 from thinwire.wire.rendezvous import Given, addresses, said
+from thinwire.wire.sections import pack
 from thinwire.wire.sockets import check_installed
 
 logger = logging.getLogger("thinwire")

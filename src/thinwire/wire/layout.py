@@ -1,177 +1,29 @@
 """What a model has to send, which of it travels together, where in a frame's body, and where either side has it.
 
 Both sides derive the same layout from the model and the recipe. So what may come is known to the byte before it comes,
-and a payload is read by one of the same layout, which checks it before it writes. A question for rows of a sparse
-embedding is their ids, ascending without repeats, named as payloads name their rows (a `Blocks` without values); the
-answer is a payload of these rows.
+and a payload is read by one of the same layout, which checks it before it writes.
 """
 
-import hashlib
-import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import final
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.codecs import Codec, Identity
-from thinwire.errors import MomentumError, PayloadError, StateError
+from thinwire.errors import MomentumError, StateError
 from thinwire.exchanges import AllGather
-from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.memories import FadingMomentum, MomentumCorrection, NoMemory, OrthogonalMomentum
-from thinwire.payloads import Blocks, Payload, indices, wire
+from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Bucket, Compressed, Reducer, Segment, Segments
 from thinwire.reducer.base import words
 from thinwire.reducer.compressed import encoded
 from thinwire.signals import Plains
-from thinwire.wire.frames import LIFE, PIECE, Bytes, FrameError, Kind
-
-_HEAD = 256  # bytes: more than the header of any payload and its padding
-_claimed = WeakValueDictionary[int, object]()
-"""What of this process is served or trained, by id."""
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A parameter: its name, shape and dtype, and whether its gradient comes as rows of a sparse embedding."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    rows: bool
-
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return torch.Size(self.shape).numel()
-
-    def __str__(self) -> str:
-        return f"{self.shape} {self.dtype}{', in rows' if self.rows else ''}"
-
-
-def named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name, without the prefix that torch.compile puts before names."""
-    return {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
-
-
-def entries(model: nn.Module) -> list[Entry]:
-    """Return the model's parameters that are trained. Raises ValueError if there are none it can send."""
-    sparse, own = sparse_weights(model), named(model)
-    found = [
-        Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=p in sparse)
-        for name, p in own.items()
-        if p.requires_grad
-    ]
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no parameters that require gradients")
-    at = {name: p.data_ptr() for name, p in own.items()}  # 0 without elements
-    last = {place: name for name, place in at.items()}
-    if tied := next((name for name, place in at.items() if place and last[place] != name), None):
-        raise ValueError(
-            f"{tied} and {last[at[tied]]} lie in one memory, and would be trained apart: make them one Parameter, as "
-            "in head.weight = embedding.weight"
-        )
-    places = {str(own[each.name].device): each.name for each in found if not each.rows}
-    if len(places) > 1:
-        words = " and ".join(f"{name} on {place}" for place, name in places.items())
-        raise ValueError(f"{words}: expected one device for all parameters but sparse embeddings; move the model to it")
-    if unreal := next((each for each in found if each.dtype.is_complex), None):
-        raise ValueError(f"{unreal.name} is complex; keep it as torch.view_as_real")
-    if empty := next((each for each in found if not each.numel), None):
-        raise ValueError(f"{empty.name} is {empty.shape} and has no elements to send: freeze it")
-    return found
-
-
-def frozen(model: nn.Module) -> str:
-    """Return a hash of the parameters that are not trained: nobody sends them, so all must have the same."""
-    digest, found = hashlib.sha256(), [(name, p) for name, p in named(model).items() if not p.requires_grad]
-    for name, p in found:
-        digest.update(f"{name} {tuple(p.shape)} {p.dtype}".encode())
-        digest.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16] if found else "none"
-
-
-@contextmanager
-def claimed(some: Sequence[tuple[str, object]], by: str) -> Iterator[None]:
-    """Within, no other `claimed` of this process may have any of these, which are named. Raises ValueError."""
-    if taken := next((name for name, each in some if id(each) in _claimed), None):
-        raise ValueError(f"{taken} is in use by another {by}")
-    mine = {id(each): each for _, each in some}
-    _claimed.update(mine)
-    try:
-        yield
-    finally:
-        for each in mine:
-            _claimed.pop(each, None)
-
-
-def shards(parameters: Sequence[Entry], servers: int) -> list[list[Entry]]:
-    """Divide parameters, at least one each, among servers: the largest first, to whichever has least so far."""
-    if servers > len(parameters):
-        raise ValueError(f"{servers} servers for {len(parameters)} parameters; expected at most one server a parameter")
-    load, owner = [0] * servers, dict[str, int]()
-    for each in sorted(parameters, key=lambda each: (-each.numel, each.name)):
-        least = load.index(min(load))
-        owner[each.name], load[least] = least, load[least] + max(1, each.numel)
-    return [[each for each in parameters if owner[each.name] == i] for i in range(servers)]
-
-
-def most(entry: Entry) -> int:
-    """The most bytes that a table of rows takes: all rows, each named by 8 bytes."""
-    return _HEAD + entry.numel * entry.dtype.itemsize + 8 * entry.shape[0]
-
-
-def table(entry: Entry, keys: Tensor, values: Tensor) -> Tensor:
-    """Return rows `values` of a parameter, numbered `keys`, as a section."""
-    width = entry.numel // entry.shape[0]
-    rows = Blocks(keys=keys.to(torch.int32), values=values.reshape(-1), numel=entry.numel, width=width)
-    return rows.to_buffer().cpu()
-
-
-def read_table(entry: Entry, section: Tensor) -> Blocks:
-    """Return the rows that a section holds. Raises PayloadError unless they are rows of this parameter."""
-    found, width = Blocks.from_buffer(section), entry.numel // entry.shape[0]
-    if (found.numel, found.width, found.values.dtype) != (entry.numel, width, entry.dtype):
-        raise PayloadError(
-            f"rows of {found.width} {found.values.dtype} for {found.numel} elements; "
-            f"expected {width} {entry.dtype} for {entry.numel}, as {entry.name} has"
-        )
-    return found
-
-
-def write_rows(parameter: nn.Parameter, entry: Entry, rows: Blocks) -> None:
-    """Overwrite these rows of a parameter, wherever it is."""
-    weight = parameter.data
-    weight.index_copy_(0, rows.keys.long().to(weight.device), rows.values.view(-1, *entry.shape[1:]).to(weight))
-
-
-def asking(entry: Entry, keys: Tensor) -> Tensor:
-    """Return the section that asks for these rows: ids that ascend without repeats."""
-    space = entry.shape[0]
-    layout = indices.Layout.of_rows(keys.numel(), space)
-    head = wire.Header(wire.BLOCKS, entry.dtype, keys.numel(), space, coding=layout.coding)
-    return wire.pack(head.pack(), *layout.sections(keys.to(torch.int32)))
-
-
-def read_ids(entry: Entry, section: Tensor) -> Tensor:
-    """Return which rows a section asks for, as int32. Raises PayloadError."""
-    head, space = wire.parse(section, wire.BLOCKS, indices.CODINGS), entry.shape[0]
-    if head.numel != space or head.count > space:
-        raise PayloadError(f"{head.count} of {head.numel} rows; expected some of the {space} that {entry.name} has")
-    layout = indices.Layout.of_rows(head.count, space, head.coding)
-    wire.check_sections(section, wire.HEADER_BYTES, layout.length)
-    return layout.read(section[None, wire.HEADER_BYTES :])[0]
-
-
-def most_ids(entry: Entry) -> int:
-    """The most bytes of such a section: no coding is longer than a bitmap where it is used."""
-    return wire.HEADER_BYTES + indices.nbytes(wire.BITMAP, 0, entry.shape[0])
-
+from thinwire.wire.frames import LIFE, PIECE, Kind
+from thinwire.wire.parameters import Entry, claimed, entries, frozen, named, shards
+from thinwire.wire.sections import most, most_ids, read_table, unpack
 
 _LATE = 1 << 40
 _SHOWN = 400  # characters of a difference, at most
@@ -254,22 +106,22 @@ class Layout:
                 self.segments.append((each.dtype, segment))
                 self.sizes[each.dtype] = start + each.numel
         self._known: dict[tuple[int, ...], Sequence[Part]] = {}
-        self.dense = self._parts(_whole(Identity()))
-        self.down = self.dense if down is None else self._parts(_whole(down))
+        self.dense = self._whole(Identity())
+        self.down = self.dense if down is None else self._whole(down)
         for step in (0, _LATE):  # now, and after the warm-up
             self._ways(step)
 
     def up(self, number: int) -> Sequence[Part]:
         """Return the parts of update `number`."""
         ways = self._ways(number - 1)
-        key = tuple(map(id, ways.values()))
+        key = tuple(map(id, ways))
         if (known := self._known.get(key)) is None:
-            known = self._known[key] = self._parts(lambda segment: ways[segment.name])
+            known = self._known[key] = self._parts(ways)
         return known
 
-    def _ways(self, step: int) -> dict[str, Compressed]:
-        """Return the memory and codec of each parameter at a step."""
-        found = dict[str, Compressed]()
+    def _ways(self, step: int) -> list[Compressed]:
+        """Return the memory and codec of each segment at a step."""
+        found = list[Compressed]()
         for _, segment in self.segments:
             way = self.recipe.route(segment, step)
             if not isinstance(way, Compressed):
@@ -277,13 +129,17 @@ class Layout:
                     f"{type(way).__name__} computes during its exchange, which a parameter server cannot do; expected "
                     "a recipe with a memory and a codec, such as recipes.dct_dp or recipes.topk"
                 )
-            found[segment.name] = way
+            found.append(way)
         return found
 
-    def _parts(self, way: Callable[[Segment], Compressed]) -> Sequence[Part]:
+    def _whole(self, codec: Codec) -> Sequence[Part]:
+        """Return the parts that have no memory, and one codec for all."""
+        return self._parts([Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())] * len(self.segments))
+
+    def _parts(self, ways: Sequence[Compressed]) -> Sequence[Part]:
         groups: dict[tuple[torch.dtype, int], tuple[Compressed, list[Segment]]] = {}
-        for dtype, segment in self.segments:
-            groups.setdefault((dtype, id(way(segment))), (way(segment), []))[1].append(segment)
+        for (dtype, segment), way in zip(self.segments, ways, strict=True):
+            groups.setdefault((dtype, id(way)), (way, []))[1].append(segment)
         return [Part(its, Segments(some), dtype, self.sizes[dtype]) for (dtype, _), (its, some) in groups.items()]
 
     def of(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -368,28 +224,6 @@ class Places:
                     "Change dtype and device, freeze, and load with assign=True before serve or connect; or load in "
                     "place"
                 )
-
-
-def _whole(codec: Codec) -> Callable[[Segment], Compressed]:
-    way = Compressed(memory=NoMemory(), codec=codec, exchange=AllGather())
-    return lambda _: way
-
-
-def pack(sections: Sequence[Tensor]) -> list[Bytes]:
-    """Return the body of a frame: the length of each section (u64), and the sections (uint8 tensors on the CPU)."""
-    lengths = struct.pack(f"<{len(sections)}Q", *(section.numel() for section in sections))
-    return [lengths, *(memoryview(section.contiguous().numpy().data) for section in sections)]
-
-
-def unpack(body: memoryview, count: int) -> list[Tensor]:
-    """Return the sections of a body, as views of it. Raises FrameError unless they fill it."""
-    if len(body) < 8 * count:
-        raise FrameError(f"a body of {len(body)} bytes; expected {count} lengths at its beginning")
-    lengths = struct.unpack_from(f"<{count}Q", body)
-    if 8 * count + sum(lengths) != len(body):
-        raise FrameError(f"sections of {sum(lengths)} bytes in a body of {len(body)}")
-    rest = torch.frombuffer(body, dtype=torch.uint8, offset=8 * count) if sum(lengths) else torch.empty(0).byte()
-    return list(rest.split(lengths))
 
 
 def difference(server: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str] | None:

@@ -29,7 +29,8 @@ from thinwire.planner import Budget
 from thinwire.recipes import Method
 from thinwire.reducer.owners import to_owners
 from thinwire.schedules import Schedule
-from thinwire.wire.layout import Entry, Layout, check_memories
+from thinwire.wire.layout import Layout, check_memories
+from thinwire.wire.parameters import Entry
 
 Bucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined,unused-ignore]  # torch's stubs leave it out
 
