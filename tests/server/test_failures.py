@@ -717,6 +717,17 @@ def test_wait_gives_trainers_time_to_come_back_after_a_restart(tmp_path: Path) -
     assert again.wait(10)
 
 
+def test_trainers_have_their_time_after_a_restart_that_compiles_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock, late = tmp_path / "checkpoint", time.monotonic, [0.0]
+    with started(checkpoint=path) as server, joined(server) as trainer:
+        trainer.step()
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    monkeypatch.setattr(Layout, "compile", lambda _: late.__setitem__(0, 100.0))
+    assert not started(checkpoint=path, staleness=0).wait(0.0)
+
+
 def test_two_servers_with_one_checkpoint_are_told(tmp_path: Path) -> None:
     servers = [started(servers=2, index=i, checkpoint=tmp_path / "checkpoint", every=1e6) for i in range(2)]
     servers[0].save()

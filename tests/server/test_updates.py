@@ -299,6 +299,19 @@ def test_finite_gradients_that_overflow_with_the_residual_are_an_error_and_lose_
         assert server.status().dropped == 0
 
 
+def test_rows_that_add_up_to_more_than_their_dtype_holds_cost_no_residual() -> None:
+    model, recipe = Table().half(), recipes.topk(density=0.25, minimum_size=1)
+    server = started(Table().half(), recipes.topk(density=0.25, minimum_size=1))
+    trainer = joined(server, recipe, model)
+    for value, sent in ((1.0, True), (40000.0, False)):
+        model.rows.weight.grad = torch.sparse_coo_tensor(
+            torch.tensor([[7, 7]]), torch.full((2, 4), value).half(), (50, 4)
+        )
+        model.out.weight.grad, model.out.bias.grad = torch.ones(1, 4).half(), torch.ones(1).half()
+        assert trainer.step() is sent
+    assert (trainer.traffic().updates, trainer.traffic().skipped, server.status().dropped) == (1, 1, 0)
+
+
 def test_a_mean_leaves_out_what_is_not_finite() -> None:
     central, good = Vector(), gradients(1)[0]
     with started(central, staleness=0, trainers=2) as server:

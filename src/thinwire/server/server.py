@@ -207,7 +207,6 @@ def serve(
         saving = Saving(central, lock, checkpoint)
         if bad := next((name for name, p in central.parameters.items() if not all_finite([p.detach()])), None):
             raise ValueError(f"{bad} is not finite: initialise it, or load it, before serve")
-        rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)
         own = key_of(Path(key) if key else Path(f"{os.fspath(checkpoint)}.key") if checkpoint else None)
         listener = Listener(door, own, timeout=timeout, longest=layout.messages)
         ending.callback(listener.close)
@@ -218,6 +217,7 @@ def serve(
         if address is None:
             announce("address", here, listener.address)
         layout.compile()  # a minute where nothing is cached: trainers wait for the address no longer than `timeout`
+        rule = Rule(central, trainers=trainers, timeout=timeout, staleness=staleness)  # whose time begins now
         hub = Hub(listener, central, rule, saving, lock)
         return Server(hub, listener.address, ticket=ticket, every=every, ending=ending.pop_all())
 

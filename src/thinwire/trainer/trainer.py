@@ -141,7 +141,8 @@ class Trainer(AbstractContextManager["Trainer"]):
                 f"({len(strange)} such parameters). Unfreeze and add layers before serve and connect, or freeze "
                 "them again"
             )
-        return {name: p.grad for name, p in found.items() if p.grad is not None}
+        grads = ((name, p.grad) for name, p in found.items() if p.grad is not None)
+        return {name: g.coalesce() if g.is_sparse else g for name, g in grads}  # sums may leave their dtype's range
 
     def _skip(self) -> None:
         """Count a step whose gradients are not finite. Raises FloatingPointError after many in a row."""
