@@ -91,9 +91,7 @@ def _each_step(plan: Plan) -> Iterator[Way]:
 
 
 def _planned(plan: Plan) -> float | None:
-    """Return the most steps that one of the plan's candidates costs."""
-    if plan.optimizer is None:
-        return None
+    """Return the most steps that one of the plan's candidates costs; None if one was not measured."""
     rows = [measured(name, plan.optimizer) for name in set(plan.choice.values())]
     known = [of_ratio(row.ratio) for row in rows if row is not None]
     return max(known) if len(known) == len(rows) else None

@@ -88,7 +88,7 @@ LOSSES: tuple[Measured, ...] = (
 """A new method or optimizer is a new row."""
 
 
-def measured(name: str, optimizer: OptimizerName) -> Measured | None:
+def measured(name: str, optimizer: OptimizerName | None) -> Measured | None:
     """Return what was measured of a candidate such as ``bf16`` or ``topk:0.01``, or None."""
     method, _, density = name.partition(":")
     share = float(density) if density else None
@@ -104,8 +104,10 @@ def within(limit: float, optimizer: OptimizerName, names: Iterable[str]) -> list
     return sorted((name for name in harm if harm[name] <= limit), key=harm.__getitem__)
 
 
-def in_words(names: Sequence[str], optimizer: OptimizerName) -> str:
-    """Return in a sentence what these candidates are expected to cost; empty where there are none."""
+def in_words(names: Iterable[str], optimizer: OptimizerName | None) -> str:
+    """Return in a sentence what these candidates are expected to cost; empty without any, or without an optimizer."""
+    if optimizer is None:
+        return ""
     told = []
     for name in dict.fromkeys(names):
         row = measured(name, optimizer)

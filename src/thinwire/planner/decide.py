@@ -256,9 +256,8 @@ def _changes(
     for text, links in (("a link of ten times the bandwidth", faster), ("a tenth of the latency", nearer)):
         other = replace(profile, links=links)
         yield text, other, fastest(other, candidates)
-    optimizer = budget.optimizer  # to which some cost more loss than the budget allows
-    for name in profile.costs.keys() - {each.name for each in candidates}:
-        if optimizer is not None and (row := measured(name, optimizer)) is not None:
+    for name in profile.costs.keys() - {each.name for each in candidates}:  # which may cost too much loss
+        if row := measured(name, budget.optimizer):
             text = f"{name}, if you ask for it: it ended at {row.ratio:.2f} times uncompressed training's loss"
             yield text, profile, fastest(profile, [*candidates, candidate(name)])
     nothing = dict.fromkeys(("encode", "decode", "each", "exchange"), _NOTHING)

@@ -110,7 +110,7 @@ class Plan:
     @property
     def expected_loss(self) -> str:
         """In words, the measured cost in loss of the candidates in use; empty without an optimizer or candidates."""
-        return "" if self.optimizer is None else in_words(list(self.choice.values()), self.optimizer)
+        return in_words(self.choice.values(), self.optimizer)
 
     @property
     def missing(self) -> str:

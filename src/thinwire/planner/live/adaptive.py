@@ -163,5 +163,4 @@ class Adaptive(Reducer):
 
     def _with_loss(self, reason: str, choice: Choice) -> str:
         """Add what the choice is expected to cost, if the optimizer is known."""
-        optimizer = self.budget.optimizer
-        return ". ".join(filter(None, (reason, optimizer and in_words(list(choice.values()), optimizer))))
+        return ". ".join(filter(None, (reason, in_words(choice.values(), self.budget.optimizer))))

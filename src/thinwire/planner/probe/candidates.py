@@ -66,7 +66,6 @@ def _cost(
     sizes: Sequence[int],
     seconds: float,
 ) -> Cost:
-    candidate.reducer().prepare(group, [torch.ones(1 << 12, device=device)])
     loads = [_load(candidate, size, group.size(), device, links, seconds / _PART) for size in sizes]
     _point(candidate, loads[0], 1, group, device)  # compiles the kernels of a bucket, outside the time that counts
     points: dict[int, list[float]] = {}
