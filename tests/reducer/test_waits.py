@@ -1,12 +1,12 @@
 """Does the host ever wait for a GPU within a step? Every codec, memory and exchange goes through one, without a GPU.
 
 Fake tensors have a shape and no elements, so whatever asks for an element raises. Where there is a GPU they
-lie on it. Elsewhere they lie on the CPU, and `thinwire.waits` is told that the host must not read there.
+lie on it. Elsewhere they lie on `meta`, where, too, the host must not read, and what is sent is seen to leave.
 """
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: pip install -e '.[triton]'"
 )
 WORLD = 2
-DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("meta")
 NAMES = ["matrix", "vector"]
 aten = torch.ops.aten
 
@@ -60,21 +60,37 @@ class WaitError(AssertionError):
 class NoWaits(TorchDispatchMode):
     """Refuses what makes the host wait although it asks for no element: copies to or from pageable memory."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._pinned: list[torch.UntypedStorage] = []
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten.lift_fresh.default:
-            raise WaitError("torch.tensor(...) copies numbers to the GPU")
         if func in (aten.index_put_.default, aten.index_put.default) and args[2].dim() == 0:
             raise WaitError("x[indices] = number copies the number to the GPU")
-        out = func(*args, **(kwargs or {}))
-        if func is aten._to_copy.default and out.device != args[0].device and not kwargs.get("non_blocking"):
-            raise WaitError(f"a copy from {args[0].device} to {out.device}")
-        if func is aten.copy_.default and args[1].device != args[0].device and not any(args[2:]):
-            raise WaitError(f"a copy from {args[1].device} to {args[0].device}")
+        out, named = func(*args, **(kwargs or {})), kwargs or {}
+        if named.get("pin_memory"):
+            self._pinned.append(out.untyped_storage())
+        if func is aten._to_copy.default:
+            self._copied(args[0], out, at_once=not named.get("non_blocking"))
+        if func is aten.copy_.default:
+            self._copied(args[1], args[0], at_once=not any(args[2:]))
         return out
+
+    def _copied(self, x: Tensor, to: Tensor, *, at_once: bool) -> None:
+        host = x if x.device.type == "cpu" else to
+        pinned = any(host.untyped_storage()._cdata == each._cdata for each in self._pinned)
+        if x.device != to.device and (at_once or not pinned):
+            raise WaitError(f"a copy from {x.device} to {to.device}")
 
 
 def _refused(self: Any, *args: Any, **kwargs: Any) -> Any:
     raise WaitError("the host waits for the device")
+
+
+def _tensor(*args: Any, **kwargs: Any) -> Tensor:
+    if kwargs.get("device"):  # operators do not see it
+        raise WaitError("torch.tensor(...) copies numbers to the GPU")
+    return PLAIN_TENSOR(*args, **kwargs)
 
 
 def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -84,6 +100,7 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 PLAIN_TO: Callable[..., Tensor] = Tensor.to
+PLAIN_TENSOR: Callable[..., Tensor] = torch.tensor
 
 
 @contextmanager
@@ -93,6 +110,7 @@ def no_waits() -> Iterator[None]:
         for place in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
             patch.setattr(place, "synchronize", _refused)
         patch.setattr(Tensor, "cpu", _refused)
+        patch.setattr(torch, "tensor", _tensor)
         patch.setattr(Tensor, "to", _to)
         yield
 
@@ -108,7 +126,7 @@ class _Generator(torch.Generator):
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors are fake, and take the GPU's path; Triton's kernels do nothing."""
     monkeypatch.setattr(waits, "HOST", frozenset())
-    monkeypatch.setattr(dispatch, "_GPUS", {"cpu", "cuda"})
+    monkeypatch.setattr(dispatch, "_GPUS", {"cpu", "cuda", "meta"})
     monkeypatch.setattr(torch, "Generator", _Generator)
     forget()
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -136,10 +154,9 @@ def _bucket(dtype: torch.dtype = torch.float32) -> Bucket:
 def _two_steps(
     reducer: Reducer, group: dist.ProcessGroup, done: bool = True, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Take two steps, or begin them. In the first, constants may be copied to the GPU, where they stay."""
-    watched: list[AbstractContextManager[Any]] = [nullcontext(), no_waits()]
-    for step, watch in enumerate(watched):
-        with watch:
+    """Take two steps, or begin them. In the first, constants are copied to the GPU, where they stay."""
+    for step in range(2):
+        with no_waits():
             at = Round(step=step, group=group, scale=1 / WORLD, verdict=Verdict())
             future = reducer.reduce(_bucket(dtype), at)
             assert future.done() == done
@@ -268,15 +285,6 @@ class _Asks(codecs.Codec):
 
 
 @dataclass(frozen=True)
-class _Copies(codecs.Codec):
-    """Sends everything, times a number that comes from the host."""
-
-    def encode_signal(self, signal: Any, *, seed: int = 0) -> Payload:
-        signal.tensor().mul_(torch.tensor(2.0).to(DEVICE))
-        return codecs.Identity().encode_signal(signal)
-
-
-@dataclass(frozen=True)
 class _Waits(codecs.Codec):
     """Sends everything, after something else."""
 
@@ -291,7 +299,9 @@ class _Waits(codecs.Codec):
     ("codec", "said"),
     [
         (_Asks(), "_local_scalar_dense"),
-        (_Copies(), "copies numbers"),
+        (_Waits(lambda x: torch.tensor(2.0).to(x.device)), "a copy from cpu"),
+        (_Waits(lambda x: torch.tensor(2.0, device=x.device)), "copies numbers"),
+        (_Waits(lambda x: torch.ones(2).to(x.device, non_blocking=True)), "a copy from cpu"),  # it is not pinned
         (_Waits(lambda x: x.cpu()), "the host waits"),
         (_Waits(lambda x: x.to("cpu")), "a copy to the CPU"),
     ],

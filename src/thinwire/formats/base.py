@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.checked import Range
 from thinwire.kernels import Groups
-from thinwire.kernels.memory import constant, empty, kept
+from thinwire.kernels.memory import constant, empty, kept, sent
 from thinwire.kernels.parts import Parts, together
 
 GroupSize = Annotated[int, Range("at least 1 value per scale", least=1, most=2**31 - 1)] | None
@@ -126,7 +126,7 @@ class Format(ABC):
 # A format is a value, so its table need be computed only once.
 @kept
 def _table(form: Format, device: torch.device) -> Tensor:
-    return form.table().to(device)
+    return sent(form.table(), device)
 
 
 @lru_cache(maxsize=1024)  # layouts stay the same from step to step

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.kernels.exact.reference import turns
 from thinwire.kernels.hashing.reference import mix
-from thinwire.kernels.memory import kept
+from thinwire.kernels.memory import kept, sent
 
 Transform = Literal["dct", "hadamard"] | None
 _NARROWEST = 4
@@ -110,8 +110,8 @@ def matrix(size: int, transform: Transform) -> Tensor:
 
 @kept
 def _matrix_on(size: int, transform: Transform, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a transform on a device, kept because a copy waits for the device."""
-    return matrix(size, transform).to(device, dtype)
+    """Return a transform on a device."""
+    return sent(matrix(size, transform).to(dtype), device)
 
 
 def _fair(length: int, most: int, transform: Transform) -> int:
