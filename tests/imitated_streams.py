@@ -59,8 +59,10 @@ class Stream:
     """One of a GPU's."""
 
     device, device_index = CPU, 0
+    made = 0
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
+        Stream.made += 1
         self.clock: dict[int, int] = defaultdict(int)
         self.cuda_stream, self.priority = id(self), priority
 
@@ -179,7 +181,8 @@ class Races(counting._Count):
         places = zip(func._schema.arguments, args, strict=False)
         changed = tree_leaves([x for place, x in places if place.alias_info is not None and place.alias_info.is_write])
         accesses = [*self._of((args, kwargs), write=False), *self._of((changed, out), write=True)]
-        by_host = any(self._number(x) in self._pinned for x in changed)
+        queued = func is torch.ops.aten.copy_.default and any(args[2:])  # non_blocking
+        by_host = not queued and any(self._number(x) in self._pinned for x in changed)
         self._touch(accesses, self.host) if by_host else self.access(accesses)
         return out
 

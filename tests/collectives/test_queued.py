@@ -8,14 +8,16 @@ from typing import Any, NoReturn, cast
 import pytest
 import torch
 from imitated_streams import Event, Stream
+from torch import Tensor
 from torch.futures import Future
 
 from thinwire.collectives import of_torch, used_here
-from thinwire.collectives.queued import Queued
+from thinwire.collectives.queued import Queued, queued
 from thinwire.collectives.thread import Worker
 from thinwire.kernels import memory
 from thinwire.kernels.streams import PURPOSES, follow_all, stream_of
-from thinwire.reducer.base import Mean, joined
+from thinwire.reducer.base import Mean, completed, joined
+from thinwire.waits import Verdict, noting
 
 GPU = torch.device("cuda", 0)
 HERE = threading.local()
@@ -47,7 +49,7 @@ def _streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class OnGpu:
     """What stands for a tensor there: it notes which streams use it."""
 
-    is_cuda = True
+    is_cuda, device = True, GPU
 
     def __init__(self) -> None:
         self.used_by: list[Any] = []
@@ -117,6 +119,19 @@ def test_a_bucket_in_several_parts_is_done_with_the_last_and_nobody_waits_before
     here: Any = torch.cuda.current_stream()
     assert all(here.knows(each.stream.clock) for each in (early, late))
     worker.close()
+
+
+def test_a_bucket_in_one_part_is_handed_on_as_it_is() -> None:
+    parts: list[Any] = [Future(), Queued[Mean](Stream())]
+    assert all(joined([part], torch.ones(3)) is part for part in parts)
+
+
+def test_every_bucket_ends_in_the_same_stream() -> None:
+    stream_of.cache_clear()
+    with noting(Verdict()):
+        ends: list[Any] = [queued(completed(Mean(True, torch.ones(3))), cast(Tensor, OnGpu())) for _ in "ab"]
+    assert [end.stream for end in ends] == [stream_of(GPU, "decode")] * 2
+    stream_of.cache_clear()
 
 
 def test_torch_is_given_a_value_in_the_stream_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

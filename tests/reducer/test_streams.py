@@ -22,6 +22,7 @@ from imitated_streams import CPU, Event, Group, Stream, imitating, raced
 from thinwire.codecs import Identity, TopK
 from thinwire.collectives import gathers, thread
 from thinwire.exchanges import AllGather
+from thinwire.integrations.training import outcomes
 from thinwire.kernels.streams import stream_of
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer import Reducer
@@ -128,6 +129,26 @@ def test_replays_run_in_streams_of_their_own_and_backward_does_not_wait_for_the_
     assert imitated.replayed.keys() == {encodes, decodes}
     assert encodes is not decodes
     assert waited[-4:] == [False] * 4  # of both sets of buffers, once they are captured
+
+
+def test_later_buckets_make_no_streams() -> None:
+    def made(steps: int) -> int:
+        before = Stream.made
+        raced(RECIPE["topk"], apart=True, shapes=EQUAL, dtype="float32", steps=steps)
+        return Stream.made - before
+
+    assert made(5) == made(9)
+
+
+def test_the_host_reads_an_outcome_once_it_has_arrived_in_pinned_memory() -> None:
+    with imitating() as imitated:
+        there, ready = outcomes.to_host(torch.ones(3))
+        arrived = dict(imitated.stream.clock)
+        assert imitated._number(there) in imitated._pinned
+        assert not imitated.host.knows(arrived)
+        ready()
+        assert imitated.host.knows(arrived)
+        assert not imitated.found
 
 
 def test_what_is_gathered_lasts_until_it_is_read() -> None:
