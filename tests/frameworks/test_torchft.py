@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from thinwire.errors import FingerprintError
+from thinwire.errors import FingerprintError, PayloadError
 from thinwire.frameworks import torchft as ours
 from thinwire.integrations.attachments import assembly
 
@@ -109,6 +109,7 @@ class _Manager:
 
     def __init__(self, *, participating: bool = False) -> None:
         self._participating = participating
+        self.reported = list[Exception]()
 
     def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None:
         pass
@@ -123,7 +124,7 @@ class _Manager:
         pass
 
     def report_error(self, e: Exception) -> None:
-        raise AssertionError(e)
+        self.reported.append(e)
 
 
 @pytest.fixture
@@ -138,6 +139,21 @@ def test_a_replica_that_takes_no_part_is_refused() -> None:
     members = ours.replicate(_Manager(), ours.ProcessGroupGloo(), nn.Linear(2, 2), tw.recipes.dense())
     with pytest.raises(RuntimeError, match="use_async_quorum=False"):
         members.reduce()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_step_whose_payloads_are_damaged_is_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager, links = _Manager(participating=True), ours.ProcessGroupGloo()
+    members = ours.replicate(manager, links, nn.Linear(2, 2), tw.recipes.dense())
+
+    def damaged() -> None:
+        raise PayloadError("the buffer has 0 bytes")
+
+    monkeypatch.setattr(members._replicas, "reduce", damaged)
+    monkeypatch.setattr(ours.ProcessGroupGloo, "abort", lambda self, errored=True: None)
+    links._pg = members.group
+    members.reduce()
+    assert [str(each) for each in manager.reported] == ["the buffer has 0 bytes"]
 
 
 @pytest.mark.usefixtures("alone")

@@ -16,7 +16,7 @@ from typing_extensions import override
 from thinwire import integrations
 from thinwire.checked import BODY, checked
 from thinwire.collectives import Group, adopt_group, forget_group
-from thinwire.errors import FingerprintError
+from thinwire.errors import FingerprintError, PayloadError
 from thinwire.integrations import Replicas
 from thinwire.integrations.attachments.assembly import Optimizers
 from thinwire.integrations.attachments.attachment import Attached, LossScaler
@@ -125,7 +125,7 @@ class Members(Attached):
             self._replicas.reduce()
         except FingerprintError:  # on all replicas, and in every later step too
             raise
-        except RuntimeError as error:
+        except (RuntimeError, PayloadError) as error:
             _log.warning("the exchange failed, so torchft will not commit the step: %s", error)
             self.attachment.steps.take_back()
             self._links.abort()  # or the others would wait for this rank
