@@ -83,6 +83,14 @@ def test_fetched_rows_are_the_servers_and_the_others_stay(ids: Tensor) -> None:
         assert trainer.traffic().fetched_rows == fetched.sum()
 
 
+def test_servers_and_trainers_ask_for_no_default_device() -> None:
+    central, model = Table(1), Table(2)
+    with torch.device("meta"):  # as after torch.set_default_device
+        _joined(_started(central), model).fetch()
+    assert torch.equal(model.rows.weight, central.rows.weight)
+    assert torch.equal(model.out.weight, central.out.weight)
+
+
 def test_all_rows_are_fetched_at_once() -> None:
     central, model = Table(), Table(seed=1)
     with _started(central) as server, _joined(server, model) as trainer:

@@ -31,7 +31,7 @@ _FIRST = {Kind.PING: 0, Kind.JOIN: 1 << 24, Kind.WATCH: 0}
 
 
 class RefusedError(ConnectionError):
-    """This trainer cannot join, or go on: the words that it is told, and those for the server's log, if others."""
+    """This trainer cannot join, or go on, and why."""
 
 
 @final
@@ -132,9 +132,8 @@ class Session:
         if central.failure:
             raise RefusedError(central.failure)
         if found := difference(layout.agreed, asked["agreed"]):
-            both = "{} differs: the server has {}, this trainer has {}".format(*found)
-            both = both.encode(errors="replace").decode()  # JSON may hold half a character
-            raise RefusedError(f"{both}; use the server's", both)
+            both = "{} differs: the server has {}, this trainer has {}; use the server's".format(*found)
+            raise RefusedError(both.encode(errors="replace").decode())  # JSON may hold half a character
         if (earlier := hub.sessions.get(asked["trainer"])) is not None:  # dead: its descriptor may be ours by now
             earlier.leave(goodbye=False)
         self.trainer = asked["trainer"]
@@ -291,8 +290,8 @@ class Hub:
         try:
             call()
         except RefusedError as error:
-            logger.warning("a trainer at %s was refused: %s", session.host, error.args[-1])
-            session.end(error.args[0], Flag.FINAL)
+            logger.warning("a trainer at %s was refused: %s", session.host, error)
+            session.end(str(error), Flag.FINAL)
         except (FrameError, GoneError, PayloadError) as error:
             self.listener.refused(session.host, error)
             session.end(str(error))

@@ -21,7 +21,7 @@ from thinwire.trainer.contents import Base, Copy, Uplink
 from thinwire.wire.frames import LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
 from thinwire.wire.layout import Layout
 from thinwire.wire.rendezvous import ticket
-from thinwire.wire.sections import asking, pack
+from thinwire.wire.sections import HOST, asking, pack
 from thinwire.wire.sockets import TICK, Bell, Link
 
 logger = logging.getLogger("thinwire")
@@ -142,11 +142,12 @@ class Channel:
 
     def fetch(self, ids: Mapping[str, Tensor]) -> int:
         """Ask for the rows that this server has, and return the question's number, 0 for none. Raises ServerError."""
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         keys = [ids.get(each.name, none) for each in self.layout.fetched]
         if not any(each.numel() for each in keys):
             return 0
-        body = pack([asking(*each) for each in zip(self.layout.fetched, keys, strict=True)])
+        with HOST:
+            body = pack([asking(*each) for each in zip(self.layout.fetched, keys, strict=True)])
         with self._changed:
             self.check()
             number = next(self._orders)

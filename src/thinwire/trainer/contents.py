@@ -16,7 +16,7 @@ from thinwire.reducer.wrappers import release
 from thinwire.waits import all_finite
 from thinwire.wire.layout import Layout, Part, Places
 from thinwire.wire.parameters import Entry
-from thinwire.wire.sections import table, write_rows
+from thinwire.wire.sections import HOST, table, write_rows
 
 logger = logging.getLogger("thinwire")
 _NEVER = -1
@@ -76,7 +76,7 @@ class Copy:
     @torch.no_grad()
     def catch_up(self) -> None:
         """Write what has come."""
-        with self._lock:
+        with HOST, self._lock:
             for part, payload in self._payloads:
                 part.write(payload, self.places.flats[part.dtype], whole=part in self._layout.dense)
             for entry, rows in self._rows:
@@ -124,7 +124,7 @@ def wanted(parameters: Sequence[Entry], given: Mapping[str, Tensor] | None) -> d
     if not known:
         raise ValueError("fetch needs fetch_rows=True, in both serve and connect")
     if given is None:
-        return {name: torch.arange(each.shape[0]) for name, each in known.items()}
+        return {name: torch.arange(each.shape[0], device="cpu") for name, each in known.items()}
     if strange := given.keys() - known.keys():
         raise ValueError(f"{min(strange)!r} has no rows to fetch; expected some of {', '.join(map(repr, known))}")
     return {name: _ids(known[name], ids) for name, ids in given.items()}
@@ -192,6 +192,7 @@ def drainable(recipe: Reducer) -> bool:
 
 def _rows(entry: Entry, gradient: Tensor | None) -> Tensor:
     if gradient is None:
-        return table(entry, torch.empty(0), torch.empty(0, dtype=entry.dtype))
+        none = torch.empty(0, dtype=entry.dtype, device="cpu")
+        return table(entry, none, none)
     gradient = gradient.coalesce()
     return table(entry, gradient.indices()[0], gradient.values())

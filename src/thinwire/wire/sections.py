@@ -15,6 +15,8 @@ from thinwire.payloads import Blocks, indices, wire
 from thinwire.wire.frames import Bytes, FrameError
 from thinwire.wire.parameters import Entry
 
+HOST = torch.device("cpu")
+"""Within it, tensors are on the CPU, whatever device is the user's default."""
 _HEAD = 256  # bytes: more than the header of any payload and its padding
 
 
@@ -44,7 +46,8 @@ def table(entry: Entry, keys: Tensor, values: Tensor) -> Tensor:
     """Return rows `values` of a parameter, numbered `keys`, as a section."""
     width = entry.numel // entry.shape[0]
     rows = Blocks(keys=keys.to(torch.int32), values=values.reshape(-1), numel=entry.numel, width=width)
-    return rows.to_buffer().cpu()
+    with values.device:
+        return rows.to_buffer().cpu()
 
 
 def read_table(entry: Entry, section: Tensor) -> Blocks:
