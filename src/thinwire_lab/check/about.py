@@ -12,7 +12,6 @@ import torch.distributed as dist
 from thinwire import kernels
 from thinwire.kernels import Kernel
 from thinwire.version import __version__
-from thinwire_lab.check.findings import Finding, looked_into
 from thinwire_lab.check.kernels import implementation
 from thinwire_lab.machine import processor, version_of
 from thinwire_lab.show.table import human_bytes
@@ -73,8 +72,3 @@ ROWS: Mapping[str, Callable[[torch.device], tuple[bool | None, str]]] = MappingP
     }
 )
 """What is reported, by name."""
-
-
-def check_machine(name: str, device: torch.device) -> Finding:
-    """Return one row."""
-    return looked_into("machine", name, lambda _: ROWS[name](device))

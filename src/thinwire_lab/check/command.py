@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import Finding
-from thinwire_lab.check.launch import Launch, is_launched
+from thinwire_lab.check.launch import Launch
 from thinwire_lab.check.report import Report, progress_line
 from thinwire_lab.check.sections import Asked, Section
+from thinwire_lab.check.supervision import work
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.show.page import Files
 from thinwire_lab.show.terminal import print_raw, print_written, report_console
@@ -65,8 +65,10 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
     files = Files(json=json, html=html)
     began, started = datetime.now(UTC), time.perf_counter()
     launch = Launch.found()
-    sections = options.sections(launch.world if is_launched() else None)
-    _refuse_unknown(options.only, [row for section in sections for row in section.rows])
+    sections = options.sections(None if launch.alone else launch.world)
+    for part in options.only:
+        if not any(part in row for section in sections for row in section.rows):
+            raise BadInput(f"--only {part!r} is part of no row's name; run without it to see them all")
     findings: list[Finding] = []
     rows = sum(len(section.rows) for section in sections)
     reported = partial(Report, versions=versions(), asked=options, ranks=launch.world, began=began)
@@ -74,7 +76,7 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
     with progress.bar:
         for section in sections:
             progress.start(section)
-            findings += launch.work(section, options.device, progress.found)
+            findings += work(section, launch, options.device, progress.found)
             seconds, complete = time.perf_counter() - started, section is sections[-1]
             report = reported(findings=findings, seconds=seconds, complete=complete)
             if launch.rank == 0:
@@ -84,9 +86,3 @@ def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
         report.print(console)
         print_written(console, files.paths)
     return launch.verdict(1 if report.failed else 0)
-
-
-def _refuse_unknown(only: Sequence[str], rows: Sequence[str]) -> None:
-    for part in only:
-        if not any(part in row for row in rows):
-            raise BadInput(f"--only {part!r} is part of no row's name; run without it to see them all")

@@ -12,7 +12,7 @@ from thinwire.exchanges import AllGather, AllReduce, Exchange, Exchanged, UnionA
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
 from thinwire.trace import ring_bytes
-from thinwire_lab.check.findings import Finding, Wrong, looked_into
+from thinwire_lab.check.findings import Wrong
 
 ROWS = tuple(name for name in METHODS if name != "powersgd")
 """Recipes that encode and exchange. PowerSGD's factors are no payloads."""
@@ -22,18 +22,8 @@ _ROUNDING = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _FLOAT32 = 1e-5
 
 
-def check_exchange(section: str, name: str, device: torch.device) -> Finding:
+def check_exchange(name: str, device: torch.device, figures: dict[str, Any]) -> tuple[bool, str]:
     """Encode other numbers on each rank, and exchange them. A collective."""
-
-    def check(figures: dict[str, Any]) -> tuple[bool, str]:
-        _check(name, device, figures)
-        estimated = " by a sketch's estimate" if _is_packed(METHODS[name].large().exchange) else ""
-        return True, f"the same sum on all ranks, {figures['error']:.0e} from what they delivered{estimated}"
-
-    return looked_into(section, name, check)
-
-
-def _check(name: str, device: torch.device, figures: dict[str, Any]) -> None:
     line, group = METHODS[name].large(), dist.group.WORLD
     assert group is not None
     codec, rank, size = line.codec.at(0), group.rank(), group.size()
@@ -50,6 +40,8 @@ def _check(name: str, device: torch.device, figures: dict[str, Any]) -> None:
     if not figures["error"] <= most:
         raise Wrong(f"the sum is {figures['error']:.1e} from what all ranks delivered; expected {most:.0e} at most")
     _check_bytes(line.exchange, payload, exchanged.sent_bytes, size)
+    estimated = " by a sketch's estimate" if _is_packed(line.exchange) else ""
+    return True, f"the same sum on all ranks, {figures['error']:.0e} from what they delivered{estimated}"
 
 
 def _is_packed(exchange: Exchange) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-SHOWN = {True: "✓", False: "✗", None: "–"}  # noqa: RUF001 - the sign of what does not apply
 _OF_THE_NETWORK = ("onnection", "peer", "pair closure", "imed out", "timeout", "ocket", "NCCL error")
 
 
@@ -23,13 +22,17 @@ class Finding:
     @property
     def mark(self) -> str:
         """✓, ✗ or –."""
-        return SHOWN[self.ok]
+        return {True: "✓", False: "✗", None: "–"}[self.ok]  # noqa: RUF001 - the sign of what does not apply
 
 
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+Found = dict[int, dict[int, Finding]]
+"""Findings by row and by rank."""
 
 
 class Wrong(Exception):  # noqa: N818 - it reads better where it is raised and caught
@@ -55,9 +58,7 @@ def merged(by_rank: Mapping[int, Finding]) -> Finding:
         return by_rank[min(by_rank)]
     rank = min(wrong, key=lambda rank: (_remoteness(wrong[rank].said), rank))
     found = wrong[rank]
-    if len(by_rank) == 1:
-        return found
-    return replace(found, said=f"rank {rank}: {found.said}")
+    return found if len(by_rank) == 1 else replace(found, said=f"rank {rank}: {found.said}")
 
 
 def _remoteness(said: str) -> int:

@@ -14,7 +14,7 @@ import torch
 from thinwire import kernels
 from thinwire.kernels import Kernel
 from thinwire_lab.check.cases import CASES, Case
-from thinwire_lab.check.findings import Finding, first_line, looked_into
+from thinwire_lab.check.findings import first_line
 from thinwire_lab.check.material import Kit, Near, Trial, difference
 
 KERNELS: Mapping[str, Kernel[..., Any]] = MappingProxyType(
@@ -23,8 +23,8 @@ KERNELS: Mapping[str, Kernel[..., Any]] = MappingProxyType(
 """Every kernel, by name."""
 _SMALL = 10_000  # up to which every content is tried, and the CPU asked as well
 _EVERY_DTYPE = (63, 1000)  # a GPU compiles for each dtype
-_QUICK = (1, 2, 63, 1000, 8209, (1 << 17) + 1)
-_SIZES = (*_QUICK, (1 << 20) + 7, 1 << 24, 1 << 27)
+QUICK = (1, 2, 63, 1000, 8209, (1 << 17) + 1)
+SIZES = (*QUICK, (1 << 20) + 7, 1 << 24, 1 << 27)
 _CPU = torch.device("cpu")
 _CERTAIN = (1 << 17) + 1  # up to which time does not matter
 _ACROSS = Near(relative=1e-3, absolute=1e-4)  # of the reference on a GPU to that on the CPU
@@ -37,11 +37,6 @@ class Limits:
     sizes: tuple[int, ...]
     seconds: float = 20.0
     share: float = 1.0
-
-    @classmethod
-    def of(cls, *, quick: bool, share: float) -> Limits:
-        """Return the usual ones."""
-        return cls(sizes=_QUICK if quick else _SIZES, share=share)
 
 
 @dataclass
@@ -125,18 +120,14 @@ def implementation(kernel: Kernel[..., Any], *args: Any) -> str:
     return {"triton": "triton", "cpu": "numba"}.get(module, "torch")
 
 
-def check_kernel(name: str, device: torch.device, limits: Limits) -> Finding:
+def check_kernel(name: str, device: torch.device, limits: Limits, figures: dict[str, Any]) -> tuple[bool | None, str]:
     """Compare a kernel with its reference on this device, from one element on."""
     run = _Run(KERNELS[name], CASES[name], device)
-
-    def check(figures: dict[str, Any]) -> tuple[bool | None, str]:
-        wrong = run.wrong(limits)
-        figures |= {"ran": sorted(run.ran), "largest": run.largest, "stopped": run.stopped}
-        reach = f"1 to {run.largest:,} elements" + (f"; {run.stopped}" if run.stopped else "")
-        alone = "" if run.compared else "the reference itself runs here, and did not fail: "
-        return False if wrong else True if run.compared else None, wrong or alone + reach
-
-    return looked_into("kernels", name, check)
+    wrong = run.wrong(limits)
+    figures |= {"ran": sorted(run.ran), "largest": run.largest, "stopped": run.stopped}
+    reach = f"1 to {run.largest:,} elements" + (f"; {run.stopped}" if run.stopped else "")
+    alone = "" if run.compared else "the reference itself runs here, and did not fail: "
+    return False if wrong else True if run.compared else None, wrong or alone + reach
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire_lab.check import about, exchanges, speed, training
-from thinwire_lab.check.kernels import KERNELS
+from thinwire_lab.check.kernels import KERNELS, QUICK, SIZES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Asked:
     def _all(self, launched: int | None) -> Iterator[Section]:
         yield Section(title="machine", kind="machine", rows=list(about.ROWS), limit=120)
         lanes = 1 if self.device == "cpu" else max(1, min(4, (os.cpu_count() or 1) // 4))  # compiling takes cores
-        fully = {"quick": self.quick, "share": 1 / lanes}
+        fully = {"sizes": QUICK if self.quick else SIZES, "share": 1 / lanes}
         yield Section(title="kernels", kind="kernels", rows=sorted(KERNELS), limit=300, lanes=lanes, options=fully)
         exponents = ((24,), (22,)) if self.device == "cpu" else ((20, 24, 27), (24,))
         for exponent in exponents[self.quick]:

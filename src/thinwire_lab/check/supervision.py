@@ -17,9 +17,10 @@ from signal import Signals
 from threading import Event
 from typing import IO, Any
 
-from torch._C._distributed_c10d import Store
+import torch
 
-from thinwire_lab.check.findings import Finding, merged
+from thinwire_lab.check.findings import Finding, Found, merged
+from thinwire_lab.check.launch import Launch
 from thinwire_lab.check.sections import Section
 from thinwire_lab.check.worker import Spec
 from thinwire_lab.cluster.worker import LOOPBACK, Channel, HungUp, environment
@@ -30,21 +31,6 @@ _STARTING = 180.0  # seconds to import everything and to join
 _AGREEING = 45.0  # seconds for the other ranks to end a row that hangs there
 _TRIES = 2  # to join, as a process that dies while joining leaves the others without a group
 _LOOKING = 0.5  # seconds until we look whether it is over
-Found = dict[int, dict[int, Finding]]
-"""Findings by row and by rank."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where sections run: the ranks that this process looks after, their device, and the store that all share."""
-
-    ranks: Sequence[int]
-    device: str
-    threads: int
-    address: tuple[str, int]
-    store: Store
-    prefix: str
-    alone: bool
 
 
 @dataclass
@@ -62,15 +48,12 @@ class _Member:
     found: dict[int, Finding] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, section: Section, place: Place, rank: int, row: int) -> _Member:
+    def start(cls, section: Section, launch: Launch, device: str, rank: int, row: int) -> _Member:
         """Start a process that works through the rows of a section from `row` on."""
         ours, theirs = socket.socketpair()
-        told: dict[str, Any] = {
-            name: getattr(section, name) for name in ("title", "kind", "rows", "world", "backend", "options")
-        }
-        told |= {name: getattr(place, name) for name in ("device", "threads", "prefix")}
-        told |= {"start": row, "rank": rank, "pipe": theirs.fileno(), "store": place.address, "patience": section.limit}
-        spec = Spec(**told)
+        there: dict[str, Any] = {"store": launch.address, "prefix": launch.prefix, "threads": launch.threads(section)}
+        spec = Spec(section=section, start=row, device=device, rank=rank, pipe=theirs.fileno(), **there)
+        interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), LOOPBACK) if launch.alone else {}
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         process = subprocess.Popen(
             [sys.executable, "-Pu", "-X", "faulthandler", "-m", WORKER, json.dumps(asdict(spec))],
@@ -79,7 +62,7 @@ class _Member:
             stderr=errors,
             pass_fds=[spec.pipe],
             process_group=0,  # ^C is for us: a row that it ended would look like one that failed
-            env=os.environ | _environment(place),
+            env=os.environ | environment(spec.threads) | interfaces,
         )
         theirs.close()
         return cls(spec, process, Channel(ours), errors, time.monotonic() + _STARTING, row)
@@ -113,9 +96,8 @@ class _Member:
         self.pipe.close()
         if self.next is None and self.row not in self.found:
             reason = f"no group: {self.unjoined}" if self.unjoined else self._cause(hung, code)
-            self.found[self.row] = Finding(
-                section=self.spec.title, name=self.spec.rows[self.row], ok=False, said=reason
-            )
+            section = self.spec.section
+            self.found[self.row] = Finding(section=section.title, name=section.rows[self.row], ok=False, said=reason)
         self.errors.close()
 
     def _cause(self, hung: bool, code: int) -> str:
@@ -123,35 +105,42 @@ class _Member:
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         last = next((line.strip() for line in reversed(lines) if "rror" in line), "")
         if hung:
-            return f"no answer within {self.spec.patience:g} s"
+            return f"no answer within {self.spec.section.limit:g} s"
         how = f"killed by {Signals(-code).name}" if code < 0 else f"its process ended with status {code}"
         return f"{how}: {last[:200]}" if last else how
 
 
-def _environment(place: Place) -> dict[str, str]:
-    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), LOOPBACK) if place.alone else {}
-    return environment(place.threads) | interfaces
+def work(section: Section, launch: Launch, device: str, tell: Callable[[Finding], None]) -> list[Finding]:
+    """Do a section together with the other processes. Return, on rank 0, what came of each row."""
+    mine: Found = {}
+    devices = 1 if device == "cpu" else torch.cuda.device_count()
+    if section.backend or launch.local_rank < devices:  # each has one of its own, or they meet in a group
+        mine = run(section, launch, device if device == "cpu" else f"cuda:{launch.local_rank % devices}", tell)
+    every = launch.gathered(section, mine)
+    none = Finding(section=section.title, name="", ok=None, said="not run, as there was no group")
+    return [merged(every[i]) if every.get(i) else replace(none, name=row) for i, row in enumerate(section.rows)]
 
 
-def run(section: Section, place: Place, tell: Callable[[Finding], None]) -> Found:
+def run(section: Section, launch: Launch, device: str, tell: Callable[[Finding], None]) -> Found:
     """Do all rows of a section; `tell` hears of each as this process's ranks have found it."""
     lanes = [replace(section, rows=section.rows[lane :: section.lanes], lanes=1) for lane in range(section.lanes)]
     over = Event()
     with ThreadPoolExecutor(len(lanes)) as threads:
         try:
-            dealt = list(threads.map(lambda lane: _run(lane, place, tell, over), lanes))
+            dealt = list(threads.map(lambda lane: _run(lane, launch, device, tell, over), lanes))
         finally:
             over.set()  # ^C is heard in this thread alone
     return {row * section.lanes + lane: by for lane, found in enumerate(dealt) for row, by in found.items()}
 
 
-def _run(section: Section, place: Place, tell: Callable[[Finding], None], over: Event) -> Found:
+def _run(section: Section, launch: Launch, device: str, tell: Callable[[Finding], None], over: Event) -> Found:
     found: Found = {}
     row = without_group = 0
     while row < len(section.rows) and without_group < _TRIES and not over.is_set():
-        members = [_Member.start(section, place, rank, row) for rank in place.ranks]
+        ranks = range(section.world) if launch.alone else [launch.rank]
+        members = [_Member.start(section, launch, device, rank, row) for rank in ranks]
         try:
-            _attend(members, section, place, lambda by_row: _tell(found, by_row, tell), over)
+            _attend(members, section, launch, found, tell, over)
         finally:
             for member in members:
                 if member.process.poll() is None:
@@ -161,18 +150,15 @@ def _run(section: Section, place: Place, tell: Callable[[Finding], None], over: 
     return found
 
 
-def _tell(found: Found, by_row: Found, tell: Callable[[Finding], None]) -> None:
-    """Note rows that all of this process's ranks have done, and tell of those that are new."""
-    for row, by_rank in by_row.items():
-        if row not in found:
-            found[row] = by_rank
-            tell(merged(by_rank))
-
-
 def _attend(
-    members: Sequence[_Member], section: Section, place: Place, done: Callable[[Found], None], over: Event
+    members: Sequence[_Member],
+    section: Section,
+    launch: Launch,
+    found: Found,
+    tell: Callable[[Finding], None],
+    over: Event,
 ) -> None:
-    """Listen until all have ended, or until it is over."""
+    """Listen until all have ended, or until it is over. Note, and tell of, each row that all of them have done."""
     with selectors.DefaultSelector() as selector:
         for member in members:
             selector.register(member.pipe, selectors.EVENT_READ, member)
@@ -185,6 +171,8 @@ def _attend(
                 selector.unregister(member.pipe)
                 member.end()
                 if member.next is None and section.backend:
-                    place.store.set(member.spec.status(member.row, member.spec.rank), "failed")
+                    launch.store.set(member.spec.status(member.row, member.spec.rank), "failed")
             common = set.intersection(*(set(member.found) for member in members))
-            done({row: {member.spec.rank: member.found[row] for member in members} for row in sorted(common)})
+            for row in sorted(common - found.keys()):
+                found[row] = {member.spec.rank: member.found[row] for member in members}
+                tell(merged(found[row]))

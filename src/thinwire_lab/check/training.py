@@ -16,7 +16,7 @@ import thinwire as tw
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.recipes import METHODS
 from thinwire.reducer import Reducer
-from thinwire_lab.check.findings import Finding, Wrong, looked_into
+from thinwire_lab.check.findings import Wrong
 from thinwire_lab.check.waits import Waits, counted
 
 DENSE = "topk, density 1"
@@ -153,14 +153,12 @@ def _add(sums: dict[str, Tensor], name: str, x: Tensor) -> None:
     sums[name] = sums[name] + wide if name in sums else wide.clone()
 
 
-def check_recipe(section: str, name: str, device: torch.device, steps: int) -> Finding:
+def check_recipe(name: str, device: torch.device, steps: int, figures: dict[str, Any]) -> tuple[bool, str]:
     """Train with a recipe for some steps, one of them skipped. A collective."""
-
-    def check(figures: dict[str, Any]) -> tuple[bool, str]:
-        _check(name, device, steps, figures)
-        return True, _summary(figures)
-
-    return looked_into(section, name, check)
+    _check(name, device, steps, figures)
+    through = "" if figures["through"] == "DDP" else "by replicate, as DDP refused; "
+    lost = f", {figures['lost']:.0e} lost" if "lost" in figures else ""
+    return True, f"{through}{steps} steps and one skipped, replicas identical{lost}"
 
 
 def _check(name: str, device: torch.device, steps: int, figures: dict[str, Any]) -> None:
@@ -260,12 +258,6 @@ def _compare_with_plain(name: str, device: torch.device, steps: int) -> None:
     gap = max(float((p.detach() - q.detach()).abs().max()) for p, q in pairs)
     if not gap <= 1e-5:
         raise Wrong(f"parameters are {gap:.1e} from plain DDP's after {steps} steps; expected 1e-05 at most")
-
-
-def _summary(figures: Mapping[str, Any]) -> str:
-    through = "" if figures["through"] == "DDP" else "by replicate, as DDP refused; "
-    lost = f", {figures['lost']:.0e} lost" if "lost" in figures else ""
-    return f"{through}{figures['steps']} steps and one skipped, replicas identical{lost}"
 
 
 def _alike(kept: dict[str, Tensor], before: dict[str, Tensor]) -> bool:

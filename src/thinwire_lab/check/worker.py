@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,23 +21,25 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them, its stubs do not
 
-from thinwire_lab.check.about import check_machine
+from thinwire_lab.check import about
 from thinwire_lab.check.exchanges import check_exchange
-from thinwire_lab.check.findings import Finding, first_line
+from thinwire_lab.check.findings import first_line, looked_into
 from thinwire_lab.check.kernels import Limits, check_kernel
+from thinwire_lab.check.sections import Section
 from thinwire_lab.check.speed import check_speed
 from thinwire_lab.check.training import check_recipe
 from thinwire_lab.cluster.worker import Channel
 
-Handler = Callable[["Spec", str, torch.device], Finding]
+Handler = Callable[["Spec", str, torch.device, dict[str, Any]], tuple[bool | None, str]]
+"""Says how a row went, and fills in figures."""
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
     {
-        "machine": lambda spec, row, device: check_machine(row, device),
-        "kernels": lambda spec, row, device: check_kernel(row, device, Limits.of(**spec.options)),
-        "speed": lambda spec, row, device: check_speed(row, device, spec.options["size"]),
-        "exchanges": lambda spec, row, device: check_exchange(spec.title, row, device),
-        "recipes": lambda spec, row, device: check_recipe(spec.title, row, device, spec.options["steps"]),
+        "machine": lambda spec, row, device, _: about.ROWS[row](device),
+        "kernels": lambda spec, row, device, into: check_kernel(row, device, Limits(**spec.section.options), into),
+        "speed": lambda spec, row, device, into: check_speed(row, device, spec.section.options["size"], into),
+        "exchanges": lambda spec, row, device, into: check_exchange(row, device, into),
+        "recipes": lambda spec, row, device, into: check_recipe(row, device, spec.section.options["steps"], into),
     }
 )
 
@@ -45,24 +48,18 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
 class Spec:
     """What a process is to do. start: the first row. pipe: the descriptor it reports to. store: host and port."""
 
-    title: str
-    kind: str
-    rows: Sequence[str]
+    section: Section
     start: int
     device: str
     threads: int
     pipe: int
     rank: int
-    world: int
-    backend: str
     store: tuple[str, int]
     prefix: str
-    patience: float
-    options: Mapping[str, Any]
 
     def status(self, row: int, rank: int) -> str:
         """Return the store's key for how a row went on a rank."""
-        return f"{self.prefix}/{self.title}/{row}/{rank}"
+        return f"{self.prefix}/{self.section.title}/{row}/{rank}"
 
 
 def connect(host: str, port: int, *, serve: bool = False, patience: float = 60.0) -> TCPStore:
@@ -76,28 +73,21 @@ def work(spec: Spec, out: Channel) -> None:
     def emit(**message: Any) -> None:
         out.send(message)
 
-    device = torch.device(spec.device)
+    device, section = torch.device(spec.device), spec.section
     emit(begin=spec.start)
     try:
         store = _join(spec, device)
     except Exception as error:
         emit(unjoined=first_line(error))
         return
-    for row in range(spec.start, len(spec.rows)):
+    for row, name in enumerate(section.rows[spec.start :], spec.start):
         emit(begin=row)
-        found = _found(spec, spec.rows[row], device)
-        emit(found=asdict(replace(found, section=spec.title)))
+        found = looked_into(section.title, name, partial(HANDLERS[section.kind], spec, name, device))
+        emit(found=asdict(found))
         if not _agreed(spec, store, row, found.ok is not False) or _spoilt(device):
             emit(next=row + 1)
             return
-    emit(next=len(spec.rows))
-
-
-def _found(spec: Spec, row: str, device: torch.device) -> Finding:
-    try:
-        return HANDLERS[spec.kind](spec, row, device)
-    except Exception as error:
-        return Finding(section=spec.title, name=row, ok=False, said=first_line(error))
+    emit(next=len(section.rows))
 
 
 def _join(spec: Spec, device: torch.device) -> Store | None:
@@ -105,15 +95,16 @@ def _join(spec: Spec, device: torch.device) -> Store | None:
     torch.set_num_threads(spec.threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not spec.backend:
+    section = spec.section
+    if not section.backend:
         return None
-    store = connect(*spec.store, patience=spec.patience + 30)
+    store = connect(*spec.store, patience=section.limit + 30)
     dist.init_process_group(
-        spec.backend,
-        store=PrefixStore(f"{spec.prefix}/{spec.title}/group of {spec.start}", store),
+        section.backend,
+        store=PrefixStore(f"{spec.prefix}/{section.title}/group of {spec.start}", store),
         rank=spec.rank,
-        world_size=spec.world,
-        timeout=timedelta(seconds=min(30.0, spec.patience)),
+        world_size=section.world,
+        timeout=timedelta(seconds=min(30.0, section.limit)),
     )
     return store
 
@@ -123,7 +114,7 @@ def _agreed(spec: Spec, store: Store | None, row: int, well: bool) -> bool:
     if store is None:
         return True
     store.set(spec.status(row, spec.rank), "well" if well else "failed")
-    return {store.get(spec.status(row, rank)) for rank in range(spec.world)} == {b"well"}
+    return {store.get(spec.status(row, rank)) for rank in range(spec.section.world)} == {b"well"}
 
 
 def _spoilt(device: torch.device) -> bool:
@@ -140,7 +131,8 @@ def _spoilt(device: torch.device) -> bool:
 
 def main() -> None:
     """Do what the command line says, and end without waiting for a group that may hang."""
-    spec = Spec(**json.loads(sys.argv[1]))
+    told = json.loads(sys.argv[1])
+    spec = Spec(**told | {"section": Section(**told["section"])})
     code = 1
     try:
         work(spec, Channel(socket.socket(fileno=spec.pipe)))

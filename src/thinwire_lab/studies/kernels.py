@@ -101,9 +101,9 @@ def _step(name: str, numel: int, device: torch.device, repeats: int) -> Row:
 def _kernel(name: str, numel: int, device: torch.device, repeats: int) -> Row:
     kernel, args = KERNELS[name], next(iter(CASES[name].make(Kit(device), numel))).args
     row = Row(name=name, elements=numel, backend=implementation(kernel, *args))
-    found = check_kernel(name, device, Limits(sizes=compared(numel, device)))
-    if found.ok is False:
-        return replace(row, correct=False, why=found.said)
+    ok, said = check_kernel(name, device, Limits(sizes=compared(numel, device)), {})
+    if ok is False:
+        return replace(row, correct=False, why=said)
     moved = sum(x.nbytes for x in (*tensors(args), *tensors(tuple(flat(kernel(*args))))))
     row = _timed(replace(row, moved=moved), lambda: kernel(*args), device, repeats)
     if numel > COMPARED or row.seconds is None:

@@ -3,14 +3,14 @@
 import os
 import time
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from thinwire_lab.check import worker
-from thinwire_lab.check.findings import Finding
 
 
-def broken(spec: worker.Spec, row: str, device: torch.device) -> Finding:
+def broken(spec: worker.Spec, row: str, device: torch.device, figures: dict[str, Any]) -> tuple[bool, str]:
     """Do what the row's name says."""
     if row == "hangs":
         time.sleep(1000)
@@ -18,12 +18,12 @@ def broken(spec: worker.Spec, row: str, device: torch.device) -> Finding:
         os.abort()
     if row == "raises" or row == f"raises on rank {spec.rank}":
         raise RuntimeError("it broke\nand more")
-    return Finding(section=spec.title, name=row, ok=True)
+    return True, ""
 
 
 def joining(spec: worker.Spec, device: torch.device) -> object:
     """Die instead, where the first row says so."""
-    if spec.rows[spec.start] == f"rank {spec.rank} cannot join":
+    if spec.section.rows[spec.start] == f"rank {spec.rank} cannot join":
         os.abort()
     return join(spec, device)
 

@@ -31,7 +31,7 @@ from thinwire.recipes import METHODS
 from thinwire.reducer import Compressed, Reducer
 from thinwire_lab.check import exchanges, supervision, training
 from thinwire_lab.check.cases import CASES
-from thinwire_lab.check.findings import Finding, Wrong, merged
+from thinwire_lab.check.findings import Finding, Wrong, looked_into, merged
 from thinwire_lab.check.kernels import KERNELS, Limits, check_kernel
 from thinwire_lab.check.launch import Launch
 from thinwire_lab.check.material import Kit
@@ -55,6 +55,10 @@ def found(name: str = "row", *, ok: bool | None = True, said: str = "") -> Findi
 # --- kernels ---
 
 
+def _kernel(name: str, device: torch.device = CPU, limits: Limits = SMALL) -> Finding:
+    return looked_into("kernels", name, partial(check_kernel, name, device, limits))
+
+
 def test_every_kernel_has_a_case() -> None:
     assert set(CASES) == set(KERNELS)
     assert "select" in KERNELS
@@ -63,7 +67,7 @@ def test_every_kernel_has_a_case() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in KERNELS])
 def test_every_kernel_passes(name: str, device: str) -> None:
-    finding = check_kernel(name, torch.device(device), SMALL)
+    finding = _kernel(name, torch.device(device))
     own = device == "cuda" or KERNELS[name].cpu is not KERNELS[name].reference
     assert finding.ok is (True if own else None), finding.said
     assert finding.figures["largest"] == 1000
@@ -92,7 +96,7 @@ def _returns_int64(x: Tensor, k: int) -> Tensor:
 )
 def test_a_kernel_broken_on_purpose_is_found(monkeypatch: pytest.MonkeyPatch, broken: Any, said: str) -> None:
     monkeypatch.setattr(kernels.largest, "cpu", broken)
-    finding = check_kernel("largest", CPU, SMALL)
+    finding = _kernel("largest")
     assert finding.ok is False
     assert finding.said == said
 
@@ -105,7 +109,7 @@ def test_a_write_outside_of_the_result_is_found(monkeypatch: pytest.MonkeyPatch)
         out._base[out.storage_offset() + out.numel()] = 0
 
     monkeypatch.setattr(kernels.scatter_add, "cpu", spills)
-    finding = check_kernel("scatter_add", CPU, SMALL)
+    finding = _kernel("scatter_add")
     assert "wrote outside of its result" in finding.said
 
 
@@ -118,7 +122,7 @@ def test_a_kernel_that_spoils_its_input_is_found(monkeypatch: pytest.MonkeyPatch
         return kernel.reference(*args)
 
     monkeypatch.setattr(kernel, "cpu", spoils)
-    assert "changed an argument that it may only read" in check_kernel(name, CPU, SMALL).said
+    assert "changed an argument that it may only read" in _kernel(name).said
 
 
 def _spoilt(x: Tensor, how: str) -> None:
@@ -158,11 +162,11 @@ def test_whatever_a_kernel_gets_wrong_is_found(monkeypatch: pytest.MonkeyPatch, 
             return returned
 
         monkeypatch.setattr(KERNELS[name], "cpu", wrong)
-        assert check_kernel(name, CPU, SMALL).ok is False or spoilt == {0}, f"result {number}"
+        assert _kernel(name).ok is False or spoilt == {0}, f"result {number}"
 
 
 def test_a_size_that_would_take_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = check_kernel("merge", CPU, Limits(sizes=(1000, 1 << 18), seconds=0.0))
+    finding = _kernel("merge", CPU, Limits(sizes=(1000, 1 << 18), seconds=0.0))
     assert finding.ok
     assert finding.figures["largest"] == 1000
     assert "262,144 would take long" in finding.said
@@ -172,7 +176,7 @@ def test_a_size_that_would_take_long_is_left_out(monkeypatch: pytest.MonkeyPatch
 
 
 def _exchanged(name: str) -> Finding:
-    return exchanges.check_exchange("exchanges", name, CPU)
+    return looked_into("exchanges", name, partial(exchanges.check_exchange, name, CPU))
 
 
 def test_every_recipe_that_encodes_has_an_exchange() -> None:
@@ -229,7 +233,7 @@ def test_bytes_that_are_not_the_buffers_are_found(ranks: Ranks) -> None:
 
 
 def _checked(name: str, steps: int) -> Finding:
-    return training.check_recipe("recipes", name, CPU, steps)
+    return looked_into("recipes", name, partial(training.check_recipe, name, CPU, steps))
 
 
 def test_every_recipe_has_a_row() -> None:
@@ -311,7 +315,7 @@ def _no_recipe(name: str) -> Reducer:
 def _worked(section: Section, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     monkeypatch.setattr(supervision, "WORKER", "lab.check.broken_worker")
     told: list[Finding] = []
-    every = Launch.found().work(section, "cpu", told.append)
+    every = supervision.work(section, Launch.found(), "cpu", told.append)
     assert sorted(map(str, told)) == sorted(map(str, every))
     return every
 
@@ -351,7 +355,7 @@ def test_rows_are_dealt_to_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
         return dict.fromkeys(range(len(lane.rows)), lane.rows)
 
     monkeypatch.setattr(supervision, "_run", rows)
-    dealt = supervision.run(Section(title="", kind="", rows="abcde", limit=1.0, lanes=2), None, print)  # type: ignore[arg-type]  # not asked for
+    dealt = supervision.run(Section(title="", kind="", rows="abcde", limit=1.0, lanes=2), None, "cpu", print)  # type: ignore[arg-type]  # not asked for
     assert dict[int, object](dealt) == {0: "ace", 2: "ace", 4: "ace", 1: "bd", 3: "bd"}
 
 

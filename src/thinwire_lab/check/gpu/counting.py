@@ -3,9 +3,10 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -144,11 +145,7 @@ class _Lots(torch.Generator):
 @contextmanager
 def patched(*places: tuple[Any, str, Any]) -> Iterator[None]:
     """Set attributes for a while: each (place, name, value)."""
-    before = [getattr(place, name) for place, name, _ in places]
-    for place, name, value in places:
-        setattr(place, name, value)
-    try:
+    with ExitStack() as stack:
+        for place in places:
+            stack.enter_context(mock.patch.object(*place))
         yield
-    finally:
-        for (place, name, _), value in zip(places, before, strict=True):
-            setattr(place, name, value)

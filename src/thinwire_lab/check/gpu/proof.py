@@ -1,7 +1,6 @@
 """`thinwire check --gpu`, part by part. Each row is written as soon as it is there, and none is measured twice."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from thinwire_lab.check.gpu.buckets import OTHERS, RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
 from thinwire_lab.check.gpu.late import check_freed, check_late
 from thinwire_lab.inputs import BadInput, check_writable, reading, write_document
-from thinwire_lab.show.table import Table
+from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled, print_written, report_console
 
 Row = dict[str, Any]
@@ -82,15 +81,15 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
     proof.document |= _there(path, proof.document)
     for part in (_late, _buckets, _freed, _steps, _ranks, _network, _kernels):
         part(proof)
-    proof.document["launches"] = _launches(proof.document["parts"]["buckets"])
-    six = [row for row in proof.document["parts"]["buckets"].values() if row.get("tensors") == 6]
-    six = [row for row in six if row["dtype"] == "float32" and "launches" in row]
+    counted = [row for row in proof.document["parts"]["buckets"].values() if "launches" in row]
+    proof.document["launches"] = [_where(row) | row["launches"] for row in counted]
+    six = [row for row in counted if row["tensors"] == 6 and row["dtype"] == "float32"]
     proof.document["model"] = cost.predicted(six)
     if not proof.interpreted:
         for part in proof.document["parts"]["steps"].values():
             steps.note_overlap(part.get("rows", ()), {row["recipe"]: row for row in six})
     write_document(proof.path, **proof.document)
-    _show(proof)
+    _show(proof, counted)
     return int(proof.failed)
 
 
@@ -212,41 +211,26 @@ def _steps(proof: Proof) -> None:
             proof.part("steps", iter([(f"{each} tokens", partial(work, each))]))
 
 
-def _launches(rows: dict[str, Row]) -> list[Row]:
-    """Return the launches of each recipe and bucket."""
-    return [
-        {key: row[key] for key in ("recipe", "tensors", "dtype", "elements")} | row["launches"]
-        for row in rows.values()
-        if "launches" in row
-    ]
+def _where(row: Row) -> Row:
+    return {key: row[key] for key in ("recipe", "tensors", "dtype", "elements")}
 
 
-def _show(proof: Proof) -> None:
-    rows = [row for row in proof.document["parts"]["buckets"].values() if "launches" in row]
-    headings = ["recipe", "tensors", "dtype", "elements", "launches: encode", "exchange", "decode"]
-    cells = [
-        [row["recipe"], str(row["tensors"]), row["dtype"], f"{row['elements']:,}"]
-        + [str(row["launches"].get(phase, 0)) for phase in buckets.PHASES]
-        + _times(row)
-        for row in rows
-    ]
-    if not proof.interpreted:
-        headings += ["host, us", "captured", "device busy, ms", "captured step, ms", "copy, ms"]
-    title = f"A bucket of {WORLD} ranks on {proof.document['device']}"
-    print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 2)))
-    headings = ["recipe", "model", *cost.LINKS, cost.EVEN]
-    cells = [[str(row[heading]) for heading in headings] for row in proof.document["model"]]
-    title = f"A step of {WORLD} ranks, ms, predicted"
-    print_titled(proof.console, Table(title=title, headings=headings, rows=cells, left=(0, 1)))
+def _show(proof: Proof, counted: list[Row]) -> None:
+    parts = proof.document["parts"]
+    tables = {
+        f"Launches for a bucket of {WORLD} ranks on {proof.document['device']}": list(map(_taken, counted)),
+        f"A step of {WORLD} ranks, ms, predicted": proof.document["model"],
+    }
     if not proof.interpreted:  # what a CPU takes tells nothing of a GPU
-        title = "A step of a GPT in DDP over NCCL with one rank"
-        print_titled(proof.console, _stepped(title, proof.document["parts"]["steps"]))
-    for link, row in proof.document["parts"]["network"].items():
-        if "rows" in row:
-            print_titled(proof.console, _stepped(f"Two ranks, {link}", {link: row}))
-        elif "left_out" in row:
+        tables["A step of a GPT in DDP over NCCL with one rank"] = _stepped(*parts["steps"].values())
+    tables |= {f"Two ranks, {link}": _stepped(row) for link, row in parts["network"].items()}
+    for title, rows in tables.items():
+        if rows:
+            print_titled(proof.console, plain(rows, title))
+    for link, row in parts["network"].items():
+        if "left_out" in row:
             proof.console.print(f"network, {link}: not run, {row['left_out']}", markup=False)
-    for part, found in proof.document["parts"].items():
+    for part, found in parts.items():
         for key, row in found.items():
             if "error" in row:
                 proof.console.print(f"✗ {part}: {key}: {row['error']}", style="bold red", markup=False)
@@ -255,19 +239,17 @@ def _show(proof: Proof) -> None:
     print_written(proof.console, [proof.path])
 
 
-def _times(row: Row) -> list[str]:
+def _taken(row: Row) -> Row:
+    """Return a bucket's launches, and on a GPU what they took; `copy_ms`: of a copy of the bucket."""
+    found = _where(row) | {phase: row["launches"].get(phase, 0) for phase in buckets.PHASES}
     if "host_us" not in row:
-        return []
-    busy = sum(row["busy_ms"].values())
-    host = [f"{found['host_us']['all']:.0f}" for found in (row, row["captured"])]
-    return [*host, f"{busy:.3f}", f"{row['captured']['device_ms']:.3f}", f"{row['floor_ms']:.3f}"]
+        return found
+    host, captured = row["host_us"]["all"], row["captured"]
+    found |= {"host_us": host, "captured_us": captured["host_us"]["all"], "busy_ms": sum(row["busy_ms"].values())}
+    return found | {"captured_ms": captured["device_ms"], "copy_ms": row["floor_ms"]}
 
 
-def _stepped(title: str, parts: dict[str, Row]) -> Table:
-    rows = [row for part in parts.values() for row in part.get("rows", ())]
-    headings = ["recipe", "optimizer", "tokens", "ms"]
-    cells = [[row["name"], row["optimizer"], f"{row['tokens']:,}", f"{row.get('ms', math.nan):.1f}"] for row in rows]
-    if any("hidden" in row for row in rows):
-        headings.append("behind backward, %")
-        cells = [[*cell, f"{100 * row.get('hidden', math.nan):.0f}"] for cell, row in zip(cells, rows, strict=True)]
-    return Table(title=title, headings=headings, rows=cells, left=(0, 1))
+def _stepped(*parts: Row) -> list[Row]:
+    rows = [row for part in parts for row in part.get("rows", ())]
+    own = [{key: row.get(key) for key in ("name", "optimizer", "tokens", "ms")} for row in rows]
+    return [found | {"behind_backward": row.get("hidden")} for found, row in zip(own, rows, strict=True)]
