@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from operator import itemgetter
 from signal import Signals
 from typing import Self
@@ -110,8 +111,8 @@ class Cluster:
             raise BadInput(f"{world} workers: expected 1 to {_MOST_WORKERS}")
         if island < 1 or world % island:
             raise BadInput(f"{world} workers cannot be divided into islands of {island}")
-        self._world, self._rate, self._handler = world, rate, handler
-        self._namespaces, self._island = namespaces, island
+        self._world, self._rate, self._namespaces, self._island = world, rate, namespaces, island
+        self._start = partial(Processes, world, rate, handler, namespaces=namespaces, island=island)
         self._processes: Processes | None = None
         self._inbox: deque[Message] = deque()
         self._busy: set[int] = set()
@@ -119,20 +120,15 @@ class Cluster:
 
     def __enter__(self) -> Self:
         """Start the workers; raises SupervisorDied."""
-        self._processes = Processes(
-            self._world, self._rate, self._handler, namespaces=self._namespaces, island=self._island
-        )
+        self._processes = self._start()
         try:
             self._settle(self._processes)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End all processes, whatever they are doing."""
         if self._processes is not None:
             self._end(self._processes)

@@ -84,14 +84,6 @@ class Star:
             netlink.tc("replace", "tbf", index, rate=speed, burst=_burst(speed), limit=_QUEUE)
         self._limited.delay(rate is not None)
 
-    def unplug(self, number: int) -> None:
-        """Take a spoke's cable out of the middle: nothing reaches it any more, and it reaches nobody."""
-        self._hub.netlink.link("set", index=self._hub.index(f"port{number}"), master=0)
-
-    def plug(self, number: int) -> None:
-        """Put it back."""
-        self._plug(f"port{number}", _MIDDLE)
-
     def ping(self) -> float:
         """Return the least seconds of some round trips between the first and the last spoke, empty as the cables are.
 
@@ -120,7 +112,7 @@ class Star:
 
     def interface(self, number: int) -> str:
         """Return the name of the spoke's own end of the cable that is limited."""
-        return INTERFACE if self._island == 1 else _uplink(number // self._island)
+        return INTERFACE if self._island == 1 else f"uplink{number // self._island}"
 
     def _join(self, number: int) -> Iterator[tuple[Any, int]]:
         """Lay a cable to a spoke, and yield both its ends."""
@@ -134,7 +126,7 @@ class Star:
 
     def _moor(self, number: int) -> Iterator[tuple[Any, int]]:
         """Lay a cable from an island's bridge to the middle, and yield both its ends."""
-        near, far = _uplink(number), f"mooring{number}"
+        near, far = f"uplink{number}", f"mooring{number}"
         self._limited.lay(self._hub, near, self._hub, far)
         self._plug(near, self._bridge_of(number))
         self._plug(far, _MIDDLE)
@@ -188,10 +180,6 @@ class _Delaying(_Direct):
 
     def delay(self, on: bool) -> None:
         self._relay.latency = self._latency if on else 0.0
-
-
-def _uplink(island: int) -> str:
-    return f"uplink{island}"
 
 
 def address(number: int) -> str:

@@ -38,13 +38,8 @@ class Setup:
     control: int
     workers: list[int]
 
-    @property
-    def rate(self) -> Rate | None:
-        """The rate of each link."""
-        return self.limited(self.bits_per_second)
-
-    def limited(self, bits_per_second: int | None) -> Rate | None:
-        """Return another rate of links with this latency."""
+    def rate(self, bits_per_second: int | None) -> Rate | None:
+        """Return a rate of links with this latency."""
         return None if bits_per_second is None else Rate(bits_per_second, self.latency)
 
 
@@ -83,7 +78,7 @@ class Supervisor:
     def _obey(self) -> bool:
         for command in self._control.receive():
             if self._star is not None:
-                self._star.shape(self._setup.limited(command["limit"]))
+                self._star.shape(self._setup.rate(command["limit"]))
             self._control.send(command)
         return True
 
@@ -138,7 +133,7 @@ def main() -> None:
 
 def _supervise_linked(setup: Setup, control: Channel) -> None:
     try:
-        star = Star(len(setup.workers), setup.rate, setup.island)
+        star = Star(len(setup.workers), setup.rate(setup.bits_per_second), setup.island)
         ping = star.ping() if setup.latency else None
     except Unavailable as why:
         control.send({"unavailable": str(why)})

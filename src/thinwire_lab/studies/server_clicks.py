@@ -38,6 +38,8 @@ from thinwire_lab import machine
 from thinwire_lab.inputs import append_line, prepare_file, read_lines
 from thinwire_lab.problems import dlrm
 from thinwire_lab.problems.base import Options, Problem, held_out_loss
+from thinwire_lab.show.table import human_bytes, plain
+from thinwire_lab.show.terminal import print_table, report_console
 
 LIFE, PARTS = 1000, 8
 """How many updates a threshold is kept; at how many points of a run to look."""
@@ -159,25 +161,23 @@ def kept(path: Path) -> list[dict[str, Any]]:
     return [usual | line for line in read_lines(path)]
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    rows = [
-        "| embeddings | density | threads | drain | held-out loss | staleness | residual, midway, last | up | down |",
-        "| --- | ---: | ---: | ---: | --- | ---: | --- | ---: | ---: |",
-    ]
+def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each density, number of threads and drain, of the newest run of each seed."""
     groups = defaultdict[Any, dict[int, dict[str, Any]]](dict)
-    for each in runs:  # the newest of each seed
-        groups[each["embeddings"], -each["density"], each["threads"], each["drain"]][each["seed"]] = each
-    for (embeddings, density, threads, drain), by_seed in sorted(groups.items()):
-        found = list(by_seed.values())
-        losses = [each["looks"][-1][1] for each in found]
-        spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
-        middle, end = (mean(each["looks"][i][2] for each in found) for i in (PARTS // 2 - 1, -1))
-        stale, sent = mean(each["staleness"] for each in found), mean(each["bytes"] for each in found)
-        down = [each["down_bytes"] / 1e6 for each in found if "down_bytes" in each]
-        cells = [embeddings, -density, threads, drain or "never", f"{mean(losses):.4f}{spread}", f"{stale:.2f}"]
-        cells += [f"{middle:.3f}, {end:.3f}", f"{sent / 1e6:.0f} MB", f"{mean(down):.0f} MB" if down else ""]
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(rows)
+    for each in runs:
+        groups[-each["density"], each["threads"], each["drain"]][each["seed"]] = each
+    return [_row(list(by_seed.values()), *setting) for setting, by_seed in sorted(groups.items())]
+
+
+def _row(found: list[dict[str, Any]], density: float, threads: int, drain: int) -> dict[str, Any]:
+    losses = [each["looks"][-1][1] for each in found]
+    spread = f" ± {stdev(losses):.4f}" if losses[1:] else ""
+    middle, end = (mean(each["looks"][at][2] for each in found) for at in (PARTS // 2 - 1, -1))
+    down = [each["down_bytes"] for each in found if "down_bytes" in each]
+    row = {"density": -density, "threads": threads, "drain": drain or "never", "loss": f"{mean(losses):.4f}{spread}"}
+    row |= {"staleness": mean(each["staleness"] for each in found), "residual_midway": middle, "residual_last": end}
+    up = human_bytes(mean(each["bytes"] for each in found))
+    return row | {"up": up, "down": human_bytes(mean(down) if down else None)}
 
 
 def main(
@@ -206,7 +206,8 @@ def main(
         same = {"thinwire": __version__} | ({"code": machine.code()} if anew else {})
         if not any((asdict(setting) | row | same).items() <= old.items() for old in kept(path)):
             append_line(path, asdict(setting) | row | run(setting, **row) | machine.made())
-    print(table([each for each in kept(path) if asdict(setting).items() <= each.items()]))
+    if rows := table([each for each in kept(path) if asdict(setting).items() <= each.items()]):
+        print_table(report_console(), plain(rows))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from typing import Annotated, NamedTuple
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
 from rich.console import Console
 
 from thinwire.exchanges import AllGather
@@ -27,7 +26,7 @@ from thinwire.planner import Profile, step_seconds
 from thinwire_lab.apart import Scheme
 from thinwire_lab.bench.rows import first_at
 from thinwire_lab.inputs import parse_link
-from thinwire_lab.show.canvas import COLOURS, FAINT, blank, head, legend, name, restrain
+from thinwire_lab.show.canvas import COLOURS, FAINT, blank, head, legend, log_ticks, name, restrain
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled
 from thinwire_lab.studies.convergence import results
@@ -148,10 +147,7 @@ def drawn(found: Sequence[Cell]) -> Figure:
 
 def _dress(axes: Axes, workers: int) -> None:
     axes.set_yscale("log")
-    ticks = (0.5, 1, 2, 5, 10, 20, 50)
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_minor_locator(NullLocator())
+    log_ticks(axes.yaxis, "{:g}".format)
     axes.set_xticks(range(len(RATES)), [rate.replace("mbit", " M").replace("gbit", " G") for rate in RATES])
     axes.axhline(1.0, color=FAINT, linewidth=1.2, zorder=1)
     restrain(axes)

@@ -17,7 +17,7 @@ from thinwire.pipeline import TopKBoundary
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.papers.dct import model_parallel
 from thinwire_lab.papers.dct.crossing import HEAD, LEFT_OUT
-from thinwire_lab.papers.dct.looking import criteria, look, shape
+from thinwire_lab.papers.dct.looking import criteria, look
 from thinwire_lab.papers.dct.model_parallel import app
 from thinwire_lab.papers.dct.rows import BASELINE, rows
 from thinwire_lab.papers.dct.training import INSIDE, Document, Material, Network, Run, run
@@ -212,8 +212,8 @@ def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_look_by_hand() -> None:
     x = torch.tensor([[0.0, 0, 0, 4, 0, 0, 0, 0], [0, 0, -3, 1, 0, 2, 0, 0]])
-    found = look(x, 7, 0.5)
-    assert (found.step, found.kept, found.zeros) == (7, 0.5, 0.75)
+    found = look(x, 7)
+    assert (found.step, found.zeros) == (7, 0.75)
     assert found.rms == pytest.approx(math.sqrt(30 / 16))
     assert found.thresholds == [(0.0 + 2.0) / 2, 3.5, 3.5]  # 2, 1 and 1 of 8
     mean, scale = 0.25, math.sqrt((30 / 16 - 0.0625) / 2)
@@ -234,12 +234,6 @@ def test_criteria_prefer_the_law_that_was_drawn_from() -> None:
     assert criteria(normal)["normal"] == pytest.approx(1 + math.log(2 * math.pi), abs=0.05)
 
 
-def test_a_histogram_is_a_density() -> None:
-    found = shape(torch.randn(10_000, generator=torch.Generator().manual_seed(0)))
-    width = found.edges[1] - found.edges[0]
-    assert sum(found.density) * width == pytest.approx(1, abs=0.01)
-
-
 def test_figures_are_noted(tmp_path: Path) -> None:
     arguments = ["figures", "--json", str(tmp_path / "f.json"), "--problem", "tiny", "--steps", "12", "--seed", "1"]
     ran = CliRunner().invoke(app, arguments)
@@ -248,6 +242,7 @@ def test_figures_are_noted(tmp_path: Path) -> None:
     assert len(document["runs"]) == 10
     assert [look["step"] for look in document["runs"]["dense"]] == list(range(12))
     assert set(document["shapes"]) == {"before the ReLU", "at the cut"}
+    assert {"Laplace", "normal"} <= document["shapes"]["before the ReLU"]["aic"].keys()
 
 
 def test_the_page_has_every_row_of_both_problems() -> None:

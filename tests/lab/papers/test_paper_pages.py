@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from thinwire_lab.bench.results import Row
+from thinwire_lab.bench.results import Row, Setting
 from thinwire_lab.machine import TODAY, code
 from thinwire_lab.papers import __main__ as program
 from thinwire_lab.papers.dct.served import Served
@@ -415,10 +415,10 @@ def test_programs_need_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_row_of_a_bench_can_be_timed_alone() -> None:
     problem = build("transformer", seed=0, data=None, scale=0.05)
-    for row in ("", "dense", "topk:0.01", "dgc:0.01", "qsgd"):
+    for row in (None, Setting("dense", 1.0), Setting("topk", 0.01), Setting("dgc", 0.01), Setting("qsgd", 1.0)):
         taken = step_seconds(problem, row, workers=2, steps=2)
         assert len(taken) == 2
-        assert all(each.computing > 0 and each.rest > 0 for each in taken)
+        assert all(computing > 0 and rest > 0 for computing, rest in taken)
 
 
 def test_steps_are_judged_and_told_place_by_place(tmp_path: Path) -> None:

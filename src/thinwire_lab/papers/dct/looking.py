@@ -13,7 +13,6 @@ from thinwire.codecs.laplace_threshold import laplace_quantile
 from thinwire.pipeline import Boundary
 from thinwire_lab.papers.dct.training import Material, Network, train
 
-BINS = 160
 DENSITIES = (0.25, 0.10, 0.05)
 LOOKS = 100
 """The number of looks during a training."""
@@ -23,15 +22,14 @@ LOOKS = 100
 class Look:
     """Activations at a step, before the boundary.
 
-    rms: root of their mean square. zeros: share of elements. kept: share that the boundary let through, 1 without one.
-    By density: the k-th largest magnitude, averaged over rows; and the shares of elements that reach two thresholds:
-    one fitted to |R|, one fitted to R as the paper prints it, where R follows a Laplace law.
+    rms: root of their mean square. zeros: share of elements. By density: the k-th largest magnitude, averaged over
+    rows; and the shares of elements that reach two thresholds: one fitted to |R|, one fitted to R as the paper prints
+    it, where R follows a Laplace law.
     """
 
     step: int
     rms: float
     zeros: float
-    kept: float
     thresholds: list[float]
     fitted: list[float]
     one_sided: list[float]
@@ -46,22 +44,19 @@ class Watch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the boundary's output for x (..., width)."""
-        out = x if self.boundary is None else self.boundary(x)
-        through = 1.0 if self.boundary is None else self.boundary.report().kept
         if self.training and self.step % self.every == 0:
-            self.looks.append(look(x.detach().flatten(0, -2), self.step, through))
+            self.looks.append(look(x.detach().flatten(0, -2), self.step))
         self.step += self.training
-        return out
+        return x if self.boundary is None else self.boundary(x)
 
 
-def look(x: Tensor, step: int, through: float) -> Look:
+def look(x: Tensor, step: int) -> Look:
     magnitudes = x.abs()
     mean, scale = x.mean(), (x.var(correction=0) / 2).sqrt()
     return Look(
         step=step,
         rms=float(x.square().mean().sqrt()),
         zeros=float((x == 0).double().mean()),
-        kept=through,
         thresholds=[_threshold(magnitudes, density) for density in DENSITIES],
         fitted=[_share(magnitudes, laplace_quantile(mean, scale, density)) for density in DENSITIES],
         one_sided=[_share(x, mean - scale * torch.tensor(2 * density).log()) for density in DENSITIES],
@@ -107,40 +102,11 @@ def _share(x: Tensor, threshold: Tensor) -> float:
     return float((x >= threshold).double().mean())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """All activations at a place: `edges` (161,) and `density` (160,) of a histogram, mean and variance.
-
-    aic: for each law at its best parameters, Akaike's criterion over the number of elements; less is better. Compare
-    laws with a mass at zero only with each other, because a density at zero has no bound.
-    """
-
-    edges: list[float]
-    density: list[float]
-    mean: float
-    variance: float
-    zeros: float
-    aic: dict[str, float]
-
-
-def shape(x: Tensor) -> Shape:
-    reach = float(x.abs().float().sort().values[round(0.9995 * (x.numel() - 1))])
-    low = 0.0 if bool((x >= 0).all()) else -reach
-    inside = x[(x >= low) & (x <= reach)].float()
-    counts, edges = torch.histogram(inside, BINS, range=(low, reach))
-    width = (reach - low) / BINS
-    return Shape(
-        edges=edges.tolist(),
-        density=(counts / (x.numel() * width)).tolist(),
-        mean=float(x.double().mean()),
-        variance=float(x.double().var(correction=0)),
-        zeros=float((x == 0).double().mean()),
-        aic=criteria(x.double()),
-    )
-
-
 def criteria(x: Tensor) -> dict[str, float]:
-    """Return Akaike's criterion by law, over the number of elements."""
+    """Return for each law at its best parameters Akaike's criterion over the number of elements; less is better.
+
+    Compare laws with a mass at zero only with each other, because a density at zero has no bound.
+    """
     spread, variance = float((x - x.median()).abs().mean()), float(x.var(correction=0))
     found = {"Laplace": 2 + 2 * math.log(2 * spread), "normal": 1 + math.log(2 * math.pi * variance)}
     found = {name: value + 4 / x.numel() for name, value in found.items()}

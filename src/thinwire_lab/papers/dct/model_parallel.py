@@ -4,7 +4,7 @@
     python -m thinwire_lab.papers.dct.model_parallel figures --json figures.json
 
 `accuracy`: losses and accuracies of every method of the paper, on every seed, as in its Tables 1, 4, 6, 7, 8.
-`figures`: thresholds over training, the distribution of activations, and how far a fitted threshold strays.
+`figures`: thresholds over training, which law activations follow, and how far a fitted threshold strays.
 Step times are those of `thinwire_lab.studies.pipeline`.
 """
 
@@ -21,7 +21,7 @@ from rich.progress import Progress
 from thinwire.pipeline import Boundary, LaplaceBoundary, TopKBoundary
 from thinwire_lab.inputs import BadInput, prepare_file, write_document
 from thinwire_lab.machine import environment
-from thinwire_lab.papers.dct.looking import DENSITIES, activations, follow, shape
+from thinwire_lab.papers.dct.looking import DENSITIES, activations, criteria, follow
 from thinwire_lab.papers.dct.rows import Row, rows
 from thinwire_lab.papers.dct.training import Document, Material, run
 from thinwire_lab.problems import Problem, build
@@ -76,7 +76,8 @@ def figures(
         with console.status(f"{name}, {count} steps"):
             network, looks = follow(material, make())
             if name == DENSE:
-                document["shapes"] = {place: asdict(shape(x)) for place, x in activations(network, material).items()}
+                placed = activations(network, material).items()
+                document["shapes"] = {place: {"aic": criteria(x.double())} for place, x in placed}
             document["runs"][name] = [asdict(each) for each in looks]
         write_document(json, SCHEMA, **document)
 

@@ -22,7 +22,8 @@ class TopKGradient(nn.Module):
     """Activations pass unchanged. Of each row (d) of the gradient, the round(density · d) largest magnitudes pass.
 
     The gradient alone decides which, whereas behind a `Boundary` the activation does. With error feedback the rest
-    waits at its place in the batch. It is added to the next gradient there, even though that is of another sample.
+    waits at its place in the batch. It is added to the next gradient there, even though that is of another sample: so
+    batches have one shape.
     Without error feedback the rest is lost. The residual is `waiting`, in float32 or wider, and not in the state_dict.
     Of equal magnitudes the first pass, NaN counts as largest, and what is not finite leaves no rest. For unsplit models
     only.
@@ -36,13 +37,15 @@ class TopKGradient(nn.Module):
         self.register_buffer("waiting", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x (..., d). Backward raises ValueError if the gradient and the residual differ in shape."""
+        """Return x (..., d)."""
         out: Tensor = _Filter.apply(x, self)
         return out
 
     def filtered(self, gradient: Tensor) -> Tensor:
         """Return what passes of a gradient (..., d), and zero elsewhere. The rest waits, or is lost."""
-        whole = self._compensated(gradient)
+        whole = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).contiguous()
+        if self.waiting is not None:
+            whole = whole + self.waiting
         flat = whole.view(-1)
         picks = largest_in_rows(flat, max(1, whole.shape[-1]), self.density).long()
         taken = flat.index_select(0, picks)
@@ -51,17 +54,6 @@ class TopKGradient(nn.Module):
             rest = torch.where(passed.isfinite(), taken - passed, 0)
             self.waiting = flat.index_copy(0, picks, rest).view_as(whole)
         return passed.new_zeros(flat.numel()).index_copy_(0, picks, passed).view_as(gradient)
-
-    def _compensated(self, gradient: Tensor) -> Tensor:
-        wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).contiguous()
-        if self.waiting is None:
-            return wide
-        if self.waiting.shape != wide.shape:
-            raise ValueError(
-                f"the gradient is {tuple(wide.shape)} but the residual is {tuple(self.waiting.shape)}; expected "
-                "batches of one shape: drop the last, smaller one, or set waiting = None to drop the residual"
-            )
-        return wide + self.waiting
 
 
 @final

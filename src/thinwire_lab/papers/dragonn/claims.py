@@ -217,7 +217,7 @@ def descent_floor(material: Material) -> Finding:
             w
         ) / (2 * problem.smoothness)
         epsilons += [1 - _bound(g, seeds=1)[1] for g in shares]
-    g2 = 2 * problem.largest_norm**2
+    g2 = 2 * float(problem.images.norm(dim=1).max()) ** 2
     d, eps = w.numel(), min(epsilons)
     bound = 8 * problem.smoothness * start / steps + 2 * g2 / (k * d) + (8 / eps**2 - 6) * g2
     figure = (

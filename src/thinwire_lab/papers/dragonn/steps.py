@@ -24,7 +24,9 @@ _over_dgc, _over_dense = methodcaller("ahead", _HASHED, _DGC), methodcaller("ahe
 
 
 def _gain(steps: Steps, label: str) -> str:
-    return f"{steps.faster(label):.2f} ({steps.spread(label)})"
+    """Return how many times as fast as dense's median step it is, by its median and its percentiles."""
+    least, most = (steps.seconds("dense") / each for each in reversed(steps.range(label)))
+    return f"{steps.faster(label):.2f} ({least:.2f} to {most:.2f})"
 
 
 @DRAGONN.judge("D4", benches.FC_1G)

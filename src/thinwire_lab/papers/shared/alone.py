@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from threading import Barrier, Lock
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 import typer
@@ -49,32 +49,24 @@ def main(
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     problem = build(model, seed=0, data=data, scale=scale)
-    found = {FREE: step_seconds(problem, "", workers, steps)}
-    for row in recipes.split(","):
-        name, _, density = row.partition(":")
-        found[Setting(name, float(density or 1)).label] = step_seconds(problem, row, workers, steps)
-    computing = median(each.computing for row in found.values() for each in row)
-    seconds = {name: asdict(percentiles([each.rest for each in row])) for name, row in found.items()}
+    found = {FREE: step_seconds(problem, None, workers, steps)}
+    for name, _, density in (row.partition(":") for row in recipes.split(",")):
+        setting = Setting(name, float(density or 1))
+        found[setting.label] = step_seconds(problem, setting, workers, steps)
+    computing = median(computing for row in found.values() for computing, _ in row)
+    seconds = {name: asdict(percentiles([rest for _, rest in row])) for name, row in found.items()}
     made = environment(steps=steps)
     write_document(json, "thinwire.alone/1", environment=made, computing=computing, seconds=seconds)
 
 
-class Taken(NamedTuple):
-    """A worker's processor seconds of a step: for forward and backward, and for the rest."""
+def step_seconds(problem: Problem, row: Setting | None, workers: int, steps: int) -> list[tuple[float, float]]:
+    """Return a worker's processor seconds of each step, after a warm-up: for forward and backward, and for the rest.
 
-    computing: float
-    rest: float
-
-
-def step_seconds(problem: Problem, row: str, workers: int, steps: int) -> list[Taken]:
-    """Return what each step takes, after a warm-up; nothing is exchanged where `row` is empty."""
+    Nothing is exchanged where `row` is None.
+    """
     models = [copy.deepcopy(problem.model) for _ in range(workers)]
-    turn, together, read = Lock(), Barrier(workers), list[float]()
-
-    def note() -> None:
-        if not together.wait():
-            read.append(time.process_time() / workers)
-        together.wait()
+    read = list[float]()
+    turn, together = Lock(), Barrier(workers, lambda: read.append(time.process_time() / workers))
 
     def train(group: VirtualGroup) -> None:
         model = models[group.rank()]
@@ -83,25 +75,27 @@ def step_seconds(problem: Problem, row: str, workers: int, steps: int) -> list[T
         for step in range(_WARM_UP + steps):
             batch = problem.batch(step, group.rank(), workers)
             optimizer.zero_grad()
-            note()
+            together.wait()
             with turn:  # as no other would compute in the caches of its core
                 problem.loss(model, batch).backward()
-            note()
+            together.wait()
             reduce()
             optimizer.step()
-            note()
+            together.wait()
 
     on_ranks(workers, train)
     times = zip(read[::3], read[1::3], read[2::3], strict=True)
-    return [Taken(computed - began, end - computed) for began, computed, end in times][_WARM_UP:]
+    return [(computed - began, end - computed) for began, computed, end in times][_WARM_UP:]
 
 
-def _reducing(model: nn.Module, row: str, group: VirtualGroup, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    if not row:
+def _reducing(
+    model: nn.Module, row: Setting | None, group: VirtualGroup, optimizer: torch.optim.Optimizer
+) -> Callable[[], None]:
+    if row is None:
         return lambda: None
-    name, _, density = row.partition(":")
-    recipe, handed = METHODS[name].make(float(density or 1)), [optimizer] if METHODS[name].momentum else None
-    return replicate(model, recipe, group=group, optimizer=handed).reduce
+    method = METHODS[row.recipe]
+    handed = [optimizer] if method.momentum else None
+    return replicate(model, method.make(row.density), group=group, optimizer=handed).reduce
 
 
 if __name__ == "__main__":

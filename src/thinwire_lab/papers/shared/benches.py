@@ -133,11 +133,6 @@ class Steps:
         found = self.rows[label].step_seconds
         return found.p20, found.p80
 
-    def spread(self, label: str) -> str:
-        """Return the 20th and 80th percentile over dense's median step, as gains."""
-        row = self.rows[label].step_seconds
-        return f"{self.seconds('dense') / row.p80:.2f} to {self.seconds('dense') / row.p20:.2f}"
-
     @property
     def apart(self) -> float:
         """How far the 20th and 80th percentile of a recipe's steps lie from their median, at most; over all recipes."""

@@ -46,7 +46,7 @@ class Deciding:
         waits = [command for each in judge.evidence for command in each.missing(shelf)]
         if waits or self._judged(name, judge.evidence, shelf).verdict != UNDECIDED:
             return waits
-        return [command for each in _computed(judge) for command in each.missing(shelf)]
+        return [command for each in judge.evidence for command in each.computed.missing(shelf)]
 
     def commands(self, shelf: Shelf) -> Sequence[str]:
         return list(dict.fromkeys(command for name in self.names for command in self.missing(name, shelf)))
@@ -63,7 +63,8 @@ class Deciding:
         """Judge a claim that has a judge. Raises Absent where a run is missing, ValueError where one is damaged."""
         used = self.judges[name].evidence
         outcome = self._judged(name, used, shelf)
-        if outcome.verdict == UNDECIDED and (parts := _computed(self.judges[name])):
+        if outcome.verdict == UNDECIDED:
+            parts = [each.computed for each in used]
             with suppress(Absent):
                 other = self._judged(name, parts, shelf)
                 if other.verdict != UNDECIDED:
@@ -98,12 +99,6 @@ class Deciding:
             return "" if row.verdict == OPEN else str(problem)
         other = [field.name for field in fields(Row) if getattr(found, field.name) != getattr(row, field.name)]
         return f"its runs say otherwise: {', '.join(other)}" if other else ""
-
-
-def _computed(judge: Judge) -> list[Evidence]:
-    """Return the evidence with arithmetic in the place of what has any; nothing if none has."""
-    evidence = [each.computed for each in judge.evidence]
-    return evidence if any(a is not b for a, b in zip(evidence, judge.evidence, strict=True)) else []
 
 
 def _checked(paper: Paper) -> dict[str, Judge]:

@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cache
@@ -133,7 +132,3 @@ def write(rows: Mapping[str, Row], path: Path = LEDGER, judged_on: Mapping[str, 
     """Write all rows, and with which machine and versions they were judged. What ran says itself where it ran."""
     document = {"schema": SCHEMA, "judged_on": judged_on or {}, "rows": [asdict(row) for row in rows.values()]}
     write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-
-
-def counts(rows: Iterable[Row]) -> Counter[str]:
-    return Counter(row.verdict for row in rows)

@@ -167,10 +167,6 @@ class Logistic:
         """L: half the largest eigenvalue of the images' second moment (Böhning 1992)."""
         return 0.5 * float(torch.linalg.matrix_norm(self.images, 2)) ** 2 / len(self.images)
 
-    @property
-    def largest_norm(self) -> float:
-        return float(self.images.norm(dim=1).max())
-
 
 @lru_cache(maxsize=1)
 def _digits(folder: Path, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """The tables of the papers' pages and of the docs, written from the ledger and from the runs."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,16 +25,9 @@ SPARSE = ("topk 0.001", "dgc 0.001", "dragonn 0.001", "gtopk 0.001")
 
 def _gains_of(name: str, found: Grid) -> str:
     megabytes = f"{found[Place(4, benches.LINKS[0])].gradient(4) / 1e6:.2g} MB"
-    return _gains_line(f"{name} | {megabytes} | 1 Gbit/s", benches.LINKS[1], found) + _gains_line(
-        "| | 100 Mbit/s", benches.LINKS[0], found
-    )
-
-
-def _gains_line(begin: str, link: str, found: Grid) -> str:
-    places = [Place(workers, link) for workers in benches.WORKERS]
-    return (
-        f"| {' | '.join((begin, *(_span(found[place]) if place in found else ledger.NOTHING for place in places)))} |\n"
-    )
+    grid = [[found.get(Place(workers, link)) for workers in benches.WORKERS] for link in benches.LINKS]
+    slow, fast = (" | ".join(_span(steps) if steps else ledger.NOTHING for steps in row) for row in grid)
+    return f"| {name} | {megabytes} | 1 Gbit/s | {fast} |\n| | | 100 Mbit/s | {slow} |\n"
 
 
 def _span(steps: Steps) -> str:
@@ -52,7 +46,7 @@ _WORDS = {
 }
 """Of one claim, and of several."""
 _COUNTED = (ledger.HOLDS, ledger.FAILS, ledger.DEPENDS, ledger.UNDECIDED)
-"""What the table of ledger.counts has a column for; the sentence above it has all."""
+"""What the table of counts has a column for; the sentence above it has all."""
 TITLES = {
     "dragonn": "[DRAGONN](dragonn/README.md) (2022)",
     "fft": "[FFT sparsification and the offset float](fft/README.md) (2020)",
@@ -79,7 +73,7 @@ def counted(rows: Sequence[ledger.Row]) -> str:
     """Return how many claims have which verdict, as a sentence."""
     if not rows:
         return "None."
-    numbers = ledger.counts(rows)
+    numbers = Counter(row.verdict for row in rows)
     found = [(numbers[verdict], words) for verdict, words in _WORDS.items() if numbers[verdict]]
     said = ", ".join(f"{number} {several if number > 1 else one}" for number, (one, several) in found)
     return f"Of {len(rows)} claims {said}."
@@ -121,7 +115,7 @@ def _line(row: ledger.Row) -> str:
 
 
 def _numbers(rows: Mapping[str, ledger.Row]) -> tuple[str, str]:
-    """Return the head and the lines of the table of ledger.counts."""
+    """Return the head and the lines of the table of counts."""
     head = "| paper | claims | hold | do not hold | depend on the setting | undecided |\n"
     lines = [_cells(TITLES[name], [row for row in rows.values() if row.paper == name], "") for name in ledger.NAMES]
     lines.append(_cells("**all**", list(rows.values()), "**"))
@@ -129,5 +123,6 @@ def _numbers(rows: Mapping[str, ledger.Row]) -> tuple[str, str]:
 
 
 def _cells(title: str, rows: Sequence[ledger.Row], strong: str) -> str:
-    numbers = [len(rows), *(ledger.counts(rows)[verdict] for verdict in _COUNTED)]
+    counts = Counter(row.verdict for row in rows)
+    numbers = [len(rows), *(counts[verdict] for verdict in _COUNTED)]
     return f"| {title} | " + " | ".join(f"{strong}{number}{strong}" for number in numbers) + " |\n"
