@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+PAGE = Path(__file__).parents[2] / "docs/measurements/compiled.md"
 FLOAT, INT, LONG, BYTE = "*fp32", "*i32", "*i64", "*u8"
 _ELIAS_FANO = dict.fromkeys(("row_stride", "tiles", "count", "low_bits", "low_nbytes", "unary_bits"), "i32")
 _TILES = {"tiles": INT}
@@ -380,11 +382,26 @@ _FEW = (0, 2), (0, 4)
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_kernels_of_several_vectors_compile() -> None:
+def test_kernels_compile_and_the_page_says_to_what() -> None:
     without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, __file__], env=without, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [name for _, name, *_ in KERNELS]
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [name for name, *_ in rows] == [name for _, name, *_ in KERNELS]
+    page = PAGE.read_text()
+    if f"Triton {import_module('triton').__version__} " not in page:
+        pytest.skip("the page is of another version of Triton")
+    for name, folder, said in re.findall(r"^\| `(\w+)`(?: of (\w+))? \|.*?\| (.*) \|$", page, re.M):
+        found = [numbers for kernel, where, *numbers in rows if kernel == name and folder in ("", where)]
+        assert said == " | ".join(map(_span, zip(*found, strict=True))), name
+    registers, spilled = ([int(row[column]) for row in rows] for column in (2, 3))
+    assert f"They take {min(registers)} to {max(registers)} registers" in page
+    assert f"The worst spills {max(spilled)} bytes" in page
+
+
+def _span(numbers: Sequence[str]) -> str:
+    """Return the least and the largest, as the page has them."""
+    return "\N{EN DASH}".join(f"{number:,}" for number in sorted({min(map(int, numbers)), max(map(int, numbers))}))
 
 
 def _compile(folder: str, name: str, arguments: dict[str, str], constants: dict[str, Any]) -> str:
@@ -392,14 +409,14 @@ def _compile(folder: str, name: str, arguments: dict[str, str], constants: dict[
     compiler, targets = import_module("triton.compiler"), import_module("triton.backends.compiler")
     function = getattr(import_module(f"thinwire.kernels.{folder}.triton"), name)
     constants = {"BLOCK": 1024, "TILE": 4096} | constants
-    warps = {"num_warps": constants.pop("num_warps", 8)}
+    options = {"num_warps": constants.pop("num_warps", 8), "enable_fp_fusion": False}  # as they are launched
     constants |= {argument: None for argument in function.arg_names if argument not in (*arguments, *constants)}
     signature = {argument: arguments.get(argument, "constexpr") for argument in function.arg_names}
     known = {argument: constants[argument] for argument, kind in signature.items() if kind == "constexpr"}
     source = compiler.ASTSource(fn=function, signature=signature, constexprs=known)
     for capability in _TARGETS:
         target = targets.GPUTarget("cuda", capability, 32)
-        compiled = compiler.compile(source, target=target, options=warps)
+        compiled = compiler.compile(source, target=target, options=options)
         used, ptx = _used(compiled.asm["cubin"]), compiled.asm["ptx"]
         counts = [len(re.findall(word, ptx)) for word in (r"\bpopc", r"\b(?:atom|red)\.")]
         where = f"{name} of sm_{capability}"
