@@ -10,8 +10,11 @@ FEW, CAPTURED = 4, 1.1e-3  # more launches than so many are captured; then a buc
 BANDWIDTH, RATE = 3e12, 230e12  # bytes a second, and a model's operations, as our GPT does them on an H100
 LAYER_LAUNCHES, PARAMETERS_A_LAYER = 100, 8e6  # of forward and backward together
 BUCKET = 25 << 20  # bytes
-TOKENS = 16384  # of each rank
-MODELS: Mapping[str, float] = {"BERT-base": 110e6, "GPT of 124 M": 124e6, "GPT of 1.3 B": 1.3e9}
+MODELS: Mapping[str, tuple[float, int]] = {  # parameters, and each rank's tokens: few, and the host sets the pace
+    "GPT of 124 M, 4,096 tokens": (124e6, 4096),
+    "GPT of 124 M": (124e6, 16384),
+    "GPT of 1.3 B": (1.3e9, 16384),
+}
 LINKS: Mapping[str, float] = {
     "10 Gbit/s": 10e9,
     "25 Gbit/s": 25e9,
@@ -33,19 +36,19 @@ def predicted(rows: Sequence[Row]) -> list[Row]:
 
 
 def _of(row: Row, baseline: Row | None) -> Iterator[Row]:
-    for model, parameters in MODELS.items():
-        steps = {link: round(1e3 * step(row, parameters, rate), 1) for link, rate in LINKS.items()}
-        even = None if baseline is None else _break_even(row, baseline, parameters)
+    for model, (parameters, tokens) in MODELS.items():
+        steps = {link: round(1e3 * step(row, parameters, tokens, rate), 1) for link, rate in LINKS.items()}
+        even = None if baseline is None else _break_even(row, baseline, parameters, tokens)
         yield {"recipe": row["recipe"], "model": model} | steps | {EVEN: even}
 
 
-def step(row: Row, parameters: float, rate: float) -> float:
+def step(row: Row, parameters: float, tokens: int, rate: float) -> float:
     """Return the seconds of a step over links of so many bits a second.
 
     Host and device take what was measured of a bucket, or else what its launches and bytes should take.
     """
     buckets = math.ceil(4 * parameters / BUCKET)
-    computing = 6 * parameters * TOKENS / RATE
+    computing = 6 * parameters * tokens / RATE
     launches, scale = sum(row["launches"].values()), BUCKET / 4 / row["elements"]
     if "captured" in row:
         ours, busy = 1e-6 * row["captured"]["host_us"]["all"], 1e-3 * sum(row["busy_ms"].values()) * scale
@@ -57,12 +60,12 @@ def step(row: Row, parameters: float, rate: float) -> float:
     return max(host, computing + buckets * busy) + max(0.0, travelling - computing * 2 / 3)
 
 
-def _break_even(row: Row, baseline: Row, parameters: float) -> float:
+def _break_even(row: Row, baseline: Row, parameters: float, tokens: int) -> float:
     """Return the fastest link, up to NVLink, on which the one is faster than the other."""
     slow, fast = 1e6, max(LINKS.values())
 
     def faster(rate: float) -> bool:
-        return step(row, parameters, rate) < step(baseline, parameters, rate)
+        return step(row, parameters, tokens, rate) < step(baseline, parameters, tokens, rate)
 
     if not faster(slow) or faster(fast):
         return fast / 1e9 if faster(slow) else 0.0
