@@ -262,6 +262,41 @@ def test_training_goes_on_with_other_replicas_and_shards(
             assert float((x - y).abs().max()) <= 1e-12 * max(1.0, float(x.abs().max()))
 
 
+class _Changed(Sharded):
+    """The first block is frozen since, or has the name that torch.compile gives it."""
+
+    frozen = True
+
+    def build(self) -> Any:
+        net: Any = super().build()
+        if self.frozen:
+            net.first.requires_grad_(False)
+        else:
+            net.first = nn.ModuleDict({"_orig_mod": net.first})
+        return net
+
+
+class _Compiled(_Changed):
+    frozen = False
+
+
+def _loaded_into(kind: type[_Changed], path: str) -> dict[str, Tensor]:
+    changed = kind("float64", "topk everywhere", replicas=1)
+    dcp.load({"thinwire": tw.Checkpoint(changed.handle, path)}, checkpoint_id=path)
+    return {key.replace("_orig_mod.", ""): x for key, x in _pending(changed).items()}
+
+
+@pytest.mark.parametrize("kind", [_Changed, _Compiled])
+def test_what_waits_for_a_frozen_or_a_compiled_block_is_cut_anew(
+    ranks: Ranks, tmp_path: Path, kind: type[_Changed]
+) -> None:
+    waiting, _ = ranks.run(2, _begun, "topk everywhere", str(tmp_path), 2)[0]
+    assert any(bool(x.any()) for key, x in waiting.items() if "first" in key)
+    for found in ranks.run(2, _loaded_into, kind, str(tmp_path)):
+        assert waiting.keys() == found.keys()
+        assert all(float((x - found[key]).abs().max()) <= 1e-12 for key, x in waiting.items())
+
+
 def _uninterrupted(recipe: str, path: str) -> tuple[bool, bool]:
     old = Sharded(recipe=recipe, momentum=0.0 if recipe == "powersgd" else 0.9).run(range(3))
     dcp.save(_all_of(old), checkpoint_id=path)

@@ -88,12 +88,13 @@ def check(
 
 def renamed(state: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
     """Return the state under these names where torch.compile alone has made others, by its prefix `_orig_mod.`."""
-    here = {_uncompiled(name): name for name in names}
-    memories = [{here.get(_uncompiled(name), name): x for name, x in each.items()} for each in state["memories"]]
+    here = {uncompiled(name): name for name in names}
+    memories = [{here.get(uncompiled(name), name): x for name, x in each.items()} for each in state["memories"]]
     return {**state, "memories": memories}
 
 
-def _uncompiled(name: object) -> str:
+def uncompiled(name: object) -> str:
+    """Return a parameter's name without what torch.compile adds to it."""
     return str(name).replace("_orig_mod.", "")
 
 

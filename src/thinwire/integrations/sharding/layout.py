@@ -16,7 +16,7 @@ from thinwire.collectives import Group
 from thinwire.errors import StateError
 from thinwire.integrations.membership.membership import union
 from thinwire.integrations.membership.redistribution import check_alike
-from thinwire.integrations.membership.state import stranger
+from thinwire.integrations.membership.state import stranger, uncompiled
 from thinwire.integrations.training.gradients import is_dtensor
 from thinwire.memories import Noted
 from thinwire.memories.base import State
@@ -50,7 +50,10 @@ class Piece(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Cuts:
-    """How parameters are cut: their whole shapes, and for those that are cut along another dimension than 0, which."""
+    """How parameters are cut: their whole shapes, and for those that are cut along another dimension than 0, which.
+
+    Frozen ones, too, as something may wait for them; by the names they have uncompiled.
+    """
 
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -61,25 +64,28 @@ class Cuts:
         found: dict[str, int] = {}
         for name, p in parameters.items():
             placements: Any = getattr(p, "placements", ())
-            found[name] = next((each.dim for each in placements if each.is_shard()), 0)
-        return cls({name: tuple(p.shape) for name, p in parameters.items()}, {n: d for n, d in found.items() if d})
+            found[uncompiled(name)] = next((each.dim for each in placements if each.is_shard()), 0)
+        shapes = {uncompiled(name): tuple(p.shape) for name, p in parameters.items()}
+        return cls(shapes, {name: dim for name, dim in found.items() if dim})
 
     def check(self, saved: Mapping[str, Any], kind: type[Exception]) -> None:
-        """Raise this kind of error if a state was cut along other dimensions."""
-        if saved.get("dims", {}) != self.dims:
+        """Raise this kind of error if what waits in a state was cut along other dimensions."""
+        waiting = {uncompiled(name) for memory in saved["memories"] for name in memory}
+        then = {uncompiled(name): dim for name, dim in saved.get("dims", {}).items()}
+        if any(then.get(name, 0) != self.dims.get(name, 0) for name in waiting):
             raise kind(
-                f"the saved state used the shard dimensions {saved.get('dims', {})}, this model {dict(self.dims)} (0 "
-                "where not listed): shard as when it was saved"
+                f"the saved state used the shard dimensions {then}, this model {dict(self.dims)} (0 where not listed): "
+                "shard as when it was saved"
             )
 
     def rows(self, name: str, piece: Piece) -> range:
         """Return which indices of the dimension that is cut lie in a piece: FSDP cuts as torch.chunk does."""
-        return rows_of(self._whole(name)[self.dims.get(name, 0)], *piece)
+        return rows_of(self._whole(name)[self.dim(name)], *piece)
 
     def shape(self, name: str, piece: Piece) -> Shape:
         """Return the shape of a parameter's piece."""
         sizes = list(self._whole(name))
-        sizes[self.dims.get(name, 0)] = len(self.rows(name, piece))
+        sizes[self.dim(name)] = len(self.rows(name, piece))
         return tuple(sizes)
 
     def common(self, name: str, one: Piece, other: Piece) -> range:
@@ -87,10 +93,14 @@ class Cuts:
         mine, theirs = self.rows(name, one), self.rows(name, other)
         return range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
 
+    def dim(self, name: str) -> int:
+        """Return along which dimension a parameter is cut."""
+        return self.dims.get(uncompiled(name), 0)
+
     def _whole(self, name: str) -> Shape:
-        if name not in self.shapes:
+        if uncompiled(name) not in self.shapes:
             raise stranger(name, self.shapes)
-        return self.shapes[name]
+        return self.shapes[uncompiled(name)]
 
 
 @final
@@ -115,7 +125,10 @@ class Layout:
 
     @classmethod
     def sharded(cls, group: Group, island: Sequence[Group], parameters: Mapping[str, nn.Parameter]) -> "Layout":
-        """Return that of replicas of shards, which the groups of `island` hold together. A collective of the mesh."""
+        """Return that of replicas of shards, which the groups of `island` hold together. A collective of the mesh.
+
+        `parameters`: all of the model's.
+        """
         groups = [group, *island]
         ranks = union(groups, dict.fromkeys(dist.get_process_group_ranks(group), ""))
         place = [[each.rank(), each.size()] for each in island]
@@ -124,10 +137,10 @@ class Layout:
 
 def recut(pieces: Mapping[int, Mapping[str, Any]], shards: int, cuts: Cuts, piece: Piece) -> dict[str, Any]:
     """Return the state of a piece from those that a replica's shards saved; what a missing one held becomes zeros."""
-    first, *others = pieces.values()
-    for each in others:
+    first = next(iter(pieces.values()))
+    for each in pieces.values():
         check_alike(first, each)
-    cuts.check(first, StateError)
+        cuts.check(each, StateError)
     memories = [
         _memory({shard: each["memories"][i] for shard, each in pieces.items()}, shards, cuts, piece)
         for i in range(len(first["memories"]))
@@ -147,7 +160,7 @@ def _memory(held: Mapping[int, State], shards: int, cuts: Cuts, piece: Piece) ->
 
 def _field(parts: Mapping[int, Tensor], shards: int, cuts: Cuts, piece: Piece, name: str) -> Tensor:
     like = next(iter(parts.values()))
-    dim = cuts.dims.get(name, 0)
+    dim = cuts.dim(name)
     whole = like.new_zeros(cuts.shape(name, piece))
     start = cuts.rows(name, piece).start
     for shard, flat in parts.items():

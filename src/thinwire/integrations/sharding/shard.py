@@ -118,7 +118,7 @@ def shard(
     )
     with assembly.opening(attachment):
         start_alike(model, replicas)
-        return Shards(model, attachment, Layout.sharded(replicas, island, parameters), carrier, overlap=overlap)
+        return Shards(model, attachment, Layout.sharded(replicas, island, here), carrier, overlap=overlap)
 
 
 def _looked_at(
