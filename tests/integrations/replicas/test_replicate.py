@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import SCENARIOS, WIDTH, Scenario, Training, digest, mlp, same, sgd, values
-from ranks import Ranks
+from ranks import Ranks, told
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -212,6 +212,21 @@ def test_all_there_is_of_several_stages_comes_from_the_first_of_its_replicas(ran
         assert all(bool((gradient == rank % 2 + 1).all()) for gradient in gradients)
 
 
+KINDS = (torch.bool, torch.int16, torch.uint16, torch.int64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64)
+
+
+def _sent_in_any_dtype() -> list[float]:
+    net = nn.Linear(4, 4)
+    for i, dtype in enumerate(KINDS):
+        net.register_buffer(f"of_kind_{i}", torch.tensor(float(dist.get_rank() == 0)).to(dtype))
+    tw.replicate(net, tw.recipes.dense())
+    return [float(x.to(torch.complex64).real) for x in net.buffers()]
+
+
+def test_parameters_and_buffers_of_any_dtype_come_from_the_first_rank(ranks: Ranks) -> None:
+    assert ranks.run(2, _sent_in_any_dtype) == [[1.0] * len(KINDS)] * 2
+
+
 # --- gradients that are not there ---
 
 
@@ -306,6 +321,50 @@ def test_models_without_any_gradient_are_left_alone(ranks: Ranks) -> None:
     assert ranks.run(2, _nothing) == [[]] * 2
 
 
+def _zeroed() -> list[str]:
+    """Skip a step and zero its gradients in place. One rank has a gradient for the last layer, in the first step."""
+    model = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    replicas = tw.replicate(model, tw.recipes.topk(density=0.1, minimum_size=0))
+    optimizer, said = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(2):
+        idle = step == 1 or dist.get_rank() == 0
+        sum((layer(torch.ones(2, 8)).sum() for layer in model[: 1 if idle else 2]), torch.zeros(())).backward()
+        said.append(told(replicas.reduce))
+        optimizer.zero_grad(set_to_none=False)
+    return said
+
+
+def test_gradients_zeroed_in_place_after_a_skipped_step_are_new_ones(ranks: Ranks) -> None:
+    assert ranks.run(2, _zeroed) == [["nothing"] * 2] * 2
+
+
+def _refused_on_one() -> list[str]:
+    """Let one rank alone have a gradient of what was frozen, and then load a state into its model alone."""
+    net, said = nn.ModuleList([nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)]), []
+    replicas = tw.replicate(net, tw.recipes.topk(density=0.1, minimum_size=0))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.requires_grad_(True)
+    for step in range(4):
+        optimizer.zero_grad()
+        alone = step == 1 and dist.get_rank() == 0
+        sum((layer(torch.ones(2, 8)).sum() for layer in (net if alone else net[1:])), torch.zeros(())).backward()
+        if step == 3 and dist.get_rank() == 0:
+            net.load_state_dict({name: x + 1 for name, x in net.state_dict().items()})
+        said.append(told(replicas.reduce))
+        if said[-1] == "nothing":
+            optimizer.step()
+    return said
+
+
+def test_what_one_rank_refuses_is_an_error_on_every_rank(ranks: Ranks) -> None:
+    mine, other = ranks.run(2, _refused_on_one)
+    assert [mine[0], mine[2]] == [other[0], other[2]] == ["nothing"] * 2
+    assert "0.weight was frozen" in mine[1]
+    assert "residuals were not loaded" in mine[3]
+    assert "another rank has refused" in other[1]
+    assert "another rank has refused" in other[3]
+
+
 # --- bad steps and checkpoints ---
 
 
@@ -396,6 +455,7 @@ def _refusals() -> dict[str, str]:
         "factory": lambda: tw.replicate(net(), tw.recipes.topk),  # type: ignore[arg-type]
         "used": lambda: tw.replicate(net(), used),
         "complex": lambda: tw.replicate(nn.Linear(2, 2, dtype=torch.complex64), tw.recipes.dense()),
+        "meta": lambda: tw.replicate(_without_values() if rank else net(), tw.recipes.dense()),
         "wrapped": lambda: tw.replicate(DistributedDataParallel(net()), tw.recipes.dense()),
         "thawed": _thawed,
         "unlike recipes": lambda: tw.replicate(net(), unlike),
@@ -409,6 +469,13 @@ def _refusals() -> dict[str, str]:
     messages = {name: _message(attempt) for name, attempt in attempts.items()}
     assert held.attachment.step == 0  # it was at work all along
     return messages
+
+
+def _without_values() -> nn.Module:
+    """A model with a frozen layer that has no values yet."""
+    net = mlp(torch.float32)
+    net.get_submodule("0").to("meta").requires_grad_(False)
+    return net
 
 
 def _thawed() -> None:
@@ -457,6 +524,7 @@ def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "factory": ("TypeError", "recipes.topk"),
         "used": ("RuntimeError", "make a new recipe"),
         "complex": ("TypeError", "view_as_real"),
+        "meta": ("TypeError", "0.weight is on the meta device: call to_empty()"),
         "wrapped": ("TypeError", "replicate its .module"),
         "thawed": ("RuntimeError", "0.weight was frozen"),
         "unlike recipes": ("FingerprintError", "recipe differs"),

@@ -705,6 +705,9 @@ def _refusals() -> Mapping[str, str]:
     with meta:
         ghost = Net()
         fully_shard(ghost, mesh=half)
+    late = Net()
+    late.first.to(meta).requires_grad_(False)
+    fully_shard(late, mesh=half)
     offloaded = Net()
     fully_shard(offloaded, mesh=half, offload_policy=CPUOffloadPolicy(pin_memory=False))
     unlike = tw.recipes.topk(density=0.01 if rank != 1 else 0.02)
@@ -725,6 +728,7 @@ def _refusals() -> Mapping[str, str]:
         "mixed": lambda: tw.shard(mixed, tw.recipes.topk(), mesh=mesh),
         "sharded and ignored": lambda: one(tw.recipes.topk(), mesh=mesh, ignored_params=one.args[0].parameters()),
         "meta": lambda: tw.shard(ghost, tw.recipes.topk(), mesh=mesh),
+        "frozen on meta": lambda: tw.shard(late, tw.recipes.topk(), mesh=mesh),
         "offloaded": lambda: tw.shard(offloaded, tw.recipes.topk(), mesh=mesh),
         "unlike recipes": lambda: one(unlike, mesh=mesh),
         "no momentum": lambda: one(tw.recipes.dgc(), mesh=mesh),
@@ -749,6 +753,7 @@ def test_shard_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "mixed": ("TypeError", "ignored_params"),
         "sharded and ignored": ("TypeError", "fully_shard(..., ignored_params=...)"),
         "meta": ("TypeError", "to_empty"),
+        "frozen on meta": ("TypeError", "first.linear.weight is on the meta device"),
         "offloaded": ("TypeError", "fully_shard without offload_policy"),
         "unlike recipes": ("FingerprintError", "recipe differs"),
         "no momentum": ("MomentumError", "optimizer="),

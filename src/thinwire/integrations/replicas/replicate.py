@@ -19,7 +19,7 @@ from thinwire.integrations.attachments.attachment import Attached, Attachment, L
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.replicas.asked import sparse_weights
 from thinwire.integrations.sharding.fsdp import refuse_sharded
-from thinwire.integrations.training.drift import check_shapes, start_alike
+from thinwire.integrations.training.drift import check_shapes, refuse_meta, start_alike, state_of
 from thinwire.integrations.training.gradients import buckets, used_anywhere
 from thinwire.reducer import Reducer
 from thinwire.waits import refuse_unfit
@@ -55,11 +55,13 @@ class Replicas(Attached):
                 mode.
         """
         refuse_unfit("gradients are reduced")
-        if thawed := [name for name, p in self._frozen if p.grad is not None]:
-            raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate again")
         self.attachment.membership.agree()  # a rank that loads a state compares first, too
-        self._notice_replaced()
-        used = used_anywhere(list(self.attachment.parameters.values()), self.group)
+        error = None
+        try:
+            self._check()
+        except Exception as raised:  # whatever it is, the other ranks must not wait for this one
+            error = raised
+        used = used_anywhere(list(self.attachment.parameters.values()), self.group, error)
         started = []
         for bucket in self._buckets:
             bucket.fill()
@@ -81,10 +83,18 @@ class Replicas(Attached):
         assembly.check_fingerprint(self.attachment.recipe, dict(self.attachment.parameters), group)
         self.attachment.membership.regroup(group)
 
+    def _check(self) -> None:
+        """Raise whatever there is to refuse on this rank alone."""
+        if thawed := [name for name, p in self._frozen if p.grad is not None]:
+            raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate again")
+        self.attachment.check_loaded()  # which the forward pass of a pipeline's stage does not
+        self._notice_replaced()
+
     def _notice_replaced(self) -> None:
         """Find gradients that were set without autograd. Zero-bubble schedules set those of weights that way."""
         steps = self.attachment.steps
         steps.close_if_done()
+        steps.find_thrown_away()  # zeroed in place, and nothing has been added since
         for name, p in self.attachment.parameters.items():
             if p.grad is None or p.grad.is_sparse or name in steps.gradients.added:
                 continue
@@ -124,8 +134,8 @@ def replicate(
         The handle, whose `reduce()` you call in every step.
 
     Raises:
-        TypeError: For anything but a recipe, for complex parameters, and for DistributedDataParallel, which reduces
-            gradients itself.
+        TypeError: For anything but a recipe, for complex parameters, for the meta device, and for
+            DistributedDataParallel, which reduces gradients itself.
         RuntimeError: Where there is no process group; and whatever `thinwire.attach` raises.
 
     Example:
@@ -167,6 +177,7 @@ def _looked_at(
     whole = every[0] if len(every) == 1 else nn.ModuleList(every)
     parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
     assembly.check_real(parameters)
+    refuse_meta(state_of(whole))
     assembly.check_takeover(recipe, parameters)
     return whole, parameters, assembly.listed(optimizer)
 

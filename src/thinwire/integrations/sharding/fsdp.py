@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collectives import Group
+from thinwire.integrations.training.drift import refuse_meta
 from thinwire.integrations.training.gradients import is_dtensor
 
 
@@ -34,16 +35,13 @@ def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> d
                 "fully_shard on the module that holds it, freeze it, or name it in ignored_params= and reduce it "
                 "yourself"
             )
-        if p.is_meta or p.is_complex():
-            raise TypeError(f"{name} is {'on the meta device' if p.is_meta else 'complex'}: {_FIX[p.is_meta]}")
+        if p.is_complex():
+            raise TypeError(f"{name} is complex: keep it as torch.view_as_real")
+    refuse_meta(trained)
     return trained
 
 
 _FSDP1 = "FullyShardedDataParallel (FSDP1) has its gradients in flat parameters: shard with fully_shard (FSDP2) instead"
-_FIX = {
-    True: "call to_empty() and load or initialise the model first",
-    False: "keep it as torch.view_as_real",
-}
 
 
 def _check_kind(model: nn.Module, ignored: Collection[nn.Parameter]) -> None:
@@ -106,8 +104,7 @@ def check_gathered(model: nn.Module, sharers: Sequence[Group]) -> None:
         raise TypeError(
             "gathers= needs parameters that are sharded by rows over one dimension of the mesh: leave it out"
         )
-    if late := sorted(names[p] for p in found if p.is_meta):
-        raise TypeError(f"{late[0]} is on the meta device: {_FIX[True]}")
+    refuse_meta({name: p for p, name in names.items() if p in found})
     for module in modules:
         groups = list(_groups([module]))
         if len(groups) > 1:

@@ -20,7 +20,7 @@ from thinwire.integrations.membership.membership import agreed, raise_on_all, to
 from thinwire.integrations.sharding import fsdp
 from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.layout import Layout
-from thinwire.integrations.training.drift import check_shapes, start_alike
+from thinwire.integrations.training.drift import check_shapes, refuse_meta, start_alike, state_of
 from thinwire.reducer import Reducer
 
 
@@ -136,6 +136,7 @@ def _looked_at(
     """
     assembly.check_recipe(recipe, "shard")
     parameters = fsdp.sharded_parameters(model, ignored)
+    refuse_meta(state_of(model))
     assembly.check_whole(parameters, "shard")
     assembly.check_takeover(recipe, parameters)
     island = fsdp.islands(parameters.values())

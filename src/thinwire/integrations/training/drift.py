@@ -84,18 +84,25 @@ def check_alike(mine: Mapping[str, str], group: Group) -> None:
                 raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
 
 
+def refuse_meta(tensors: Mapping[str, Tensor]) -> None:
+    """Raise TypeError if one of these has no values yet."""
+    if late := [name for name, x in tensors.items() if x.is_meta]:
+        raise TypeError(f"{late[0]} is on the meta device: call to_empty() and load or initialise the model first")
+
+
 def check_shapes(model: nn.Module, group: Group) -> None:
     """Raise FingerprintError, on every rank, if shapes of parameters or buffers differ, frozen ones' too."""
-    held = _held(model).items()
+    held = state_of(model).items()
     check_alike({f"parameter or buffer {name}": f"{tuple(x.shape)} {x.dtype}" for name, x in held}, group)
 
 
 @torch.no_grad()
 def start_alike(model: nn.Module, group: Group) -> None:
     """Give all ranks, whose shapes are alike, the parameters and buffers of the group's first; a collective."""
-    held = [*_held(model).values()]
+    held = [*state_of(model).values()]
     sent = [x.contiguous() for x in held]  # c10d sends memory as it lies, which may be in another order elsewhere
-    works = [dist.broadcast(x, group=group, group_src=0, async_op=True) for x in sent]
+    raw = [x.view(-1).view(torch.uint8) for x in sent]  # as Gloo does not know every dtype
+    works = [dist.broadcast(x, group=group, group_src=0, async_op=True) for x in raw]
     for work in works:
         if work is not None:
             work.wait()
@@ -104,6 +111,6 @@ def start_alike(model: nn.Module, group: Group) -> None:
             x.copy_(arrived)
 
 
-def _held(model: nn.Module) -> dict[str, Tensor]:
+def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers, of DTensors this rank's shards."""
     return {name: local(x).detach() for some in (model.named_parameters(), model.named_buffers()) for name, x in some}

@@ -244,10 +244,16 @@ def buckets(
     yield from (GradientBucket.of(held) for held in kinds.values())
 
 
-def used_anywhere(parameters: Sequence[nn.Parameter], group: Group) -> Set[Tensor]:
-    """Return those for which any rank has a gradient. A collective. The mean cannot tell, because it may be zero."""
-    if not parameters:
-        return set()
-    flags = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
-    dist.all_reduce(flags, dist.ReduceOp.MAX, group)
-    return {p for p, flag in zip(parameters, flags.tolist(), strict=True) if flag}
+def used_anywhere(parameters: Sequence[nn.Parameter], group: Group, error: Exception | None = None) -> Set[Tensor]:
+    """Return those for which any rank has a gradient. A collective. The mean cannot tell, because it may be zero.
+
+    Raises this rank's `error`, or RuntimeError if another rank has one.
+    """
+    found = [error is not None, *(p.grad is not None for p in parameters)]
+    if parameters:
+        flags = torch.tensor(found, dtype=torch.int32, device=parameters[0].device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group)
+        found = flags.tolist()
+    if found[0]:
+        raise error or RuntimeError("another rank has refused to reduce gradients: see its error")
+    return {p for p, flag in zip(parameters, found[1:], strict=True) if flag}

@@ -84,7 +84,7 @@ class Steps:
             self.close()
         self._follows = joined or self._joined
         if not joined and self.gradients.reduced:
-            self._find_thrown_away()
+            self.find_thrown_away()
         self._joined = joined
         if self.open and not self.pending:
             self.step, self.open = self.step + 1, False
@@ -111,9 +111,9 @@ class Steps:
         self.close_if_done()
         applied = {n for n in self.pending if self._joined or (n not in self._known and self._moved(n))}
         self.settle(applied, keep=True)
-        self._find_thrown_away(among=self.gradients.there)
+        self.find_thrown_away(among=self.gradients.there)
 
-    def _find_thrown_away(self, among: Collection[str] | None = None) -> None:
+    def find_thrown_away(self, among: Collection[str] | None = None) -> None:
         """Drop what was staged for gradients that are gone, `among` these, or else also for those there never were."""
         names = self.gradients.reduced - self.gradients.added
         for name in names if among is None else names.intersection(among):
