@@ -112,19 +112,16 @@ def _base(json: Path) -> dict[str, Row]:
 
 
 def _run(deciding: Deciding, shelf: Shelf) -> bool:
-    """Run what is missing, and what is asked for then. Return whether any command failed; the others ran all the same.
-
-    Arithmetic asks for its parts only once what was measured leaves a claim undecided.
-    """
-    problems = dict[str, str | None]()
+    """Run what is missing. Return whether any command failed; the others ran all the same."""
+    failed = False
     with Progress(console=console) as progress:
-        while commands := [each for each in deciding.commands(shelf) if each not in problems]:
-            for command in progress.track(commands, description="runs"):
-                console.print(command, style="dim", highlight=False)
-                problems[command] = shelf.try_to_run(command)
-                if problem := problems[command]:
-                    console.print(problem, style="red", highlight=False)
-    return any(problems.values())
+        for command in progress.track(deciding.commands(shelf), description="runs"):
+            console.print(command, style="dim", highlight=False)
+            problem = shelf.try_to_run(command)
+            if problem:
+                console.print(problem, style="red", highlight=False)
+            failed |= problem is not None
+    return failed
 
 
 def _asked(names: list[str] | None) -> Deciding:

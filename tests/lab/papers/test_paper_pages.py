@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from thinwire_lab.bench.results import Row, Setting
+from thinwire_lab.bench.results import Row
 from thinwire_lab.machine import TODAY, code
 from thinwire_lab.papers import __main__ as program
 from thinwire_lab.papers.dct.served import Served
@@ -21,7 +21,6 @@ from thinwire_lab.papers.dragonn import timing as single
 from thinwire_lab.papers.gtopk import timing
 from thinwire_lab.papers.registry import PAPERS
 from thinwire_lab.papers.shared import benches, ledger, tables
-from thinwire_lab.papers.shared.alone import FREE, step_seconds
 from thinwire_lab.papers.shared.benches import Benches, Place, Steps, at_every, by_workers, faster, gains, span
 from thinwire_lab.papers.shared.claims import UNTESTABLE, Paper, over_seeds, spread_out, together
 from thinwire_lab.papers.shared.deciding import Deciding
@@ -41,7 +40,6 @@ from thinwire_lab.papers.shared.ledger import (
 from thinwire_lab.papers.shared.material import Absent
 from thinwire_lab.papers.shared.shelf import RUNS, Combined, Document, Shelf
 from thinwire_lab.papers.shared.trials import FILE, Interval, Trial, Trials, Way, interval, over, steps_to
-from thinwire_lab.problems import build
 
 WAYS = {"dense": Way(recipe="dense()"), "topk": Way(recipe="topk(density=0.01)", batch=8)}
 TRIALS = Trials(model="mlp", workers=2, steps=4, rate=0.1, ways=WAYS, seeds=(0, 1))
@@ -363,41 +361,6 @@ def test_a_document_is_made_once_judged_and_noted(tmp_path: Path) -> None:
     assert set(shelf.made()[command]) == {"date", "seconds", "thinwire", "code", "torch", "processor"}
 
 
-class _Measured(Document):
-    """A document whose times decide nothing, and that has parts from which they can be computed."""
-
-    @property
-    def computed(self) -> Document:
-        return Document(name="parts", words=WRITES)
-
-
-def test_what_times_leave_undecided_is_computed_from_parts(tmp_path: Path) -> None:
-    paper, shelf = Paper(name="gtopk"), Shelf(folder=tmp_path)
-    verdicts = {1: UNDECIDED, 3: UNDECIDED}
-
-    @paper.judge("G1", _Measured(name="times", words="times"))
-    def decide(found: list[int]) -> Outcome:
-        return Outcome(verdict=verdicts[found[0]], measured=str(found[0]), how="by hand")
-
-    deciding = Deciding.of([paper], ["gtopk"])
-    assert [command.split()[0] for command in deciding.commands(shelf)] == ["times"], "its parts may not be needed"
-    (tmp_path / "times.json").write_text("[1]")
-    note = json.dumps({command: {"thinwire": TODAY} for command in deciding.commands(shelf)})
-    (tmp_path / "made.json").write_text(note)
-    (parts,) = deciding.commands(shelf)
-    assert "parts.json" in parts
-    assert deciding.rows(shelf)["G1"].measured == "1", "the parts are not there yet"
-    shelf.run(parts)
-    row = deciding.rows(shelf)["G1"]
-    assert (row.verdict, row.measured) == (UNDECIDED, "1"), "they do not decide it either"
-    verdicts[3] = FAILS
-    row = deciding.rows(shelf)["G1"]
-    assert (row.verdict, row.measured, row.command) == (FAILS, "3", (parts,))
-    assert row.how.startswith("by hand. Undecided so; computed instead")
-    verdicts[1] = HOLDS
-    assert deciding.rows(shelf)["G1"].measured == "1", "what was measured comes first"
-
-
 def test_a_command_that_needs_data_says_so_and_one_that_fails_leaves_nothing(tmp_path: Path) -> None:
     shelf = Shelf(folder=tmp_path)
     assert "needs data" in str(shelf.try_to_run("python -m thinwire_lab.papers.gradients --data DATA"))
@@ -411,14 +374,6 @@ def test_a_command_that_needs_data_says_so_and_one_that_fails_leaves_nothing(tmp
 def test_programs_need_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert Shelf(folder=tmp_path).try_to_run("thinwire bench --list") is None
-
-
-def test_every_row_of_a_bench_can_be_timed_alone() -> None:
-    problem = build("transformer", seed=0, data=None, scale=0.05)
-    for row in (None, Setting("dense", 1.0), Setting("topk", 0.01), Setting("dgc", 0.01), Setting("qsgd", 1.0)):
-        taken = step_seconds(problem, row, workers=2, steps=2)
-        assert len(taken) == 2
-        assert all(computing > 0 and rest > 0 for computing, rest in taken)
 
 
 def test_steps_are_judged_and_told_place_by_place(tmp_path: Path) -> None:
@@ -439,17 +394,7 @@ def test_steps_are_judged_and_told_place_by_place(tmp_path: Path) -> None:
     assert larger((2.0, 3.0), (1.0, 1.5)) == HOLDS
     assert larger((1.0, 2.0), (1.5, 3.0)) == UNDECIDED
     assert list(at_every(found, lambda each: each.ahead("topk 0.01"), workers=(4,))) == ["P = 4 at 1gbit"]
-    rest = {name: dict.fromkeys(("p20", "p50", "p80"), 1.0) for name in ("dense", "topk 0.01", FREE)}
-    alone = {"computing": 2.0, "seconds": rest}
-    sent = found[Place(2, "1gbit")].sent(alone, latency=0.5, beta=2.0)
-    sending = 0.5 + 2 * sent.bytes("dense")
-    assert sent.seconds("dense") == 3 + sending
-    assert sent.range("dense") == pytest.approx((3 + 0.85 * sending, 3 + 1.15 * sending)), "as formulas may be off"
-    assert (sent.free, sent.bytes("dense")) == (3.0, found[Place(2, "1gbit")].bytes("dense"))
-    split = sent.rows["dense"].split_seconds
-    assert sooner((1.0, 1.0), (split.encode, split.encode)) == UNDECIDED, "not known, and so decides nothing"
     benches = Benches.of("transformer", "topk", at_four="dgc")
-    assert len({command for each in benches.computed.parts for command in each.alone.commands}) == 3, "for both links"
     assert len(benches.missing(Shelf(folder=tmp_path))) == len(benches.commands) == 6
     assert "dense,topk,dgc" in benches[4, "1gbit"].commands[0]
     assert "dense,topk " in benches[2, "1gbit"].commands[0]

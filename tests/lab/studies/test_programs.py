@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.papers import gradients
 from thinwire_lab.papers.dct import model_parallel
-from thinwire_lab.papers.shared import alone, sweep, timed
+from thinwire_lab.papers.shared import sweep, timed
 from thinwire_lab.studies import exchanges, kernels, pipeline, planner, server_clicks, server_hybrid, thin_links
 from thinwire_lab.studies.convergence import __main__ as convergence
 
@@ -28,7 +28,6 @@ from thinwire_lab.studies.convergence import __main__ as convergence
         (server_clicks.main, "path", {"updates": 8}),
         (sweep.main, "json", {"worlds": "2", "largest": 1 << 16, "repeats": 1}),
         (timed.routes, "json", {"worlds": "2", "largest": 1 << 16}),
-        (alone.main, "json", {"model": "xml", "scale": 0.01, "recipes": "dense", "workers": 1, "steps": 1}),
         (timed.selecting, "json", {}),
         (timed.layers, "json", {}),
         (gradients.main, "json", {"quick": True}),

@@ -1,18 +1,14 @@
-"""Steps over limited links, by `thinwire bench`: three rounds of every row, medians; or by arithmetic."""
+"""Steps over limited links, by `thinwire bench`: three rounds of every row, medians."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, Self
 
-from thinwire_lab.bench.results import Quantiles, Results, Row, Split
-from thinwire_lab.cluster.rounds import line
-from thinwire_lab.papers.shared.alone import FREE
+from thinwire_lab.bench.results import Results, Row
 from thinwire_lab.papers.shared.judging import Range, sooner
 from thinwire_lab.papers.shared.ledger import NOTHING
 from thinwire_lab.papers.shared.shelf import DATA, Document, Evidence, Shelf
-from thinwire_lab.papers.shared.sweep import SWEEP
 
 _DATA = {"resnet20": "cifar10/cifar10_jpeg.npz", "vgg": "cifar10/cifar10_jpeg.npz", "lstm": "wikitext2"}
 _SPARSE = "topk:0.001,dgc:0.001,dragonn:0.001,gtopk:0.001"
@@ -20,17 +16,12 @@ _FFTS = "fft:0.15,topk:0.15,qsgd,terngrad"
 _BLOCKS = "s2_reducer:0.03125,s2_union:0.03125,topk:0.03125"
 MORE = "more cores"
 WORKERS, LINKS = (2, 4, 8), ("100mbit", "1gbit")
-OFF = 0.15
-"""Within this share of formulas collectives are as predicted; see G1. So what is computed may be off by as much."""
 _LIVES = "dct_dp:0.25,dct_dp:0.1,dct_dp:0.05,dct_dp:0.02,dct_dp:0.005"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Evidence):
-    """A run of `thinwire bench`. link: such as 100mbit. recipes: besides dense. part: of what runs at this place.
-
-    apart: in place of its times, what a worker with a core to itself takes, plus its bytes at the link's rate.
-    """
+    """A run of `thinwire bench`. link: such as 100mbit. recipes: besides dense. part: of what runs at this place."""
 
     model: str
     link: str
@@ -41,45 +32,25 @@ class Bench(Evidence):
     part: str = ""
     seeds: tuple[int, ...] = (0, 1, 2)
     more: str = MORE  # more rounds would not do: single steps lie as far apart in those
-    apart: bool = False
-
-    @property
-    def _subject(self) -> str:
-        data = f" --data {DATA}/{_DATA[self.model]}" if self.model in _DATA else ""
-        scale = f" --scale {self.scale:g}" if self.scale != 1 else ""
-        return f"--model {self.model}{data}{scale} --workers {self.workers}"
 
     @property
     def document(self) -> Document:
+        data = f" --data {DATA}/{_DATA[self.model]}" if self.model in _DATA else ""
+        scale = f" --scale {self.scale:g}" if self.scale != 1 else ""
         words = (
-            f"thinwire bench {self._subject} --link {self.link} --recipes dense,{self.recipes} --steps {self.steps} "
-            f"--seeds {len(self.seeds)} --extend 1"
+            f"thinwire bench --model {self.model}{data}{scale} --workers {self.workers} --link {self.link} "
+            f"--recipes dense,{self.recipes} --steps {self.steps} --seeds {len(self.seeds)} --extend 1"
         )
         name = f"bench-{self.model}-{self.workers}-{self.link}{self.part}"
         return Document(name=name, words=words, complete=lambda found: found["environment"]["complete"])
 
     @property
-    def alone(self) -> Document:
-        rows = f"--recipes dense,{self.recipes} --steps {self.steps}"
-        words = f"python -m thinwire_lab.papers.shared.alone {self._subject} {rows}"
-        return Document(name=f"alone-{self.model}-{self.workers}{self.part}", words=words)
-
-    @property
-    def parts(self) -> tuple[Document, ...]:
-        return (self.document, self.alone, SWEEP) if self.apart else (self.document,)
-
-    @property
-    def computed(self) -> Self:
-        return replace(self, apart=True)
+    def parts(self) -> tuple[Document]:
+        return (self.document,)
 
     def read(self, shelf: Shelf) -> "Steps":
         found = Results.from_json(self.document.read(shelf))
-        steps = Steps(environment=found.environment, rows={row.label: row for row in found.rows})
-        if not self.apart:
-            return steps
-        beta, alpha, _ = line(row for row in SWEEP.read(shelf)["pings"] if row["link"] == self.link)
-        latency = alpha * 2 * math.ceil(math.log2(self.workers))
-        return steps.sent(self.alone.read(shelf), latency, beta)
+        return Steps(environment=found.environment, rows={row.label: row for row in found.rows})
 
     def spread(self, found: "Steps") -> str:
         return f"{self.model} \N{PLUS-MINUS SIGN} {found.apart:.0%}"
@@ -94,22 +65,6 @@ class Steps:
 
     environment: Mapping[str, Any]
     rows: Mapping[str, Row]
-
-    def sent(self, alone: Mapping[str, Any], latency: float, beta: float) -> "Steps":
-        """Return the steps of workers with a core each, by arithmetic: computing, coding, then sending.
-
-        alone: what `papers.shared.alone` measures; `latency`, and `beta` for each byte, are added. How
-        encoding and decoding share them is not known.
-        """
-        rows, computing = {}, alone["computing"]
-        for name, row in self.rows.items():
-            sending = latency + beta * self.bytes(name)
-            off = {"p20": 1 - OFF, "p50": 1.0, "p80": 1 + OFF}
-            seconds = {at: computing + each + off[at] * sending for at, each in alone["seconds"][name].items()}
-            split = Split(**dict.fromkeys(asdict(row.split_seconds), math.nan))
-            rows[name] = replace(row, step_seconds=Quantiles(**seconds), split_seconds=split)
-        free = {at: computing + each for at, each in alone["seconds"][FREE].items()}
-        return Steps(environment={**self.environment, "free_network_step_seconds": free}, rows=rows)
 
     def seconds(self, label: str) -> float:
         """Return the median step."""
@@ -199,10 +154,6 @@ class Benches(Evidence):
     @property
     def parts(self) -> list[Bench]:
         return list(self.places.values())
-
-    @property
-    def computed(self) -> Self:
-        return replace(self, places={place: each.computed for place, each in self.places.items()})
 
     def read(self, shelf: Shelf) -> Grid:
         return {place: bench.read(shelf) for place, bench in self.places.items()}

@@ -9,12 +9,7 @@ from typing import Self
 from thinwire_lab.papers.shared.claims import GRADIENTS, Judge, Paper
 from thinwire_lab.papers.shared.ledger import DECIDES, NAMES, OPEN, UNDECIDED, Outcome, Row, catalogue, judged
 from thinwire_lab.papers.shared.material import Absent
-from thinwire_lab.papers.shared.shelf import Evidence, Shelf
-
-COMPUTED = (
-    "Undecided so; computed instead: a worker's processor seconds on a core of its own, 20th to 80th percentile, and "
-    "its bytes at the link's measured rate, 15 % less or more, with 2 log2 P latencies; nothing overlaps"
-)
+from thinwire_lab.papers.shared.shelf import Shelf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +34,8 @@ class Deciding:
         return replace(self, judges={name: replace(self.judges[name], evidence=small[name]) for name in small})
 
     def missing(self, name: str, shelf: Shelf) -> Sequence[str]:
-        """Return the commands that a claim waits for: those of arithmetic only where it is undecided without."""
         judge = self.judges.get(name)
-        if judge is None:
-            return []
-        waits = [command for each in judge.evidence for command in each.missing(shelf)]
-        if waits or self._judged(name, judge.evidence, shelf).verdict != UNDECIDED:
-            return waits
-        return [command for each in judge.evidence for command in each.computed.missing(shelf)]
+        return [command for each in judge.evidence for command in each.missing(shelf)] if judge else []
 
     def commands(self, shelf: Shelf) -> Sequence[str]:
         return list(dict.fromkeys(command for name in self.names for command in self.missing(name, shelf)))
@@ -62,26 +51,16 @@ class Deciding:
     def row(self, name: str, shelf: Shelf) -> Row:
         """Judge a claim that has a judge. Raises Absent where a run is missing, ValueError where one is damaged."""
         used = self.judges[name].evidence
-        outcome = self._judged(name, used, shelf)
-        if outcome.verdict == UNDECIDED:
-            parts = [each.computed for each in used]
-            with suppress(Absent):
-                other = self._judged(name, parts, shelf)
-                if other.verdict != UNDECIDED:
-                    outcome, used = replace(other, how=f"{other.how}. {COMPUTED}"), parts
+        read = [each.read(shelf) for each in used]
+        spreads = (each.spread(what) for each, what in zip(used, read, strict=True))
+        outcome = replace(self.judges[name].decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
+        outcome = replace(outcome, how=outcome.how or catalogue()[name].how.format(**outcome.said))
         if outcome.verdict == UNDECIDED:
             more = outcome.more or " or ".join(dict.fromkeys(each.more for each in used))
             outcome = replace(outcome, how=f"{outcome.how}. {DECIDES}{more}")
         seeds = [seed for each in used for seed in each.seeds]
         commands = [command for each in used for command in each.commands]
         return judged(catalogue()[name], outcome, seeds, commands)
-
-    def _judged(self, name: str, evidence: Sequence[Evidence], shelf: Shelf) -> Outcome:
-        """Return what evidence says."""
-        read = [each.read(shelf) for each in evidence]
-        spreads = (each.spread(what) for each, what in zip(evidence, read, strict=True))
-        outcome = replace(self.judges[name].decide(*read), spread="; ".join(filter(None, dict.fromkeys(spreads))))
-        return replace(outcome, how=outcome.how or catalogue()[name].how.format(**outcome.said))
 
     def unfounded(self, rows: Mapping[str, Row], shelf: Shelf) -> Iterator[str]:
         """Yield what is wrong with each row that its runs do not bear out, or that has none."""

@@ -113,11 +113,6 @@ class Evidence:
         return ()
 
     @property
-    def computed(self) -> "Evidence":
-        """What is asked where these leave a claim undecided: arithmetic, of parts that were measured; or they alone."""
-        return self
-
-    @property
     def commands(self) -> tuple[str, ...]:
         """What makes them, as one would type it in the checkout, with DATA for the folder of data sets."""
         return tuple(command for each in self.parts for command in each.commands)
