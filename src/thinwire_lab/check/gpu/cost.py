@@ -11,6 +11,7 @@ BANDWIDTH, RATE = 3e12, 230e12  # bytes a second, and a model's operations, as o
 LAYER_LAUNCHES, PARAMETERS_A_LAYER = 100, 8e6  # of forward and backward together
 BUCKET = 25 << 20  # bytes
 MODELS: Mapping[str, tuple[float, int]] = {  # parameters, and each rank's tokens: few, and the host sets the pace
+    "BERT-base": (110e6, 16384),
     "GPT of 124 M, 4,096 tokens": (124e6, 4096),
     "GPT of 124 M": (124e6, 16384),
     "GPT of 1.3 B": (1.3e9, 16384),
