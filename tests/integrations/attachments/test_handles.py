@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import pickle
 import re
 import warnings
 from collections.abc import Iterator
@@ -604,6 +605,18 @@ def _called_when() -> tuple[Any, ...]:
 def test_stats_may_be_called_at_any_time(ranks: Ranks) -> None:
     for result in ranks.run(2, _called_when):
         assert result == (0, 3, True, False, True)
+
+
+def _copied_with_its_model() -> list[object]:
+    net: Any = nn.Linear(8, 8)
+    net.handle = tw.replicate(net, tw.recipes.topk(density=0.1, minimum_size=0))
+    net(torch.ones(2, 8)).sum().backward()
+    net.handle.reduce()
+    return [copied.handle for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)))]
+
+
+def test_a_handle_stays_behind_when_the_model_that_holds_it_is_copied(ranks: Ranks) -> None:
+    assert ranks.run(1, _copied_with_its_model) == [[None, None]]
 
 
 def _of_plain_steps() -> tuple[tw.trace.Figures, int]:

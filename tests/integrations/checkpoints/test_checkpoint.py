@@ -2,8 +2,10 @@
 
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -425,6 +427,19 @@ def test_a_checkpoint_given_otherwise_on_one_rank_is_an_error_on_every_rank(
     path = str(tmp_path)
     for said in ranks.run(2, _given, path, {"saved": path}, other | {"saved": path} if other else {}):
         assert f"(rank 0 a path, key=None, partial=False; {words}): to load" in said
+
+
+def _failed_on_one() -> str:
+    """Save where one rank cannot say what it holds."""
+    training = _trained("topk")
+    saved = tw.Checkpoint(training.attachment)
+    failing = patch.object(training.attachment.membership, "state_dict", side_effect=RuntimeError("out of memory"))
+    with failing if dist.get_rank() == 1 else nullcontext():
+        return told(saved.state_dict)
+
+
+def test_what_one_rank_cannot_save_is_an_error_on_every_rank(ranks: Ranks) -> None:
+    assert ranks.run(2, _failed_on_one) == ["RuntimeError: rank 1: out of memory", "RuntimeError: out of memory"]
 
 
 def _saved_before_loading(path: str) -> tuple[str, str]:

@@ -458,6 +458,7 @@ def _refusals() -> dict[str, str]:
         "meta": lambda: tw.replicate(_without_values() if rank else net(), tw.recipes.dense()),
         "wrapped": lambda: tw.replicate(DistributedDataParallel(net()), tw.recipes.dense()),
         "thawed": _thawed,
+        "tied": _tied,
         "unlike recipes": lambda: tw.replicate(net(), unlike),
         "unlike models": lambda: tw.replicate(nn.Linear(2, 2 + rank), tw.recipes.topk()),
         "unlike optimizers": lambda: _optimized(tw.recipes.dense(), momentum=0.5 * rank),
@@ -484,6 +485,14 @@ def _thawed() -> None:
     replicas = tw.replicate(net, tw.recipes.dense())
     weight.requires_grad_(True)
     net(torch.ones(2, WIDTH)).sum().backward()
+    replicas.reduce()
+
+
+def _tied() -> None:
+    words, head = nn.Embedding(8, 4, sparse=True), nn.Linear(4, 8, bias=False)
+    head.weight = words.weight
+    replicas = tw.replicate([words, head], tw.recipes.dense())
+    head(words(torch.arange(3))).sum().backward()
     replicas.reduce()
 
 
@@ -527,6 +536,7 @@ def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         "meta": ("TypeError", "0.weight is on the meta device: call to_empty()"),
         "wrapped": ("TypeError", "replicate its .module"),
         "thawed": ("RuntimeError", "0.weight was frozen"),
+        "tied": ("RuntimeError", "the gradient of '0.weight' is dense", "sparse=True"),
         "unlike recipes": ("FingerprintError", "recipe differs"),
         "unlike models": ("FingerprintError", "weight differs"),
         "unlike optimizers": ("FingerprintError", "optimizer is set to differs"),

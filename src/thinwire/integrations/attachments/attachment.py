@@ -44,6 +44,10 @@ class Attached(Handle):
     _attachment: "Attachment"
     _averages = "DDP's hook, or reduce(), does that"  # once it is removed
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Stay behind when the model is copied or saved, as DDP's own hook does."""
+        return type(None), ()
+
     @property
     def attachment(self) -> "Attachment":
         """What reduces the gradients: of `attach`, this handle itself."""
@@ -205,10 +209,6 @@ class Attachment(Attached):
         self._seen: dict[tuple[int, ...], Segments] = {}
         self.advice = ErrorFeedbackAdvice(recipe.memories(), groups[0].rank())
         observe(self)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Stay behind when the model is copied or saved, as DDP's own hook does."""
-        return type(None), ()
 
     @property
     @override

@@ -99,7 +99,8 @@ class Checkpoint:
                 "Checkpoint(handle, path) with the same key and partial on every rank; to save, Checkpoint(handle)"
             )
         if self._saved is None:
-            return dict(storage.named(self._handle.state_dict(), dist.get_rank(), self._layout.ranks))
+            handle, layout = self._handle, self._layout
+            return agreed(layout.groups, lambda: {**storage.named(handle.state_dict(), dist.get_rank(), layout.ranks)})
         loading = _Loading(self._handle, self._saved, self._key, partial=self._partial)
         self._found = loading.state()
         return loading.one_entry()

@@ -87,6 +87,12 @@ class Replicas(Attached):
         """Raise whatever there is to refuse on this rank alone."""
         if thawed := [name for name, p in self._frozen if p.grad is not None]:
             raise RuntimeError(f"{thawed[0]} was frozen when the replicas were made: call replicate again")
+        for p in self._sparse:
+            if p.grad is not None and not p.grad.is_sparse:
+                raise RuntimeError(
+                    f"the gradient of {self.attachment.names[p]!r} is dense, as where another layer shares the weight, "
+                    "but its embedding has sparse=True: build the embedding without that"
+                )
         self.attachment.check_loaded()  # which the forward pass of a pipeline's stage does not
         self._notice_replaced()
 
