@@ -5,7 +5,7 @@ import re
 import weakref
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -191,6 +191,11 @@ class Reducer(ABC):
     def by_library(self) -> bool:
         """Whether a GPU sums means by a library, whose bits depend on the GPU's model: all ranks need the same."""
         return False
+
+    @property
+    def chosen_for(self) -> Set[str]:
+        """The parameters that it names."""
+        return frozenset()
 
     def route(self, segment: Segment, step: float = math.inf) -> "Reducer":
         """Return the reducer that a segment's gradient goes through: this one, or one inside.

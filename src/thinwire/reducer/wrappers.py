@@ -3,7 +3,7 @@
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast, final
@@ -55,6 +55,11 @@ class Routing(Reducer):
     @override
     def changes(self) -> bool:
         return any(child.changes for child in self.children())
+
+    @property
+    @override
+    def chosen_for(self) -> Set[str]:
+        return frozenset[str]().union(*(child.chosen_for for child in self.children()))
 
     @override
     def route(self, segment: Segment, step: float = math.inf) -> Reducer:
@@ -196,6 +201,11 @@ class PerTensor(Routing):
         """Return those in use, `otherwise` last."""
         used = set(self.chosen.values())
         return [*(reducer for name, reducer in self.reducers.items() if name in used), self.otherwise]
+
+    @property
+    @override
+    def chosen_for(self) -> Set[str]:
+        return super().chosen_for | self.chosen.keys()
 
     @override
     def child_of(self, segment: Segment, step: float) -> Reducer:

@@ -103,6 +103,48 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(ranks: Ranks, wrong
             assert words in messages[name], (name, messages[name])
 
 
+def _names_what_is_lacking() -> dict[str, str]:
+    """Attach recipes by parameter, of which one is frozen and one misnamed, and return what is said."""
+
+    def model(*, sharded: bool = False) -> nn.Module:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        module[0].requires_grad_(False)
+        if sharded:
+            fully_shard(module, mesh=mesh)
+        return module
+
+    def recipe(name: str) -> tw.reducer.Reducer:
+        given = {"topk": tw.recipes.topk()}
+        parts = tw.reducer.PerTensor(
+            reducers=given, chosen={name: "topk", "0.weight": "topk"}, otherwise=tw.recipes.dense()
+        )
+        return tw.reducer.MinimumSize(minimum_size=2, large=parts)
+
+    def outer(name: str) -> tw.Handle:
+        whole = model()
+        optimizer = torch.optim.SGD([p for p in whole.parameters() if p.requires_grad], lr=0.1)
+        steps = tw.outer_steps.OuterSteps(every=2, recipe=recipe(name), fragments=2)
+        return tw.outer(whole, optimizer, steps)
+
+    mesh = init_device_mesh("cpu", (2,))
+    verbs: dict[str, Any] = {
+        "attach": lambda name: tw.attach(DistributedDataParallel(model()), recipe(name)),
+        "replicate": lambda name: tw.replicate(model(), recipe(name)),
+        "scatter": lambda name: tw.scatter(model(sharded=True), recipe(name), mesh=mesh),
+        "outer": outer,
+    }
+    known = {verb: told(call, "1.weight") for verb, call in verbs.items()}
+    assert set(known.values()) == {"nothing"}, known
+    return {verb: told(call, "module.1.weight") for verb, call in verbs.items()}
+
+
+def test_a_recipe_for_a_parameter_that_the_model_lacks_is_refused_by_name(ranks: Ranks) -> None:
+    for said in ranks.run(2, _names_what_is_lacking):
+        for verb, words in said.items():
+            assert words.startswith("ValueError: PerTensor.chosen names 'module.1.weight'"), (verb, words)
+            assert words.endswith("such as 1.weight, 0.weight"), (verb, words)
+
+
 def test_without_a_process_group_they_say_what_to_call() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

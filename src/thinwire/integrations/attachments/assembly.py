@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ def assembled(
         earlier = _earlier(parameters)
         since = f"an earlier attachment {'absent' if earlier is None else f'of {earlier.step} steps'}"
         check_fingerprint(recipe, parameters, group, f"{described(optimizers)}, {settings}, {since}")
+        if everything is not None:  # otherwise these are a part of a model
+            check_names(recipe, everything())
         kinds_of_tensor = {(p.dtype, p.device) for p in parameters.values()}
         recipe.prepare(group, [torch.ones(_SAMPLE, dtype=dtype, device=device) for dtype, device in kinds_of_tensor])
         names = {p: name for name, p in parameters.items() if p not in sparse}
@@ -109,6 +112,16 @@ def check_free(recipe: Reducer) -> None:
     """Raise RuntimeError if the recipe's memories already hold something."""
     if any(id(memory) in _serving or memory.state() for memory in recipe.memories()):
         raise RuntimeError("this recipe is attached to a model already: make a new recipe for each model")
+
+
+def check_names(recipe: Reducer, known: Collection[str]) -> None:
+    """Raise ValueError if the recipe names a parameter that the model lacks, frozen ones included."""
+    if unknown := sorted(recipe.chosen_for - set(known)):
+        near = get_close_matches(unknown[0], known) or [*known][:3]
+        raise ValueError(
+            f"PerTensor.chosen names {unknown[0]!r}, which the model lacks; expected names of its named_parameters(), "
+            f"such as {', '.join(near)}"
+        )
 
 
 def check_real(parameters: Mapping[str, nn.Parameter]) -> None:

@@ -1,7 +1,7 @@
 """What a rank contributes to every rank's shard: kept from FSDP's reduce-scatter, and sent through a recipe instead."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, final
 
 import torch
@@ -42,6 +42,11 @@ class Contributions(Reducer):
     @override
     def changes(self) -> bool:
         return self.recipe.changes
+
+    @property
+    @override
+    def chosen_for(self) -> Set[str]:
+        return self.recipe.chosen_for
 
     @override
     def route(self, segment: Segment, step: float = math.inf) -> Reducer:

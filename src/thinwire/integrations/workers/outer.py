@@ -27,6 +27,7 @@ from thinwire.integrations.attachments.assembly import (
     assembled,
     check_fingerprint,
     check_free,
+    check_names,
     check_real,
     described,
     listed,
@@ -246,6 +247,7 @@ def _checked(
     if not parameters:
         raise ValueError("the model has no trainable parameters: unfreeze some, or call outer() before they are frozen")
     check_real(parameters)
+    check_names(steps.recipe, dict(whole.named_parameters()))
     _check_owned(parameters, optimizers)
     return optimizers, cut({name: p for name, p in parameters.items() if local(p).numel()}, steps.fragments)
 
