@@ -88,13 +88,13 @@ def _refused(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _tensor(*args: Any, **kwargs: Any) -> Tensor:
-    if kwargs.get("device"):  # operators do not see it
+    if kwargs.get("device") not in (None, "cpu"):  # operators do not see it; the device of fakes is never named so
         raise WaitError("torch.tensor(...) copies numbers to the GPU")
     return PLAIN_TENSOR(*args, **kwargs)
 
 
 def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    if "cpu" in (*args[:1], kwargs.get("device")):  # the device of fakes is never named so
+    if "cpu" in (*args[:1], kwargs.get("device")):
         raise WaitError("a copy to the CPU")
     return PLAIN_TO(self, *args, **kwargs)
 

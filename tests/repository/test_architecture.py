@@ -236,3 +236,15 @@ def test_numbers_are_sent_to_a_gpu_once_or_by_who_knows_how(package: str) -> Non
             tree = ast.parse(path.read_text())
             found = [f"{path}:{call.lineno} {ast.unparse(call)}" for call in _copies(tree)]
             assert not found, "kernels.memory.sent leaves from pinned memory, so that the host goes on"
+
+
+MAKES = {f"torch.{name}" for name in ("arange", "empty", "eye", "full", "ones", "tensor", "zeros")}
+
+
+def test_tensors_are_made_on_a_device_that_is_named() -> None:
+    """Else they land wherever torch.set_default_device says, where nobody here looks for them."""
+    for path in sorted(ROOT.rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        for call in calls:
+            named = {keyword.arg for keyword in call.keywords} & {"device", "out"}
+            assert ast.unparse(call.func) not in MAKES or named, f"{path}:{call.lineno} {ast.unparse(call)}"

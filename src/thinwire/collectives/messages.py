@@ -92,7 +92,7 @@ def _take(move: Callable[[Tensor], object], device: str) -> Any:
         if _TENSOR not in found:
             return found
         name, shape = found[_TENSOR]
-        x = torch.empty(shape, dtype=_dtype(name))
+        x = torch.empty(shape, dtype=_dtype(name), device="cpu")
         return received(x.nbytes).view(x.dtype).view(shape)
 
     length = torch.zeros(1, dtype=torch.int64, device=device)

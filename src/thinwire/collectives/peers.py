@@ -33,7 +33,9 @@ class Peers:
 
     def swap(self, outgoing: Mapping[int, Tensor], sources: Iterable[int]) -> dict[int, Tensor]:
         """Send each rank its message and return what the `sources` send. Lengths travel first, 8 bytes each."""
-        lengths = {rank: torch.tensor([message.numel()]).view(torch.uint8) for rank, message in outgoing.items()}
+        lengths = {
+            rank: torch.tensor([message.numel()], device="cpu").view(torch.uint8) for rank, message in outgoing.items()
+        }
         theirs = self.cross(lengths, dict.fromkeys(sources, 8))
         return self.cross(outgoing, {rank: int(length.cpu().view(torch.int64)) for rank, length in theirs.items()})
 

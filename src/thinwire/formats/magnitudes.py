@@ -66,7 +66,7 @@ class Magnitudes(Format):
 
     def table(self) -> Tensor:
         """Return the levels, and minus the levels."""
-        levels = torch.tensor(self.levels)
+        levels = torch.tensor(self.levels, device="cpu")
         return torch.cat((levels, -levels))
 
 

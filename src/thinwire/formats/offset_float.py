@@ -125,12 +125,12 @@ class OffsetFloat(Format):
     def table(self) -> Tensor:
         """Return zero, eps..max, -eps..min, and NaN for the unused codes."""
         positive, negative = (self._numbers(count) for count in self.grid[2:4])
-        rest = torch.full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan)
-        return torch.cat((torch.zeros(1), positive, -negative, rest))
+        rest = torch.full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan, device="cpu")
+        return torch.cat((torch.zeros(1, device="cpu"), positive, -negative, rest))
 
     def _numbers(self, count: int) -> Tensor:
         base, shift = self.grid.base, self.grid.shift
-        return (torch.arange(base, base + count, dtype=torch.int32) << shift).view(torch.float32)
+        return (torch.arange(base, base + count, dtype=torch.int32, device="cpu") << shift).view(torch.float32)
 
     @property
     def _lowest(self) -> float:

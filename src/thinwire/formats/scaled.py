@@ -72,8 +72,8 @@ class Levels(Scaled):
 
     def table(self) -> Tensor:
         """Return -1 to 1 in steps of 1/s, then NaN for the unused code."""
-        codes = torch.arange(2 * self._levels + 1, dtype=torch.float32)
-        return torch.cat(((codes - self._levels) / self._levels, torch.tensor([torch.nan])))
+        codes = torch.arange(2 * self._levels + 1, dtype=torch.float32, device="cpu")
+        return torch.cat(((codes - self._levels) / self._levels, torch.tensor([torch.nan], device="cpu")))
 
     @property
     @override
@@ -107,7 +107,7 @@ class Sign(Scaled):
 
     def table(self) -> Tensor:
         """Return 1 and -1."""
-        return torch.tensor([1.0, -1.0])
+        return torch.tensor([1.0, -1.0], device="cpu")
 
 
 @final
@@ -133,4 +133,4 @@ class Ternary(Scaled):
 
     def table(self) -> Tensor:
         """Return 0, 1, -1 and NaN."""
-        return torch.tensor([0.0, 1.0, -1.0, torch.nan])
+        return torch.tensor([0.0, 1.0, -1.0, torch.nan], device="cpu")

@@ -97,5 +97,5 @@ def sent_anew(make: Callable[[], Tensor], device: torch.device) -> Tensor:
 def _sent(x: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return x
-    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True, device="cpu")
     return pinned.copy_(x).to(device, non_blocking=True)

@@ -336,7 +336,7 @@ class Piece:
         return work(seeds)
 
     def _capture(self, work: Callable[[Sequence[int]], Any], before: Recording) -> None:
-        room = torch.empty(max(1, before.needs), dtype=torch.uint8, pin_memory=self.lane.pinned)
+        room = torch.empty(max(1, before.needs), dtype=torch.uint8, pin_memory=self.lane.pinned, device="cpu")
         self._recording = Recording(room, before.places)
         try:
             with _recorded(self._recording):

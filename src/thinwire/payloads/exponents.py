@@ -32,9 +32,11 @@ def pack(x: Tensor) -> Tensor:
     room = bits // 8 + blocks  # each block may begin a byte
     if not counts or _LENGTHS + wire.padded(2 * blocks) + wire.padded(room) + 8 >= x.numel():
         return wire.pack(_header(x, wire.NUMBERS), x)
-    codes = torch.tensor([code | length << 16 for code, length in zip(prefix_codes(lengths), lengths, strict=True)])
+    codes = torch.tensor(
+        [code | length << 16 for code, length in zip(prefix_codes(lengths), lengths, strict=True)], device="cpu"
+    )
     rest, sizes, stream = kernels.exponents_encode(_high(x), sent(codes.to(torch.int32), x.device), room)
-    nibbles = torch.tensor(lengths, dtype=torch.uint8)
+    nibbles = torch.tensor(lengths, dtype=torch.uint8, device="cpu")
     sections = [sent(nibbles[::2] | nibbles[1::2] << 4, x.device), sizes, rest, stream]
     if x.dtype == torch.float32:
         sections.insert(3, x.view(torch.int16)[::2])
@@ -106,7 +108,7 @@ def table_of(lengths: Sequence[int]) -> Tensor:
     """Return, for every `LONGEST` bits, the exponent whose code they begin with, and its length from bit 8 on."""
     if max(lengths) > LONGEST or sum(1 << LONGEST - length for length in lengths if length) != 1 << LONGEST:
         raise PayloadError(f"the code lengths of the exponents do not form a prefix code: {[n for n in lengths if n]}")
-    table = torch.zeros(1 << LONGEST, dtype=torch.int16)
+    table = torch.zeros(1 << LONGEST, dtype=torch.int16, device="cpu")
     for symbol, (code, length) in enumerate(zip(prefix_codes(lengths), lengths, strict=True)):
         if length:
             table[code :: 1 << length] = symbol | length << 8

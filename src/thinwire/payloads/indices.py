@@ -58,7 +58,9 @@ def _malformed(keys: Tensor, edges: Sequence[int], space: int, code: str | None)
         return PayloadError(code)
     if low < 0 or high >= space:
         return PayloadError(f"indices reach from {low} to {high}; expected 0 to {space - 1}")
-    places = torch.searchsorted(torch.tensor(edges, dtype=keys.dtype), keys.cpu().contiguous(), right=True)
+    places = torch.searchsorted(
+        torch.tensor(edges, dtype=keys.dtype, device="cpu"), keys.cpu().contiguous(), right=True
+    )
     if outside := int((places % 2 == 0).sum()):
         return PayloadError(f"{outside} of {keys.numel()} indices lie outside the payload's regions")
     return PayloadError("indices do not ascend; declare another order with ascending=False or seeds")

@@ -75,7 +75,9 @@ class Central:
         self.pace = 0  # the slowest trainer's, or of the last ones that were there
         self.staleness: Counter[int] = Counter()
         self.behind: Counter[str] = Counter()  # of each trainer's updates, added up; since the server was started
-        self.changed = {each.name: torch.zeros(each.shape[0], dtype=torch.int64) for each in self.layout.rows}
+        self.changed = {
+            each.name: torch.zeros(each.shape[0], dtype=torch.int64, device="cpu") for each in self.layout.rows
+        }
 
     def _made(self, make: MakeOptimizer, make_of_rows: MakeOptimizer | None) -> list[torch.optim.Optimizer]:
         rows = [self.parameters[each.name] for each in self.layout.rows]

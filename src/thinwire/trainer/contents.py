@@ -38,7 +38,9 @@ class Copy:
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
         self._layout, self.places, self.count = layout, Places(layout, model), 0
-        self._versions = [torch.full(each.shape[:1], _NEVER, dtype=torch.int64) for each in layout.fetched]
+        self._versions = [
+            torch.full(each.shape[:1], _NEVER, dtype=torch.int64, device="cpu") for each in layout.fetched
+        ]
         self._lock, self.base = threading.Lock(), Base(0, 0)
         self._payloads, self._rows = list[tuple[Part, Payload]](), list[tuple[Entry, Blocks]]()
         """What has come and is not written yet, and what that is computed on."""

@@ -56,7 +56,7 @@ class Part:
         if (found := self._likes.get(codec)) is None or codec.shared_seed:
             if len(self._likes) >= _MANY:
                 self._likes.clear()
-            found = self._likes[codec] = self.plain(torch.zeros(self.numel, dtype=self.dtype), number)
+            found = self._likes[codec] = self.plain(torch.zeros(self.numel, dtype=self.dtype, device="cpu"), number)
         return found
 
     def write(self, payload: Payload, flat: Tensor, *, whole: bool) -> None:
@@ -161,7 +161,7 @@ class Layout:
         """Compile the kernels that read payloads now, so that no trainer waits for it later."""
         for part in {*self.up(1), *self.down, *self.dense}:
             blank = part.like(1)
-            blank.from_buffers(blank.packed[None]).write(torch.empty(part.numel, dtype=part.dtype))
+            blank.from_buffers(blank.packed[None]).write(torch.empty(part.numel, dtype=part.dtype, device="cpu"))
 
     def read(
         self, body: memoryview, parts: Sequence[Part], rows: Sequence[Entry], number: int = 1

@@ -33,7 +33,11 @@ def unpack(body: memoryview, count: int) -> list[Tensor]:
     lengths = struct.unpack_from(f"<{count}Q", body)
     if 8 * count + sum(lengths) != len(body):
         raise FrameError(f"sections of {sum(lengths)} bytes in a body of {len(body)}")
-    rest = torch.frombuffer(body, dtype=torch.uint8, offset=8 * count) if sum(lengths) else torch.empty(0).byte()
+    rest = (
+        torch.frombuffer(body, dtype=torch.uint8, offset=8 * count)
+        if sum(lengths)
+        else torch.empty(0, device="cpu").byte()
+    )
     return list(rest.split(lengths))
 
 

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.recipes import METHODS, Method
 
 STEPS = 4
 STATEFUL = [name for name, case in RECIPES.items() if any(memory.stateful for memory in case.make().memories())]
@@ -548,3 +549,29 @@ def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
         assert messages.keys() == expected.keys()
         for name, parts in expected.items():
             assert all(part in messages[name] for part in parts), messages[name]
+
+
+def _whatever_the_default_device() -> list[str]:
+    """Train with every method, as after torch.set_default_device; return those that end elsewhere than without."""
+    torch.manual_seed(0)
+    module, batch = mlp(torch.float32), torch.randn(8, WIDTH)
+
+    def trained(method: Method, default: str) -> list[Tensor]:
+        model = copy.deepcopy(module)
+        optimizer = sgd(model, momentum=0.9)
+        with torch.device(default):
+            replicas = tw.replicate(model, method.make(), optimizer=optimizer if method.momentum else None)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                replicas.reduce()
+                optimizer.step()
+            replicas.load_state_dict(replicas.state_dict())
+        return [p.detach() for p in model.parameters()]
+
+    pairs = {name: (trained(method, "cpu"), trained(method, "meta")) for name, method in METHODS.items()}
+    return [name for name, both in pairs.items() if not all(map(torch.equal, *both))]
+
+
+def test_models_on_the_host_train_whatever_the_default_device(ranks: Ranks) -> None:
+    assert ranks.run(2, _whatever_the_default_device) == [[], []]

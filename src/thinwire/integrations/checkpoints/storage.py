@@ -61,7 +61,7 @@ class Storage:
         if missing := [name for name in names if self._prefix + name not in self._kinds]:
             raise ValueError(f"{missing[0]} is not in the checkpoint")
         kinds = {name: self._kinds[self._prefix + name] for name in names}
-        return {name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in kinds.items()}
+        return {name: torch.empty(kind.size, dtype=kind.properties.dtype, device="cpu") for name, kind in kinds.items()}
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return these entries. Raises ValueError if one cannot be read."""

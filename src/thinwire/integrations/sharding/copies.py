@@ -89,7 +89,7 @@ class Copies:
         Whoever calls `refresh` in one island alone has it compute with another copy until then.
         """
         for others in self._groups[1:]:
-            sent = torch.tensor([n % 256 for each in self._copies for n in each.since], dtype=torch.uint8)
+            sent = torch.tensor([n % 256 for each in self._copies for n in each.since], dtype=torch.uint8, device="cpu")
             mine = sent.to(self._written.device)
             rows = mine.new_empty(others.size(), len(mine))
             all_gather(rows.view(-1), mine, others).wait()
@@ -213,7 +213,7 @@ class _Copy(Gather):
         self.names, self._how, self._verdict, self._rank = [names[p] for p in parameters], how, verdict, rank
         self._lengths = [-(-p.shape[0] // lane.size) * p.shape[1:].numel() for p in parameters]
         self._modes, self.since = [EXACT] * len(parameters), [0] * len(parameters)
-        self.spoilt = torch.zeros(1, dtype=torch.bool)
+        self.spoilt = torch.zeros(1, dtype=torch.bool, device="cpu")
         self.rows: Tensor | None = None
 
     def want(self, modes: Iterator[int]) -> None:

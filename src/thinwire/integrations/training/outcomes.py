@@ -144,7 +144,7 @@ def to_host(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
     """Return a tensor in main memory that will hold `x`, and what waits for that."""
     if not x.is_cuda:
         return x, lambda: None
-    there, copied = torch.empty(x.shape, dtype=x.dtype, pin_memory=True), torch.cuda.Event()
+    there, copied = torch.empty(x.shape, dtype=x.dtype, pin_memory=True, device="cpu"), torch.cuda.Event()
     there.copy_(x, non_blocking=True)
     copied.record(torch.cuda.current_stream(x.device))
     return there, copied.synchronize

@@ -58,7 +58,7 @@ def unpack_bits(buffer: Tensor, count: int, bits: int, dtype: torch.dtype = torc
 def ones(bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     places = bits.nonzero().view(-1).to(torch.int32)
     missing = max(0, count - places.numel())
-    return torch.nn.functional.pad(places[:count], (0, missing), value=-1), torch.tensor(places.numel())
+    return torch.nn.functional.pad(places[:count], (0, missing), value=-1), torch.tensor(places.numel(), device="cpu")
 
 
 def elias_fano_encode(indices: Tensor, space: int) -> Tensor:
@@ -264,7 +264,7 @@ def exponents_count(x: Tensor) -> Tensor:
 def exponents_encode(x: Tensor, codes: Tensor, nbytes: int) -> tuple[Tensor, Tensor, Tensor]:
     numbers, table, blocks = x.numpy(), codes.numpy(), -(-x.numel() // CODED)
     rest, sizes = empty(x.numel(), torch.uint8, x.device), np.zeros(blocks, np.int16)
-    stream = torch.zeros(nbytes, dtype=torch.uint8)
+    stream = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
     low, out = rest.numpy(), stream.numpy()
     map_ranges(lambda lo, hi: _sizes_loop(numbers, table, lo, hi, low, sizes), x.numel(), align=CODED)
     starts = starts_of(torch.from_numpy(sizes).to(torch.int64)).numpy()
@@ -278,7 +278,7 @@ def exponents_decode(out: Tensor, rest: Tensor, sizes: Tensor, stream: Tensor, t
     good = map_ranges(
         lambda lo, hi: _decode_loop(data, entries, starts, bits, low, lo, hi, numbers), out.numel(), align=CODED
     )
-    return torch.tensor(all(good))
+    return torch.tensor(all(good), device="cpu")
 
 
 @compiled

@@ -97,9 +97,9 @@ def matrix(size: int, transform: Transform) -> Tensor:
     fixed random signs, the same on all ranks and at all steps, so that coefficients may be summed. None: the identity.
     Of size 1, each is 1.
     """
-    i, j = torch.arange(size)[:, None], torch.arange(size)[None, :]
+    i, j = torch.arange(size, device="cpu")[:, None], torch.arange(size, device="cpu")[None, :]
     if transform is None or size == 1:
-        return torch.eye(size, dtype=torch.float64)
+        return torch.eye(size, dtype=torch.float64, device="cpu")
     if transform == "dct":
         cosines = turns(4 * size, torch.float64)[0][(2 * j + 1) * i % (4 * size)] * sqrt(2 / size)
         return torch.where(i == 0, sqrt(1 / size), cosines)

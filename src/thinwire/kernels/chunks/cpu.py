@@ -97,7 +97,7 @@ def _alike(chunkings: tuple[Chunking, ...]) -> Sequence[tuple[slice, Chunking, i
 @lru_cache(maxsize=1024)
 def _cut(chunking: Chunking, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return what the loops want to know: those that transform, and those that put back."""
-    a, b = chunking.axes(torch.empty(0, dtype=dtype))
+    a, b = chunking.axes(torch.empty(0, dtype=dtype, device="cpu"))
     shape, lanes = (chunking.columns, chunking.height, chunking.width), vectors.BYTES // dtype.itemsize
     how = {None: choosing.PLAIN, "dct": choosing.FOLDED}.get(chunking.transform, choosing.DENSE)
     if (chunking.height, chunking.width, chunking.transform) == (square.SIDE, square.SIDE, "dct"):

@@ -127,7 +127,7 @@ def _offset(ratio: Tensor, grid: OffsetGrid, seed: int) -> Tensor:
 def _rounded(magnitudes: Tensor, grid: OffsetGrid, seed: int) -> Tensor:
     if grid.rounding == "truncate":
         return magnitudes >> grid.shift
-    first = torch.tensor(grid.base << grid.shift, dtype=torch.int32).view(torch.float32).item()
+    first = torch.tensor(grid.base << grid.shift, dtype=torch.int32, device="cpu").view(torch.float32).item()
     if grid.rounding == "nearest":
         rounded = (magnitudes + ((1 << grid.shift) >> 1)) >> grid.shift
         return torch.maximum(rounded, (magnitudes.view(torch.float32) >= first / 2) * grid.base)

@@ -40,7 +40,7 @@ def orthonormal(x: Tensor) -> Tensor:
     columns = x.T.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
     peak = columns.abs().amax()
     columns /= torch.where(peak > 0, peak, 1.0)
-    q = torch.eye(*columns.shape, dtype=torch.float64)
+    q = torch.eye(*columns.shape, dtype=torch.float64, device="cpu")
     _orthonormal_loop(columns.numpy(), q.numpy())
     return q.T.to(x.dtype).contiguous()
 
@@ -140,7 +140,7 @@ def inverse_fourier(pairs: Tensor, numel: int, width: int) -> Tensor:
 
     def run(lo: int, hi: int) -> None:
         # Torch's memory begins at a cache line, so that no vector lies in two.
-        x, y = (torch.empty(2 * lanes * width, dtype=pairs.dtype).numpy() for _ in range(2))
+        x, y = (torch.empty(2 * lanes * width, dtype=pairs.dtype, device="cpu").numpy() for _ in range(2))
         _inverse_loop(*arrays, x, y, lo, hi)
 
     map_ranges(run, numel, align=2 * lanes * width)

@@ -182,7 +182,7 @@ def turns(size: int, dtype: torch.dtype) -> _Complex:
         imaginary.append((x * step[1] + y * step[0]) // _ONE)
     # What is left of a zero after rounding is so small that a processor multiplies by it a hundred times slower.
     exact = ([x / _ONE if abs(x) >> 64 else 0.0 for x in part] for part in (real, imaginary))
-    parts = (torch.tensor(part, dtype=torch.float64) for part in exact)
+    parts = (torch.tensor(part, dtype=torch.float64, device="cpu") for part in exact)
     return tuple(part.to(dtype) for part in parts)  # type: ignore[return-value]
 
 

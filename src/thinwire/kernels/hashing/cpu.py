@@ -36,7 +36,7 @@ def hashed_slots_of_each(
     if priorities.is_floating_point():
         priorities = priorities.abs().to(torch.float32).view(torch.int32)
     ends, places = (np.concatenate([[0], np.cumsum(counts)]) for counts in (runs, slots))
-    out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype)
+    out, values = np.empty(places[-1], np.int32), torch.empty(int(places[-1]), dtype=xs[0].dtype, device="cpu")
     arrays = (indices.numpy(), priorities.numpy(), out, values.numpy())
     rounds = _round_keys(seeds)
     _each_hashed_loop(addresses(xs), sizes(xs), ends, places, rounds, *arrays)
@@ -51,17 +51,20 @@ def _round_keys(seeds: Sequence[int]) -> Array:
 
 def slots_encode(indices: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> tuple[Tensor, Tensor]:
     table, large, (count, end) = _layout(tuple(parts))
-    codes, packed = torch.empty(count, dtype=torch.int32), torch.empty(end, dtype=torch.uint8)
+    codes, packed = (
+        torch.empty(count, dtype=torch.int32, device="cpu"),
+        torch.empty(end, dtype=torch.uint8, device="cpu"),
+    )
     keys = _round_keys(seeds.tolist())
     misplaced = _encode_loop(indices.numpy(), table, keys, codes.numpy(), packed.numpy())
     for slots, nbytes, bits in large:
         packed[nbytes] = pack_bits(codes[slots], bits)
-    return packed, torch.tensor(misplaced)
+    return packed, torch.tensor(misplaced, device="cpu")
 
 
 def slots_decode(rows: Tensor, parts: Sequence[Slotted], seeds: Tensor) -> Tensor:
     table, large, (count, end) = _layout(tuple(parts))
-    codes, found = (torch.empty(*shape, dtype=torch.int32) for shape in ((count,), (len(rows), count)))
+    codes, found = (torch.empty(*shape, dtype=torch.int32, device="cpu") for shape in ((count,), (len(rows), count)))
     for row, out, own in zip(rows[:, :end], found, seeds.tolist(), strict=True):
         for slots, nbytes, bits in large:
             codes[slots] = unpack_bits(row[nbytes], slots.stop - slots.start, bits, torch.int32)

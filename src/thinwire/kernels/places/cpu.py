@@ -18,11 +18,11 @@ def placed(indices: Tensor, regions: Sequence[tuple[int, int]], runs: Sequence[i
 def misplaced(keys: Tensor, edges: Tensor, least: int | None, inside: Tensor | None = None) -> Tensor:
     if inside is not None:
         torch.clamp(keys, 0, max(0, int(edges[-1]) - 1), out=inside)
-    return torch.tensor(_misplaced_loop(keys.numpy(), edges.numpy(), -1 if least is None else least))
+    return torch.tensor(_misplaced_loop(keys.numpy(), edges.numpy(), -1 if least is None else least), device="cpu")
 
 
 def differ(rows: Tensor, fixed: Tensor) -> Tensor:
-    return torch.tensor(_differ_loop(rows.numpy(), fixed.numpy()))
+    return torch.tensor(_differ_loop(rows.numpy(), fixed.numpy()), device="cpu")
 
 
 @compiled

@@ -31,7 +31,7 @@ def accumulate_sampled_select(sums: Sum, draws: Sequence[Draw], fit: Fit | None 
     if sums.moving is not None and sums.velocities is not None:
         columns += [sums.moving, sums.velocities]
     table, starts = addresses(*columns), np.concatenate([[0], drawn[:, 3].cumsum()])
-    indices, values = np.empty(starts[-1], np.int32), torch.empty(int(starts[-1]), dtype=sums.dtype)
+    indices, values = np.empty(starts[-1], np.int32), torch.empty(int(starts[-1]), dtype=sums.dtype, device="cpu")
     (bits, sign), like, rest = as_integers(values), values.numpy()[:0], sums.factors
 
     def run(first: int, last: int) -> None:

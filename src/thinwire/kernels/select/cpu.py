@@ -79,7 +79,7 @@ def _largest_of_each(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tenso
 def _largest_of_small(xs: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     lengths, table = sizes(xs), addresses(xs)
     starts = np.concatenate([[0], np.minimum(counts, lengths).cumsum()])
-    indices, values = np.empty(starts[-1], np.int32), torch.empty(int(starts[-1]), dtype=xs[0].dtype)
+    indices, values = np.empty(starts[-1], np.int32), torch.empty(int(starts[-1]), dtype=xs[0].dtype, device="cpu")
     bits, sign = as_integers(values)
 
     def run(first: int, last: int) -> None:
@@ -129,7 +129,7 @@ def streams(out: Tensor) -> bool:
 
 def _number(bits: Any, like: Tensor) -> Tensor:
     """Return the number with these bits, 0-dim, of `like`'s dtype."""
-    return torch.tensor(int(bits), dtype=INTEGERS[like.element_size()]).view(like.dtype)
+    return torch.tensor(int(bits), dtype=INTEGERS[like.element_size()], device="cpu").view(like.dtype)
 
 
 def _over_ranges(kernel: Callable[..., Any], x: Tensor, threshold: Tensor, capacity: int, *rest: Any) -> Picks:
@@ -149,7 +149,7 @@ def _found(
     """Return what each range found, up to one more than the capacity: indices, bits, the largest magnitude's bits."""
     bits, sign = as_integers(x)
     level = abs(float(threshold))
-    bar = torch.tensor(level if level == level else torch.inf, dtype=x.dtype)
+    bar = torch.tensor(level if level == level else torch.inf, dtype=x.dtype, device="cpu")
     least = max(as_integers(bar)[0][()], type(sign)(1))
 
     def run(lo: int, hi: int) -> tuple[Array, Array, int]:
