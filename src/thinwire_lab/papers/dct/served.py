@@ -84,7 +84,7 @@ def data_parallel_accuracy(found: Runs) -> Outcome:
 
 
 NEVER, OFTEN = 0, 50
-DRAINED = Served(densities=(0.005,), threads=4, drains=(NEVER, 500, OFTEN), seeds=tuple(range(20)))
+DRAINED = Served(densities=(0.005,), threads=4, drains=(NEVER, 500, OFTEN), seeds=tuple(range(32)))
 LONG = Served(densities=(0.005,), threads=4, updates=10_000)
 _GROWS = 10.0
 """Percent by which a norm that still grows does so from three quarters of a run to its end."""
