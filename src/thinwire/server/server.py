@@ -28,7 +28,6 @@ from thinwire.server.saving import Saving
 from thinwire.waits import all_finite
 from thinwire.wire.layout import layouts
 from thinwire.wire.rendezvous import announce, key_of, leave, place
-from thinwire.wire.sections import HOST
 from thinwire.wire.sockets import TICK, Listener, check_installed, split
 
 logger = logging.getLogger("thinwire")
@@ -200,7 +199,7 @@ def serve(
     layout = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)[here]
     if others := {str(p.device) for p in model.parameters()} - {"cpu"}:
         raise ValueError(f"the model to serve is on {others.pop()}; expected the CPU: call model.cpu() first")
-    with HOST, ExitStack() as ending:
+    with ExitStack() as ending:
         ending.enter_context(layout.claimed(model))
         central = Central(model, layout, make_optimizer, make_rows_optimizer, make_scheduler, damped=damped)
         _check_momentum(recipe, central.optimizers)

@@ -21,7 +21,7 @@ from thinwire.trainer.contents import Base, Copy, Uplink
 from thinwire.wire.frames import LIFE, WINDOW, Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
 from thinwire.wire.layout import Layout
 from thinwire.wire.rendezvous import ticket
-from thinwire.wire.sections import HOST, asking, pack
+from thinwire.wire.sections import asking, pack
 from thinwire.wire.sockets import TICK, Bell, Link
 
 logger = logging.getLogger("thinwire")
@@ -146,8 +146,7 @@ class Channel:
         keys = [ids.get(each.name, none) for each in self.layout.fetched]
         if not any(each.numel() for each in keys):
             return 0
-        with HOST:
-            body = pack([asking(*each) for each in zip(self.layout.fetched, keys, strict=True)])
+        body = pack([asking(*each) for each in zip(self.layout.fetched, keys, strict=True)])
         with self._changed:
             self.check()
             number = next(self._orders)

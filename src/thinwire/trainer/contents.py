@@ -16,7 +16,7 @@ from thinwire.reducer.wrappers import release
 from thinwire.waits import all_finite
 from thinwire.wire.layout import Layout, Part, Places
 from thinwire.wire.parameters import Entry
-from thinwire.wire.sections import HOST, table, write_rows
+from thinwire.wire.sections import table, write_rows
 
 logger = logging.getLogger("thinwire")
 _NEVER = -1
@@ -78,7 +78,7 @@ class Copy:
     @torch.no_grad()
     def catch_up(self) -> None:
         """Write what has come."""
-        with HOST, self._lock:
+        with self._lock:
             for part, payload in self._payloads:
                 part.write(payload, self.places.flats[part.dtype], whole=part in self._layout.dense)
             for entry, rows in self._rows:

@@ -29,7 +29,7 @@ from thinwire.wire.frames import Flag
 from thinwire.wire.layout import layouts
 from thinwire.wire.parameters import claimed, named
 from thinwire.wire.rendezvous import Given, addresses, said
-from thinwire.wire.sections import HOST, pack
+from thinwire.wire.sections import pack
 from thinwire.wire.sockets import check_installed
 
 logger = logging.getLogger("thinwire")
@@ -389,7 +389,7 @@ def connect(
         "trainer of this process, and their residuals would mix: make a recipe for each trainer, or use one trainer "
         "with threads (Trainer.run)"
     )
-    with HOST, ExitStack() as ending:
+    with ExitStack() as ending:
         ending.enter_context(claimed([("this recipe", memory) for memory in memories], residuals))
         its = layouts(model, recipe, down, servers=servers, fetch_rows=fetch_rows)
         for layout in its:  # before it waits for servers, which may take as long where nothing is cached

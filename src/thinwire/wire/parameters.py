@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from thinwire.integrations.membership.state import uncompiled
 from thinwire.integrations.replicas.asked import sparse_weights
 
 _claimed = WeakValueDictionary[int, object]()
@@ -37,7 +38,7 @@ class Entry:
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters by name, without the prefix that torch.compile puts before names."""
-    return {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
+    return {uncompiled(name): p for name, p in model.named_parameters()}
 
 
 def entries(model: nn.Module) -> list[Entry]:

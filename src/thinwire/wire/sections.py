@@ -15,8 +15,6 @@ from thinwire.payloads import Blocks, indices, wire
 from thinwire.wire.frames import Bytes, FrameError
 from thinwire.wire.parameters import Entry
 
-HOST = torch.device("cpu")
-"""Within it, tensors are on the CPU, whatever device is the user's default."""
 _HEAD = 256  # bytes: more than the header of any payload and its padding
 
 
@@ -33,11 +31,8 @@ def unpack(body: memoryview, count: int) -> list[Tensor]:
     lengths = struct.unpack_from(f"<{count}Q", body)
     if 8 * count + sum(lengths) != len(body):
         raise FrameError(f"sections of {sum(lengths)} bytes in a body of {len(body)}")
-    rest = (
-        torch.frombuffer(body, dtype=torch.uint8, offset=8 * count)
-        if sum(lengths)
-        else torch.empty(0, device="cpu").byte()
-    )
+    none = torch.empty(0, dtype=torch.uint8, device="cpu")
+    rest = torch.frombuffer(body, dtype=torch.uint8, offset=8 * count) if sum(lengths) else none
     return list(rest.split(lengths))
 
 
@@ -50,8 +45,7 @@ def table(entry: Entry, keys: Tensor, values: Tensor) -> Tensor:
     """Return rows `values` of a parameter, numbered `keys`, as a section."""
     width = entry.numel // entry.shape[0]
     rows = Blocks(keys=keys.to(torch.int32), values=values.reshape(-1), numel=entry.numel, width=width)
-    with values.device:
-        return rows.to_buffer().cpu()
+    return rows.to_buffer().cpu()
 
 
 def read_table(entry: Entry, section: Tensor) -> Blocks:
