@@ -33,6 +33,7 @@ from thinwire_lab.check.gpu.late import LateGroup, check_freed, check_late
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 CPU = torch.device("cpu")
 NOTED = ("dct_dp", "dct_steered")  # whose notes the host reads and writes
+DRAWN = ("randomk", "mstopk")  # whose seeds only torch's operators read
 FALLING = FollowLearningRate(learning_rate=lambda step: 0.5 if step < 8 else 0.25, smoothness=1.0)
 NEVER = {"dense", "bf16", *NOTED}  # the first two are all-reduced, in a launch or two
 
@@ -54,13 +55,13 @@ def collector_off() -> Iterator[None]:
 
 def _cases(*often: tuple[str, int]) -> pytest.MarkDecorator:
     """Return the cases: a launch takes Triton's interpreter a millisecond, so only these are not slow."""
-    cases = [(name, tensors) for name in (*RECIPES, *NOTED) for tensors in (1, 3)]
+    cases = [(name, tensors) for name in (*RECIPES, *DRAWN, *NOTED) for tensors in (1, 3)]
     marked = [pytest.param(*case, marks=() if case in often else pytest.mark.slow) for case in cases]
     return pytest.mark.parametrize(("name", "tensors"), marked)
 
 
 @pytest.mark.usefixtures("group")
-@_cases(("signsgd", 1), ("bf16", 3))
+@_cases(("signsgd", 1), ("bf16", 3), ("randomk", 3), ("mstopk", 1))
 def test_a_replayed_bucket_is_the_one_that_would_have_been_reduced(name: str, tensors: int) -> None:
     case = Case(recipe=name, tensors=tensors, dtype="float32", numel=tensors * 1088)
     with gpu_path(), imitating():

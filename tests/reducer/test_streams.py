@@ -40,8 +40,8 @@ RECIPE: dict[str, Callable[[], Reducer]] = {
     "topk to owners": lambda: ToOwners(memory=ErrorFeedback(), codec=TopK(density=0.01)),
 }
 FEW = {"topk", "fading", "bf16", "orthogonal", "topk to owners", "gtopk"}
-NEVER = {"dense", "bf16", "fp16", "powersgd", "randomk", "mstopk", "dct_dp", "dct_steered", "topk to owners"}
-"""What is not captured: what is not gathered, what torch draws, and what the host takes notes of."""
+NEVER = {"dense", "bf16", "fp16", "powersgd", "dct_dp", "dct_steered", "topk to owners"}
+"""What is not captured: what takes a launch or two, or rounds, and what the host takes notes of."""
 ROUNDS = {"gtopk", "doubling", "owner", "s2_union", "s2_reducer"}  # whose shapes depend on what is sent
 REPLAYED = {
     "topk": (4, 3), "sampled_topk": (4, 3), "dgc": (4, 3), "dragonn": (6, 3), "fading": (5, 3), "orthogonal": (47, 3),

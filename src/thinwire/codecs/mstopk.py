@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from thinwire import kernels
 from thinwire.checked import Count, checked
 from thinwire.codecs.base import BucketCodec, kept, side_by_side
-from thinwire.kernels.memory import constant, sent
+from thinwire.kernels.memory import constant, sent_anew
 from thinwire.kernels.parts import Cut, Found, wide
 from thinwire.payloads import Narrow, Scratch, Sparse
 from thinwire.schedules import Density
@@ -65,8 +65,7 @@ def _pick(magnitudes: Tensor, means: Tensor, counts: Sequence[int], rounds: int,
     sure = magnitudes >= above
     maybe = (magnitudes >= below) & ~sure
     missing = k - sure.sum(1, keepdim=True)
-    numbers = torch.frombuffer(array("q", seeds), dtype=torch.int64)
-    drawn = sent(numbers, magnitudes.device)[:, None]
+    drawn = sent_anew(lambda: torch.frombuffer(array("q", seeds), dtype=torch.int64), magnitudes.device)[:, None]
     start = drawn % (maybe.sum(1, keepdim=True) - missing + 1).clamp_(min=1)
     place = maybe.cumsum(1) - 1
     filling = maybe & (place >= start) & (place < start + missing)

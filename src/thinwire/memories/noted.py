@@ -22,7 +22,8 @@ from thinwire.signals import Note, Signals
 class Noted(Memory):
     """Wraps another memory, and keeps one small tensor per parameter that a codec carries over to the next step.
 
-    Examples are a threshold and PowerSGD's factor. If a step is rolled back, its notes are too.
+    Examples are a threshold and PowerSGD's factor. If a step is rolled back, its notes are too. On a GPU, a bucket with
+    notes is launched kernel by kernel: a graph would read and write them where the captured step had them.
 
     Args:
         memory: Holds the residual.

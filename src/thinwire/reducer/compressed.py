@@ -139,8 +139,8 @@ class Compressed(Reducer):
             carried = payload.carried() if counted else 0
             return payload.last(carried, values=self.memory.stateful), computed
 
-        repeats = at.verdict is not None and self.exchange.transport == "all_gather"
-        place = signals.place if repeats and replay.possible(bucket.flat.device) else None
+        repeats = at.verdict is not None and self._repeats and replay.possible(bucket.flat.device)
+        place = signals.place if repeats else None
         if place is None:
             payload = encoded(codec, signals, bucket, seeds=seeds, share=signals.share)
             return (payload, payload.carried() if counted else 0), None
@@ -148,6 +148,12 @@ class Compressed(Reducer):
         (found, computed), captured = replays.run((codec, counted, place), packed, seeds)
         signals.settle(computed)
         return found, captured
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a GPU's work may be captured: not of sums of whole vectors, a launch or two, nor between rounds."""
+        summed = self.exchange.transport == "all_reduce" and self.memory.stateful and not self.codec.elementwise
+        return summed or self.exchange.transport == "all_gather"
 
     def _replays(self, bucket: Bucket, name: str, staging: Staging) -> Replays:
         """Return the pieces of this bucket's work that may be repeated."""
@@ -217,11 +223,11 @@ class Compressed(Reducer):
                 total.write(bucket.flat)
             return found.moved(replay.lasting)
 
-        buffers = exchanged.buffers
-        if captured is None or buffers is None:
+        if captured is None:
             verdict.take_in(decoded(()))
         else:
-            key = captured, scale, buffers.shape, buffers.data_ptr(), bucket.flat.data_ptr()
+            arrived = exchanged.total.values if exchanged.buffers is None else exchanged.buffers
+            key = captured, scale, arrived.shape, arrived.data_ptr(), bucket.flat.data_ptr()
             verdict.take_in(self._replays(bucket, "decode", staging).run(key, decoded)[0])
         return True
 

@@ -30,7 +30,8 @@ class PowerSGD(Reducer):
     """Sum P = M·Q over the ranks and orthonormalise it, then sum Q = Mᵀ·P; the sum is P·Qᵀ (Vogels et al. 2019).
 
     M is a parameter's vector as a matrix: its first dimension by all others. This rank's share of the sum is P·(Mᵀ·P)ᵀ.
-    Both rounds run on the communication thread, so any number of buckets may be in flight.
+    Both rounds run on the communication thread, so any number of buckets may be in flight. Between them the host looks
+    whether sums are finite, so nothing is captured as a CUDA graph.
 
     Args:
         rank: Columns of P and Q.
