@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from cases import CODECS, OTHERS, VARIANTS, vector
 from hypothesis import settings
-from interpreting import hasten
+from interpreting import hasten, refuse_integer_masks
 from ranks import RankError, Ranks, prepare
 
 settings.register_profile("no seconds", deadline=None)  # a busy machine is no fault
@@ -81,6 +81,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if "triton.runtime.interpreter" in sys.modules:
         hasten(sys.modules["triton.runtime.interpreter"])
+        refuse_integer_masks(sys.modules["triton.runtime.interpreter"])
     gc.freeze()  # of a million objects none is garbage, and tests that collect garbage would look through all
     functions = [item for item in session.items if isinstance(item, pytest.Function)]
     used = {item.module.__name__ for item in functions if "ranks" in item.fixturenames}

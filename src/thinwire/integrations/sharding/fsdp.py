@@ -82,15 +82,15 @@ def check_rows(parameters: Mapping[str, Any]) -> None:
 def check_averaged(modules: Iterable[nn.Module], parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise TypeError unless FSDP averages these gradients. In other dtypes it divides them by what we cannot see."""
     names = {p: name for name, p in parameters.items()}
-    for group in _groups(modules):
-        policy = group.mp_policy
-        for p in (each.sharded_param for each in group.fsdp_params):
-            reduced = policy.reduce_dtype or policy.param_dtype or p.dtype
-            if p in names and reduced not in (torch.float32, torch.bfloat16):
-                raise TypeError(
-                    f"FSDP reduces the gradient of {names[p]} in {reduced}; expected float32 or bfloat16: call "
-                    "fully_shard(..., mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))"
-                )
+    for each in (each for group in _groups(modules) for each in group.fsdp_params):
+        p, policy = each.sharded_param, each.mp_policy
+        own = getattr(each, "sharded_grad_dtype", policy.param_dtype)  # before torch 2.15 gradients had no other
+        reduced = policy.reduce_dtype or own or p.dtype
+        if p in names and reduced not in (torch.float32, torch.bfloat16):
+            raise TypeError(
+                f"FSDP reduces the gradient of {names[p]} in {reduced}; expected float32 or bfloat16: call "
+                "fully_shard(..., mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))"
+            )
 
 
 def check_gathered(model: nn.Module, sharers: Sequence[Group]) -> None:
@@ -113,8 +113,8 @@ def check_gathered(model: nn.Module, sharers: Sequence[Group]) -> None:
                 "leave out shard_placement_fn"
             )
         for group in groups:
-            held = (each.sharded_param for each in group.fsdp_params)
-            dtypes = {names[p]: group.mp_policy.param_dtype or p.dtype for p in held}
+            held = ((each.sharded_param, each.mp_policy) for each in group.fsdp_params)
+            dtypes = {names[p]: policy.param_dtype or p.dtype for p, policy in held}
             if len(set(dtypes.values())) > 1:
                 raise TypeError(
                     f"fully_shard gathers {dtypes} as bytes, which gathers= cannot read: give each dtype its own "

@@ -152,14 +152,14 @@ def _clamp(
     seen = tl.load(found + each, mask=each < programs, other=0)
     beyond, infinite = tl.max(seen & 1, 0) > 0, tl.max(seen & 2, 0) > 0
     tl.store(finite, infinite == 0, mask=tl.program_id(0) == 0)
-    needed = beyond & (infinite == 0)
     vector, start = tl.load(tiles + 3 * tl.program_id(0)), tl.load(tiles + 3 * tl.program_id(0) + 1)
     at = start.to(tl.int64) + tl.arange(0, TILE)
-    there = at < tl.load(size + vector)
-    x = tl.load(pointer(wide_, vector, wide_like) + at, mask=there & needed, other=0.0)
+    n = tl.load(size + vector)
+    needed = at < tl.where(beyond & (infinite == 0), n, 0)
+    x = tl.load(pointer(wide_, vector, wide_like) + at, mask=needed, other=0.0)
     fits = fitting(x, bound, like)
-    tl.store(pointer(mean, vector, like) + at, fits, mask=there & needed)
-    tl.store(added + tl.load(begin + vector) + at, (wide(fits) - x) * scale, mask=there)
+    tl.store(pointer(mean, vector, like) + at, fits, mask=needed)
+    tl.store(added + tl.load(begin + vector) + at, (wide(fits) - x) * scale, mask=at < n)
 
 
 @triton.jit(do_not_specialize=["high", "low"])

@@ -97,10 +97,11 @@ def any_of(flags, given, n, before, BLOCK: tl.constexpr):
     """Whether any of the given flags is set. The first program copies them behind those before."""
     found = tl.zeros([BLOCK], tl.int32)
     if given is not None:
+        copied = tl.where(tl.program_id(0) == 0, n, 0)
         for first in range(0, n, BLOCK):
             at = first + tl.arange(0, BLOCK)
             flag = tl.load(given + at, mask=at < n, other=0).to(tl.int32)
-            tl.store(flags + before + at, flag > 0, mask=(at < n) & (tl.program_id(0) == 0))
+            tl.store(flags + before + at, flag > 0, mask=at < copied)
             found |= flag
     return tl.max(found, 0) > 0
 
