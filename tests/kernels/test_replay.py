@@ -1,13 +1,16 @@
 """Is a bucket that is replayed the bucket that would have been reduced? Captures are imitated in main memory."""
 
 import gc
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from threading import Barrier, Event
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import torch
 import torch.distributed as dist
 from imitation import Imitation, _Listed, imitating
 from torch import Tensor
+from walk import ROOT
 
 from thinwire.codecs import Cast, Codec, TopK
 from thinwire.exchanges import all_gather
@@ -158,6 +162,28 @@ def test_what_other_ranks_sent_is_decoded_anew() -> None:
                 work.end()
             assert torch.equal(plain.flat, replayed.flat)
         assert Imitation.replays > before
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.first(1)
+@pytest.mark.parametrize(("recipe", "most"), [("qsgd", 95), ("topk", 94), ("dgc", 120), ("fading", 116)])
+def test_a_captured_bucket_takes_a_few_calls_of_the_host(
+    recipe: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Counter[str]()
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        calls[frame.f_code.co_qualname] += event == "call" and frame.f_code.co_filename.startswith(ROOT)
+
+    with gpu_path(), imitating():
+        work = Work(Case(recipe=recipe, tensors=1, dtype="float32", numel=1088), CPU)
+        for _ in range(13):
+            work.step()
+        monkeypatch.setattr(_Listed, "replay", lambda _: None)  # a GPU does this
+        sys.setprofile(count)
+        work.step()
+        sys.setprofile(None)
+    assert calls.total() <= most, calls
 
 
 @pytest.mark.usefixtures("group")
