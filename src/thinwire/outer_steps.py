@@ -117,13 +117,9 @@ class OuterSteps:
         """How many fragments there are."""
         return self.fragments if isinstance(self.fragments, int) else len(self.fragments)
 
-    def due(self, part: int, tick: int) -> bool:
-        """Return whether the exchange of fragment `part` (from 0) starts at this tick (an inner step, from 1)."""
-        return tick == self._due(part, tick)
-
     def parts_due(self, tick: int) -> list[int]:
-        """Return the fragments whose exchange starts at this tick."""
-        return [part for part in range(self.parts) if self.due(part, tick)]
+        """Return the fragments, from 0, whose exchange starts at this tick (an inner step, from 1)."""
+        return [part for part in range(self.parts) if tick == self._due(part, tick)]
 
     def following(self, tick: int) -> int:
         """Return the next tick at which an exchange starts."""

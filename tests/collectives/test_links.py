@@ -51,7 +51,7 @@ class Owner:
         self.ended.set()
 
     def call(self, address: tuple[str, int], certificate: Certificate | None) -> None:
-        dial(self, address, lambda: {"kind": "hello"}, lambda: None if self.closed else True, certificate)
+        dial(self, address, lambda: ({"kind": "hello"}, b""), lambda: None if self.closed else True, certificate)
 
     def has(self, kind: str, seconds: float = 10.0) -> bool:
         ends = time.monotonic() + seconds

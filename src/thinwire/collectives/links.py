@@ -238,7 +238,7 @@ def serve(
 def dial(
     owner: Owner,
     address: tuple[str, int],
-    hello: Callable[[], Words],
+    hello: Callable[[], tuple[Words, bytes]],
     wanted: Callable[[], bool | None],
     certificate: Certificate | None = None,
 ) -> None:
@@ -261,7 +261,7 @@ def dial(
             with suppress(OSError):
                 if now:
                     link = connected()
-                    link.send(hello())
+                    link.send(*hello())
                     link.listen()
             pause.wait(_TICK / 2)
 

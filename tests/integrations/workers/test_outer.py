@@ -3,13 +3,15 @@
 import copy
 import math
 import re
+import threading
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -18,12 +20,14 @@ import torch.distributed.checkpoint
 from cases import RECIPES
 from far import Far, far_bytes, moved_far
 from ranks import Ranks, logged, mesh_of, told
-from torch import Tensor, nn
+from torch import Tensor, futures, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.collectives import all_gather
 from thinwire.integrations.training import drift
+from thinwire.integrations.workers import meeting
 from thinwire.integrations.workers.fragments import cut
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
@@ -99,6 +103,22 @@ def _small(recipe: str) -> tw.reducer.Reducer:
     return RECIPES[recipe].make()
 
 
+class _Counting(torch.optim.Optimizer):
+    """An outer optimizer of somebody else's, which keeps numbers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            held = self.state[p]
+            if not held:
+                held |= {"steps": 0, "rate": 1.0, "sum": torch.zeros_like(p)}
+            held["steps"], held["rate"] = held["steps"] + 1, 0.9 * held["rate"]
+            p.sub_(held["sum"].add_(p.grad), alpha=held["rate"] / held["steps"])
+
+
 METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
     "diloco": lambda: tw.outer_steps.diloco(every=H),
     "streaming": lambda: tw.outer_steps.streaming_diloco(every=4, fragments=2, delay=1),
@@ -111,6 +131,7 @@ METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
     "sparseloco, bf16": lambda: tw.outer_steps.sparseloco(every=H, minimum_size=64, residual_dtype=torch.bfloat16),
     "dct chunks": lambda: tw.OuterSteps(every=H, recipe=_small("fading"), fragments=2),
     "low rank": lambda: tw.OuterSteps(every=H, recipe=_small("powersgd"), fragments=2, delay=1),
+    "numbers": lambda: tw.OuterSteps(every=H, make_optimizer=_Counting),
 }
 
 
@@ -568,7 +589,7 @@ def _left_out() -> float:
     return _far(worker.common(), {name: x / 2 for name, x in own.items()})
 
 
-def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int, int], str]:
+def _one_is_sick(**options: bool) -> tuple[bool, int, int, dict[int | str, int], str]:
     """After a first outer step, one of three workers is NaN in twelve more."""
     worker = Worker(tw.OuterSteps(every=1, recipe=_small("topk"), **options))  # type: ignore[arg-type]
     with logged() as said:
@@ -625,6 +646,102 @@ def test_saving_changes_nothing(ranks: Ranks) -> None:
     assert all(ranks.run(2, _undisturbed, "streaming, error feedback"))
 
 
+def _in_flight(what: str) -> str:
+    """Do something while a fragment's exchange is under way, and return what is said."""
+    worker = Worker(METHODS["streaming, error feedback"]()).train(range(3))
+    if what == "remove":
+        worker.handle.remove()
+        return told(worker.handle.state_dict)
+    worker.train(range(3, 9)).handle.forget()
+    assert not any(bool(x.any()) for x in _sum_of_waiting(worker).values())
+    worker.train(range(9, 12))
+    return str(worker.handle.verify_replicas())
+
+
+def test_a_removed_handle_is_not_saved(ranks: Ranks) -> None:
+    """Its residual is gone, and what was under way."""
+    for said in ranks.run(2, _in_flight, "remove"):
+        assert said.startswith("StateError: this handle was removed")
+
+
+def test_residuals_are_forgotten_that_are_under_way(ranks: Ranks) -> None:
+    assert ranks.run(2, _in_flight, "forget") == ["True"] * 2
+
+
+def _means_of_other_steps(other: tw.OuterSteps) -> tuple[str, bool]:
+    """Load what is under way into other outer steps: what is said, and whether all is as before."""
+    saved, worker = Worker(_halves()).train(range(3)).save(), Worker(other)
+    before = worker.common()
+    return told(worker.handle.load_state_dict, saved["handle"]), _same(before, worker.common())
+
+
+def _halves(every: int = 4, delay: int = 2, fragments: Any = 2) -> tw.OuterSteps:
+    return tw.OuterSteps(every=every, delay=delay, fragments=fragments)
+
+
+@pytest.mark.parametrize(
+    "other", [_halves(every=8), _halves(delay=1), _halves(fragments=(("2",), ("0",)))], ids=["every", "delay", "cut"]
+)
+def test_a_mean_that_other_outer_steps_would_lose_is_not_loaded(ranks: Ranks, other: tw.OuterSteps) -> None:
+    for said, same in ranks.run(2, _means_of_other_steps, other):
+        assert same
+        assert re.match("ValueError: .*mean under way for '.*use the every, delay and fragments", said), said
+
+
+def _overtaken() -> bool:
+    """Load a state while an exchange is under way that rank 1 gets last. Whether that changes nothing there."""
+    worker = Worker(_halves()).train(range(1))
+    saved, late, gather = worker.save(), list[Callable[[], Any]](), all_gather
+
+    def held(*parts: Any) -> Mock:
+        done = gather(*parts)
+        return Mock(then=lambda work: late.append(partial(done.then, work)))
+
+    with patch.object(meeting, "all_gather", held):
+        worker.train(range(1, 2))
+    arrives = threading.Timer(0.1, late[0])
+    arrives.start()
+    worker.load(saved)
+    worker.handle.fragments[0].measure()
+    before = worker.handle.fragments[0]._buckets[0].flat.clone()
+    arrives.join()
+    return torch.equal(before, worker.handle.fragments[0]._buckets[0].flat)
+
+
+def test_what_is_under_way_does_not_overwrite_what_is_loaded(ranks: Ranks) -> None:
+    assert all(ranks.run(2, _overtaken))
+
+
+def _interrupted(delay: int) -> tuple[bool, bool]:
+    """Rank 1 is interrupted while it waits, and goes on: whether all end as without, and are alike."""
+    one, other = Worker(_halves(delay=delay)), Worker(_halves(delay=delay)).train(range(9))
+    one.train(range(1 + delay))
+    waits = patch.object(futures, "wait_all", side_effect=KeyboardInterrupt) if dist.get_rank() else nullcontext()
+    with waits, suppress(KeyboardInterrupt):
+        one.train(range(1 + delay, 2 + delay))
+    one.save()  # waits for it, and nothing is lost
+    one.train(range(2 + delay, 9))
+    return _same(one.common(), other.common()), one.handle.verify_replicas()
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_outer_step_that_is_interrupted_goes_on(ranks: Ranks, delay: int) -> None:
+    assert ranks.run(2, _interrupted, delay) == [(True, True)] * 2
+
+
+def _loads_alone() -> str:
+    worker = Worker(METHODS["diloco"]())
+    if dist.get_rank() == 0:
+        return told(worker.train, range(1))
+    return told(worker.handle.load_state_dict, worker.handle.state_dict())
+
+
+def test_a_state_that_one_worker_alone_loads_is_refused_on_all(ranks: Ranks) -> None:
+    trains, loads = ranks.run(2, _loads_alone)
+    assert trains == "RuntimeError: workers [1] load a state, and the others train: call load_state_dict() on all"
+    assert loads.startswith("StateError: nothing was loaded, as ranks [0] train meanwhile: call load_state_dict()")
+
+
 def _entries(worker: Worker, checkpoint: tw.Checkpoint) -> dict[str, Any]:
     """What workers save together: each its own model and optimizer, under a name of its own."""
     return {"thinwire": checkpoint, f"worker {dist.get_rank()}": {"model": worker.model.state_dict()}}
@@ -658,10 +775,10 @@ def _loaded_together(method: str, path: str) -> tuple[dict[str, Tensor], Any, bo
     return common, waiting, worker.handle.verify_replicas() and not _same(common, worker.common()), steps
 
 
-@pytest.mark.parametrize("method", ["sparseloco", "streaming, error feedback"])
+@pytest.mark.parametrize("method", ["sparseloco", "streaming, error feedback", "numbers"])
 def test_other_numbers_of_workers_keep_the_pending_mean(ranks: Ranks, method: str, tmp_path: Path) -> None:
     (common, waiting), *_ = ranks.run(2, _saved_together, method, 6, str(tmp_path))
-    assert any(bool(x.any()) for x in waiting.values())
+    assert any(bool(x.any()) for x in waiting.values()) == (method != "numbers")
     for count in (1, 2, 3):
         for found, waits, goes_on, steps in ranks.run(count, _loaded_together, method, str(tmp_path)):
             assert _same(found, common)
@@ -740,6 +857,21 @@ def test_sharded_islands_are_workers_too(ranks: Ranks) -> None:
         assert plain
         assert half
         assert far < 1e-12
+
+
+def _without_a_shard(fragments: Any) -> str:
+    """Two islands of two ranks, whose second has nothing of the last layer."""
+    mesh = mesh_of(2, 2, names=("between", "within"))
+    model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 1))
+    fully_shard(model, mesh=mesh["within"])
+    group, steps = mesh["between"].get_group(), tw.OuterSteps(every=H, fragments=fragments)
+    return told(partial(tw.outer, model, SGD(model.parameters(), lr=0.1), steps, group=group))
+
+
+@pytest.mark.parametrize("fragments", [4, (("0",), ("2",))])
+def test_a_fragment_of_which_a_rank_has_nothing_is_refused_on_all(ranks: Ranks, fragments: Any) -> None:
+    for said in ranks.run(4, _without_a_shard, fragments):
+        assert re.search(r"ValueError: (rank 1: )?.*(expected at most 2, .*each rank|'2', which has no .* here)", said)
 
 
 # --- torch.compile ---
@@ -1120,6 +1252,38 @@ def test_running_statistics_are_the_models_own(ranks: Ranks) -> None:
     assert all(ranks.run(2, _changed_later))
 
 
+def _frozen_ones_changed() -> list[str]:
+    """What differs once `double()` has given frozen parameters other memory, and one worker's change."""
+    model, frozen = _model(torch.float32), nn.Parameter(torch.zeros(3), requires_grad=False)
+    model.register_parameter("frozen", frozen)
+    handle = tw.outer(model, SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), tw.OuterSteps(every=H))
+    model.double()
+    frozen.add_(dist.get_rank())
+    return handle.differing_parameters()
+
+
+def test_frozen_parameters_are_the_models_own(ranks: Ranks) -> None:
+    assert ranks.run(2, _frozen_ones_changed) == [["frozen"]] * 2
+
+
+def _scaled() -> int:
+    """Inner steps that are counted of four, of which a fused optimizer skips one by itself."""
+    model = _model(torch.float32)
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), fused=True), torch.amp.GradScaler("cpu", init_scale=1.0)
+    handle = tw.outer(model, optimizer, tw.OuterSteps(every=H))
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.ones(8, 24)).square().mean() * (math.inf if step == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return handle.inner_steps
+
+
+def test_steps_that_a_scaler_skips_do_not_count(ranks: Ranks) -> None:
+    assert ranks.run(1, _scaled) == [3]
+
+
 def _turned_off(how: str, recipe: str, options: dict[str, int]) -> tuple[list[str], int, float]:
     """Turn running statistics off on rank 1 until that is refused: what is said, the outer steps, and how far all go.
 
@@ -1177,6 +1341,8 @@ def _with_state_of_its_own() -> tuple[bool, bool]:
     state: dict[Any, Any] = worker.optimizer.state
     state |= {"calls": 1, one: {"pasts": [torch.ones(2)]}, other: {"pasts": [torch.tensor(math.nan)]}}
     worker.handle.go_back()
+    worker.handle.optimizers[0].state["calls"] = 1  # type: ignore[index]
+    assert worker.handle.memory.total
     return {"calls", one} == state.keys(), state["calls"] == 1
 
 
@@ -1426,12 +1592,12 @@ def test_every_fragment_has_something() -> None:
 def test_each_fragment_is_due_once_in_every_h_steps(every: int, parts: int) -> None:
     steps = tw.OuterSteps(every=every, fragments=parts)
     for part in range(parts):
-        due = [step for step in range(1, 5 * every + 1) if steps.due(part, step)]
+        due = [step for step in range(1, 5 * every + 1) if part in steps.parts_due(step)]
         assert len(due) == 5
         assert {b - a for a, b in pairwise(due)} == {every}
         assert [steps.done(part, step) for step in due] == [1, 2, 3, 4, 5]
         assert steps.done(part, due[0] - 1) == 0
-    assert steps.due(parts - 1, every)
+    assert parts - 1 in steps.parts_due(every)
 
 
 def test_a_schedule_of_the_inner_steps() -> None:
@@ -1439,16 +1605,16 @@ def test_a_schedule_of_the_inner_steps() -> None:
     steps, plain = tw.OuterSteps(every=every, fragments=2), tw.outer_steps.sparseloco(every=every)
     due = [2, 4, 8, 12, 18, 24]
     assert (
-        [tick for tick in range(1, 25) if steps.due(1, tick)]
-        == [tick for tick in range(25) if plain.due(0, tick)]
+        [tick for tick in range(1, 25) if 1 in steps.parts_due(tick)]
+        == [tick for tick in range(25) if 0 in plain.parts_due(tick)]
         == due
     )
-    assert [tick for tick in range(1, 25) if steps.due(0, tick)] == [1, 3, 6, 10, 15, 21]
+    assert [tick for tick in range(1, 25) if 0 in steps.parts_due(tick)] == [1, 3, 6, 10, 15, 21]
     assert [plain.done(0, tick) for tick in due] == [1, 2, 3, 4, 5, 6]
     assert [plain.following(tick) for tick in (-1, 0, 1, 2, 12, 17, 18)] == [2, 2, 2, 4, 18, 18, 24]
     assert [steps.following(tick) for tick in (0, 1, 2, 4)] == [1, 2, 3, 6]
     never = tw.OuterSteps(every=tw.schedules.Stages(values=(2,), steps_each=1, final=0))
     with pytest.raises(ValueError, match="every gives 0 inner steps at outer step 1"):
-        never.due(0, 3)
+        never.parts_due(3)
     with pytest.raises(ValueError, match="gives nan at step 1; expected a finite number"):
-        tw.OuterSteps(every=_Broken()).due(0, 3)
+        tw.OuterSteps(every=_Broken()).parts_due(3)

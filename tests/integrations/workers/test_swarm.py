@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import math
+import re
 import secrets
 import subprocess
 import sys
@@ -782,13 +783,99 @@ def test_running_statistics_that_are_turned_off_are_refused_there_alone(ranks: R
     assert "RuntimeError: the buffer '1.running_mean' is gone" in said
 
 
+def _interrupted(goes_on: str) -> float:
+    """Rank 1 is interrupted while it waits, and moves later: how far the next outer step moves what is common."""
+    steps = tw.OuterSteps(every=H, make_optimizer=partial(torch.optim.SGD, lr=1.0))
+    with _store() as store:
+        worker = Worker(store, steps, workers=2, grace=60.0).train(H - 1)
+        if dist.get_rank():
+            with patch.object(Swarm, "outcome", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
+                worker.train()
+            worker.optimizer.param_groups[0]["lr"] = 0.0
+            if goes_on == "saves":
+                worker.handle.state_dict()
+                assert not any(bool(x.any()) for x in worker.ahead())
+            worker.train()
+            first = next(worker.model.parameters())
+            before = float(worker.shared()[0].mean())
+            first.detach().add_(1.0)
+            worker.train(H - 1)
+        else:
+            worker.train()
+            worker.optimizer.param_groups[0]["lr"] = 0.0
+            before = float(worker.shared()[0].mean())
+            worker.train(H)
+        dist.barrier()
+        assert worker.handle.verify_replicas()
+        dist.barrier()
+        worker.handle.remove()
+        return round(float(worker.shared()[0].mean()) - before, 6)
+
+
+@pytest.mark.parametrize("goes_on", ["saves", "trains"])
+def test_who_is_interrupted_while_it_waits_loses_nothing(ranks: Ranks, goes_on: str) -> None:
+    assert ranks.run(2, _interrupted, goes_on) == [0.5, 0.5]
+
+
+def _named_sick() -> tuple[str, dict[int | str, int], list[str]]:
+    with _store() as store, logged() as said:
+        worker = Worker(store, tw.OuterSteps(every=H), workers=2, grace=60.0).train(H)
+        if dist.get_rank() == 1:
+            next(worker.model.parameters()).detach().fill_(math.nan)
+        worker.train(H)
+        dist.barrier()
+        worker.handle.remove()
+        return worker.handle.name, worker.handle.left_out, [text for text in said if "not finite" in text]
+
+
+def test_a_sick_worker_is_called_by_its_name(ranks: Ranks) -> None:
+    (_, *one), (name, *other) = ranks.run(2, _named_sick)
+    assert one == other == [{name: 1}, [f"Δ of worker {name} is not finite (time 1): left out of the outer step"]]
+
+
+def _with_a_buffer(frozen: int) -> tuple[str, float]:
+    """What is said where a worker has a random buffer, and so large a frozen parameter, and what is in the former."""
+    torch.manual_seed(dist.get_rank())
+    model, made = nn.Linear(4, 4), list[Any]()
+    model.register_buffer("features", torch.randn(4))
+    model.register_parameter("frozen", nn.Parameter(torch.zeros(frozen), requires_grad=False))
+    optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+    with _store() as store:
+        said = told(lambda: made.append(tw.outer(model, optimizer, _sparse(), store=store, workers=2, grace=60.0)))
+        dist.barrier()
+        for handle in made:
+            handle.remove()
+        return said, float(model.get_buffer("features").sum())
+
+
+def test_who_joins_gets_buffers_too(ranks: Ranks) -> None:
+    """Such as random features, without which it would train another function."""
+    (said, one), (_, other) = ranks.run(2, partial(_with_a_buffer, 3))
+    assert (said, one) == ("nothing", other)
+
+
+def _with_other_frozen_ones() -> tuple[str, float]:
+    return _with_a_buffer(1 + dist.get_rank())
+
+
+def test_another_frozen_parameter_is_refused(ranks: Ranks) -> None:
+    for said, _ in ranks.run(2, _with_other_frozen_ones):
+        assert re.search(r"FingerprintError: .*frozen: \(1,\)", said)
+
+
+def test_terms_may_be_long() -> None:
+    """As of a model of many experts: beyond what the words of a frame may have."""
+    with _swarms(2, terms="x" * 2 * links._MOST_WORDS) as found:
+        assert all(len(each.workers) == 2 for each in found)
+
+
 @contextmanager
-def _swarms(count: int, lost: float = 1.0, **options: Any) -> Iterator[list[Swarm]]:
+def _swarms(count: int, lost: float = 1.0, terms: str = "", **options: Any) -> Iterator[list[Swarm]]:
     """So many workers in a process, which have met. None has a state."""
     KEPT[:] = [_lasting_store()]
     chosen: dict[str, Any] = {"workers": count, "quorum": 1.0, "grace": 0.1} | options
     with patch.object(agreement, "LOST", lost):
-        found = [Swarm(f"tcp://127.0.0.1:{KEPT[0].port}", "", lambda tick: tick + 1, **chosen) for _ in range(count)]
+        found = [Swarm(f"tcp://127.0.0.1:{KEPT[0].port}", terms, lambda tick: tick + 1, **chosen) for _ in range(count)]
         _wait(lambda: all(len(each.workers) == count for each in found))
         yield found
         for each in found:
@@ -1343,6 +1430,19 @@ optimizer.step()
     assert "does not answer" in ended.stderr
 
 
+def test_who_leaves_while_it_waits_is_told_so() -> None:
+    """As where a signal's handler calls remove()."""
+    with _swarms(2) as (one, other), ThreadPoolExecutor() as thread:
+        for each in (one, other):
+            each.stand(0, {}, dict.fromkeys(one.workers, True))
+        one.send(1, b"", 1.0)
+        waits = thread.submit(one.outcome, 1)
+        _wait(lambda: one.id in other.known.shares[1])
+        one.close(goodbye=True)
+        with pytest.raises(tw.errors.StateError, match="this worker has left"):
+            waits.result(60.0)
+
+
 def test_who_reaches_no_elector_says_so() -> None:
     with _swarms(2) as (one, other), patch.object(agreement, "GIVEN_UP", 0.5):
         one.stand(0, {}, {other.id: True})
@@ -1716,7 +1816,7 @@ def test_a_store_is_given_by_its_address_by_itself_or_by_the_launcher() -> None:
     with patch.dict("os.environ", launcher):
         forms = f"tcp://127.0.0.1:{store.port}", store, MADE.PrefixStore("a", MADE.PrefixStore("b", store)), "env://"
         assert [found_address(each) for each in forms] == [
-            ("127.0.0.1", store.port, prefix) for prefix in ["", "", "", "run."]
+            ("127.0.0.1", store.port, prefix) for prefix in ["", "", "b/a/", "run."]
         ]
         with closing(Directory("env://", "of it")) as one:
             one.register({"id": "one"})

@@ -56,6 +56,8 @@ def agree(group: Group, mine: Callable[[], Standing]) -> None:
     everyone = all_gather_plain((str(error or ""), standing), group)
     if error is not None:
         raise error
+    if others := [rank for rank, said in enumerate(everyone) if len(said) != 2]:
+        raise StateError(f"nothing was loaded, as ranks {others} train meanwhile: call load_state_dict() on all ranks")
     for rank, (message, theirs) in enumerate(everyone):
         if message:
             raise ValueError(f"nothing was loaded, because of rank {rank}: {message}")

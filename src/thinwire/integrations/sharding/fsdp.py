@@ -164,13 +164,6 @@ def mesh_groups(given: Mapping[str, object]) -> list[Group]:
     return [mesh] if isinstance(mesh, Group) else []
 
 
-def islands(parameters: Iterable[Any]) -> list[Group]:
-    """Return the groups of ranks that hold these DTensors together, one for each dimension of their meshes."""
-    meshes = {p.device_mesh: None for p in parameters}
-    groups = {tuple(dist.get_process_group_ranks(g)): g for mesh in meshes for g in mesh.get_all_groups()}
-    return [group for ranks, group in groups.items() if len(ranks) > 1]
-
-
 def replicate_group(mesh: DeviceMesh | Group, sharers: Sequence[Group], parameters: Iterable[Any]) -> Group:
     """Return the ranks with the same shard: the one dimension of `mesh` that FSDP does not use, or ValueError.
 

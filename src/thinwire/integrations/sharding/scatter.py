@@ -23,6 +23,7 @@ from thinwire.integrations.sharding import fsdp
 from thinwire.integrations.sharding.contributions import Contributions
 from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.layout import Layout
+from thinwire.integrations.training.gradients import islands
 from thinwire.memories import NoMemory
 from thinwire.reducer import Reducer, Released, ToOwners
 from thinwire.reducer.owners import to_owners
@@ -146,7 +147,7 @@ def _looked_at(
     fsdp.check_rows(parameters)
     if groups and groups[0].size() > 1:
         fsdp.check_averaged(fsdp.sharded_modules(model), parameters)
-    _check_mesh(groups, fsdp.islands(parameters.values()))
+    _check_mesh(groups, islands(parameters.values()))
     if gathers:
         fsdp.check_gathered(model, groups)
     shapes = {name: p.shape for name, p in model.named_parameters()}

@@ -21,6 +21,7 @@ from thinwire.integrations.sharding import fsdp
 from thinwire.integrations.sharding.gathering import Gathering, carried
 from thinwire.integrations.sharding.layout import Layout
 from thinwire.integrations.training.drift import check_shapes, refuse_meta, start_alike, state_of
+from thinwire.integrations.training.gradients import islands
 from thinwire.reducer import Reducer
 
 
@@ -139,7 +140,7 @@ def _looked_at(
     refuse_meta(state_of(model))
     assembly.check_whole(parameters, "shard")
     assembly.check_takeover(recipe, parameters)
-    island = fsdp.islands(parameters.values())
+    island = islands(parameters.values())
     if gathers:
         fsdp.check_gathered(model, island)
     groups = [fsdp.replicate_group(mesh, island, parameters.values()), *island]

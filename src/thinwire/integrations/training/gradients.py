@@ -120,6 +120,13 @@ class _Sent:
         return not is_dtensor(gradient) and (gradient.untyped_storage()._cdata == self.flat.untyped_storage()._cdata)
 
 
+def islands(parameters: Iterable[Any]) -> list[Group]:
+    """Return the groups of ranks that hold the DTensors among these, one for each dimension of their meshes."""
+    meshes = {p.device_mesh: None for p in parameters if is_dtensor(p)}
+    groups = {tuple(dist.get_process_group_ranks(g)): g for mesh in meshes for g in mesh.get_all_groups()}
+    return [group for ranks, group in groups.items() if len(ranks) > 1]
+
+
 def is_dtensor(x: object) -> bool:
     """Whether this is a DTensor, as `fully_shard` makes of parameters. To import the class would take a second."""
     return hasattr(x, "to_local")

@@ -39,17 +39,13 @@ def found_address(store: object) -> tuple[str, int, str]:
 
     It is `tcp://host:port`, a TCPStore of torch, also within a PrefixStore, or `env://`, the one that torchrun serves.
     """
-    while within := getattr(store, "underlying_store", None):
-        store = within
-    text, prefix, said = str(store), "", f"store is {store!r}"
+    store, prefix = _unwrapped(store)
+    text, said = str(store), f"store is {store!r}"
     if text == "env://":
         master, port = (os.environ.get(f"MASTER_{name}", "") for name in ("ADDR", "PORT"))
         run = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
-        text, prefix, said = (
-            f"tcp://{master}:{port}",
-            ".".join(run),
-            f"{said}, MASTER_ADDR {master!r} and MASTER_PORT {port!r}",
-        )
+        text, prefix = f"tcp://{master}:{port}", ".".join(run)
+        said = f"{said}, MASTER_ADDR {master!r} and MASTER_PORT {port!r}"
     elif not isinstance(store, str):
         text = f"tcp://{getattr(store, 'host', '')}:{getattr(store, 'port', '')}"
     scheme, _, rest = text.partition("://")
@@ -61,6 +57,19 @@ def found_address(store: object) -> tuple[str, int, str]:
             "a port below 65536, or a TCPStore, or env:// under torchrun, which sets MASTER_ADDR and MASTER_PORT"
         )
     return host, number, prefix
+
+
+def _unwrapped(store: Any) -> tuple[Any, str]:
+    """Return what a PrefixStore has within, and what it puts before keys, which only the list of these tells."""
+    inner, key = store, uuid.uuid4().hex
+    while within := getattr(inner, "underlying_store", None):
+        inner = within
+    if inner is store or not hasattr(inner, "list_keys"):  # older torches
+        return inner, ""
+    store.set(key, "")
+    found = next(each for each in inner.list_keys() if each.endswith(key))
+    store.delete_key(key)
+    return inner, found.removesuffix(key)
 
 
 @final

@@ -3,15 +3,16 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, futures, nn
+from torch.utils._pytree import tree_leaves
 
 from thinwire.handle import MemoryUse
 from thinwire.integrations.attachments.attachment import Attachment
-from thinwire.integrations.training.gradients import GradientBucket, buckets, is_dtensor, local
+from thinwire.integrations.training.gradients import GradientBucket, buckets, islands, local
 from thinwire.integrations.workers.meeting import Meeting
 from thinwire.schedules import Schedule, resolve
 from thinwire.waits import all_finite
@@ -36,8 +37,7 @@ class Fragment:
         names = attachment.names
         self._views = {names[p]: v for b in self._buckets for p, v in zip(b.parameters, b.views, strict=True)}
         self._flying: list[torch.futures.Future[Tensor]] = []
-        sharded: Any = next(filter(is_dtensor, self._own.values()), None)
-        self.islands: list[dist.ProcessGroup] = [] if sharded is None else sharded.device_mesh.get_all_groups()
+        self.islands = islands(self._own.values())
         self.arrived = False
         self.meeting: Meeting | None = None
         self.finished = 0
@@ -54,7 +54,7 @@ class Fragment:
     def memory(self) -> MemoryUse:
         """Residuals, the global parameters and the optimizer's state; Δ and other staging; and scratch."""
         held, state = self.attachment.memory, self.optimizer.state.values()
-        kept = [*self.parameters.values(), *(x for each in state for x in each.values() if isinstance(x, Tensor))]
+        kept = [*self.parameters.values(), *(x for x in tree_leaves(list(state)) if isinstance(x, Tensor))]
         copies = sum(bucket.flat.nbytes for bucket in self._buckets)
         return MemoryUse(held.waiting + sum(x.nbytes for x in kept), held.staging + copies, held.scratch)
 
@@ -98,6 +98,11 @@ class Fragment:
             bucket.flat.zero_()
         self._flying = [self.attachment.reduce(each.flat, each.parameters) for each in self._buckets]
 
+    @property
+    def flies(self) -> bool:
+        """Whether an exchange is under way."""
+        return bool(self._flying)
+
     def arrive(self) -> None:
         """Wait for the mean, and keep what was not sent."""
         if (meeting := self.meeting) and self._land():
@@ -115,7 +120,7 @@ class Fragment:
 
     def land_if_possible(self) -> None:
         """Wait for what is under way. If that fails, nothing has been sent."""
-        with suppress(RuntimeError):
+        with suppress(Exception):
             self._land()
 
     def _land(self) -> bool:
@@ -126,6 +131,9 @@ class Fragment:
         try:
             futures.wait_all(flying)
             return True
+        except KeyboardInterrupt:  # whoever goes on waits again
+            self._flying = flying
+            raise
         except BaseException:
             self.attachment.steps.take_back()
             raise
@@ -206,7 +214,10 @@ def cut(parameters: Mapping[str, nn.Parameter], parts: int | Sequence[Sequence[s
     if not isinstance(parts, int):
         return _named(parameters, parts)
     if parts > len(parameters):
-        raise ValueError(f"fragments is {parts}; expected at most {len(parameters)}, the number of parameters to train")
+        raise ValueError(
+            f"fragments is {parts}; expected at most {len(parameters)}, the number of parameters to train, of which "
+            "each rank needs elements"
+        )
     found: list[dict[str, nn.Parameter]] = [{} for _ in range(parts)]
     total, before, at = sum(p.numel() for p in parameters.values()), 0, 0
     for left, (name, p) in zip(range(len(parameters), 0, -1), parameters.items(), strict=True):
@@ -224,7 +235,7 @@ def _named(parameters: Mapping[str, nn.Parameter], parts: Sequence[Sequence[str]
         if unknown := [each for each in names if not any(_within(name, each) for name in part)]:
             shown = ", ".join([*parameters][:5]) + (", …" if len(parameters) > 5 else "")
             raise ValueError(
-                f"fragments name {unknown[0]!r}, which has no trainable parameters; expected names such as {shown}"
+                f"fragments name {unknown[0]!r}, which has no trainable parameters here; expected names such as {shown}"
             )
         if not names:
             raise ValueError("a fragment is empty; expected names of modules or parameters in each")

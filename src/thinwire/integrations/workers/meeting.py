@@ -6,7 +6,7 @@ Beside Δ it carries the running statistics of batch normalisation, which no opt
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
@@ -28,11 +28,13 @@ class Meeting:
     what is wrong with this worker, 0 for nothing. All read it, and where somebody refuses nobody's share counts.
 
     `taken`: whether this worker's share is in the sum. Where workers come and go, that is None until it is decided.
+    `senders`: whose shares have arrived, by rank or, there, by name.
     """
 
     def __init__(self, pool: Pool, group: Group, tick: int, weight: float, refusal: int = 0) -> None:
         self._pool, self._device, self.tick, self.weight = pool, plain_device(group), tick, weight
         self.taken: bool | None = True
+        self.senders: Sequence[int | str] = range(group.size())
         words = torch.tensor([tick, weight, refusal], dtype=torch.float64, device=self._device)
         self._words: Future[Tensor] = pool.gather(words)
 
@@ -55,10 +57,10 @@ class Meeting:
 
         all_gather(rows.view(-1), mine, group).then(arrived)
 
-    def arrive(self, messages: Sequence[bytes], *, taken: bool) -> None:
-        """Take what was decided on."""
-        self.taken = taken
-        rows = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in messages]
+    def arrive(self, messages: Mapping[str, bytes], *, taken: bool) -> None:
+        """Take what was decided on, by sender."""
+        self.taken, self.senders = taken, list(messages)
+        rows = [torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in messages.values()]
         self._pool.deliver(torch.stack(rows).to(self._device))
 
     def fail(self) -> None:
@@ -86,42 +88,42 @@ class Meeting:
         return {rank: int(number) for rank, number in enumerate(self._said[1]) if number}
 
     @property
-    def sick(self) -> list[int]:
-        """The ranks whose Δ is not finite."""
-        return [rank for rank, each in enumerate(self._said[0]) if math.isnan(each)]
+    def sick(self) -> list[int | str]:
+        """Those whose Δ is not finite."""
+        return [who for who, each in zip(self.senders, self._said[0], strict=True) if math.isnan(each)]
 
 
 @final
 class Sick:
-    """Workers whose Δ was not finite. `times`: how often, by rank. `skipped`: outer steps that all workers skipped."""
+    """Workers whose Δ was not finite. `times`: how often, by sender. `skipped`: outer steps that all have skipped."""
 
     def __init__(self) -> None:
-        self.times, self.skipped = Counter[int](), 0
+        self.times, self.skipped = Counter[int | str](), 0
 
-    def leave_out(self, ranks: Sequence[int], group: Group) -> None:
+    def leave_out(self, who: Sequence[int | str], group: Group) -> None:
         """Note that these workers were left out of the mean."""
-        self.times.update(ranks)
-        if any(map(_worth_saying, map(self.times.get, ranks))):
-            _log.log(_level(ranks, group), "%s: left out of the outer step", self._named(ranks))
+        self.times.update(who)
+        if any(map(_worth_saying, map(self.times.get, who))):
+            _log.log(_level(who, group), "%s: left out of the outer step", self._named(who))
 
-    def skip(self, ranks: Sequence[int], group: Group) -> None:
+    def skip(self, who: Sequence[int | str], group: Group) -> None:
         """Note that all workers skipped the outer step."""
-        self.times.update(ranks)
+        self.times.update(who)
         self.skipped += 1
         if _worth_saying(self.skipped):
-            named = self._named(ranks) if ranks else "the mean of all workers is not finite, though each one's Δ is"
-            _log.log(_level(ranks, group), "%s: nobody took the outer step (%d skipped so far)", named, self.skipped)
+            named = self._named(who) if who else "the mean of all workers is not finite, though each one's Δ is"
+            _log.log(_level(who, group), "%s: nobody took the outer step (%d skipped so far)", named, self.skipped)
 
-    def _named(self, ranks: Sequence[int]) -> str:
-        return ", ".join(f"Δ of worker {rank} is not finite (time {self.times[rank]})" for rank in ranks)
+    def _named(self, who: Sequence[int | str]) -> str:
+        return ", ".join(f"Δ of worker {each} is not finite (time {self.times[each]})" for each in who)
 
 
 def _worth_saying(times: int | None) -> bool:
     return str(times).strip("0") == "1"  # the first time, the tenth, the hundredth
 
 
-def _level(ranks: Sequence[int], group: Group) -> int:
-    return logging.WARNING if group.rank() in (0, *ranks) else logging.DEBUG
+def _level(who: Sequence[int | str], group: Group) -> int:
+    return logging.WARNING if group.rank() in (0, *who) else logging.DEBUG
 
 
 @final
@@ -133,6 +135,7 @@ class RunningStatistics:
         self._held = [each for each in held if each[1]._buffers.get(each[2]) is not None]
         self.agreed = [module.get_buffer(name).clone() for _, module, name in self._held]
         self._arriving: list[Future[Tensor]] = []
+        self._others = [(each, name) for each in model.modules() for name in each._buffers if name not in _RUNNING]
 
     @property
     def tensors(self) -> list[Tensor | None]:
@@ -173,6 +176,18 @@ class RunningStatistics:
                 agreed.copy_(torch.stack(sound).mean(0))
             if x is not None:
                 x.copy_(agreed)
+
+    @property
+    def others(self) -> list[Tensor | None]:
+        """The model's other buffers, which are each worker's own once it has those of another one."""
+        return [module._buffers.get(name) for module, name in self._others]
+
+    @torch.no_grad()
+    def take_others(self, theirs: Iterable[Tensor | None]) -> None:
+        """Take over another worker's, as far as they still have the shape they began with."""
+        for x, other in zip(self.others, theirs, strict=True):
+            if x is not None and other is not None and x.shape == other.shape:
+                x.copy_(other)
 
     @torch.no_grad()
     def take(self, theirs: Iterable[Tensor | None]) -> None:

@@ -51,11 +51,12 @@ class Member(Outer):
             self._give()
 
     @override
-    def state_dict(self) -> dict[str, Any]:
+    def _arrive(self) -> None:
+        self._go_on()
         for fragment in self.fragments:
             if fragment.meeting and fragment.meeting.taken is None:
                 self._decided(fragment.meeting)
-        return super().state_dict()
+        super()._arrive()
 
     @override
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
@@ -133,7 +134,7 @@ class Member(Outer):
         self._counted |= dict.fromkeys(decision.shares, found.tick)
         taken = self.name in decision.shares
         self._taken += [found.tick] * taken
-        found.arrive([share.message for share in shares], taken=taken)
+        found.arrive({who: share.message for who, share in zip(decision.shares, shares, strict=True)}, taken=taken)
         return True
 
     def _catch_up(self) -> None:
@@ -191,7 +192,7 @@ class Member(Outer):
         for part in parts:
             self.fragments[part].attachment.steps.restart(*[self.steps.done(part, tick) - 1] * 2)
         found = self._encode(parts, 0.0)
-        found.arrive([message], taken=False)
+        found.arrive({self.name: message}, taken=False)
         for part in parts:
             self.fragments[part].take_back(1 - self.steps.mixing)
 
@@ -201,7 +202,7 @@ class Member(Outer):
             return []
         if counted := self._counted.get(self.name) == sent.tick:
             self._taken.append(sent.tick)
-            sent.arrive([sent.message.numpy().tobytes()], taken=True)
+            sent.arrive({self.name: sent.message.numpy().tobytes()}, taken=True)
         else:
             sent.fail()
         found = [fragment for fragment in self.fragments if fragment.meeting is sent]
@@ -213,7 +214,7 @@ class Member(Outer):
 
     def _load(self, common: Sequence[Any], tick: int, counted: Sequence[Fragment], *, kin: bool) -> None:
         """Take over what is common to all. What a worker of theirs has learnt stays, but for these fragments."""
-        saved, running, frozen = common
+        saved, running, frozen, others = common
         with ExitStack() as stack:
             for fragment in self.fragments if kin else ():
                 if fragment not in counted:
@@ -221,10 +222,11 @@ class Member(Outer):
             outer_state.load(saved | {"step": tick}, self.fragments, self.steps, joining=True)
         self._running.take(running)
         for name, mine in self._frozen.items():
-            mine.copy_(frozen[name])
+            mine.detach().copy_(frozen[name])
         for fragment in counted:
             fragment.merge(self.steps.mixing)
         if not kin:
+            self._running.take_others(others)
             self.go_back()
             self._learnt, self._taken, self._origin = False, [], saved["origin"]
 
@@ -236,7 +238,7 @@ class Member(Outer):
 
     def _common(self) -> list[Any]:
         words = {"step": self._swarm.at, "counted": self._counted, "origin": self._origin}
-        return [without_residuals(self._state()) | words, self._running.agreed, self._frozen]
+        return [without_residuals(self._state()) | words, self._running.agreed, self._frozen, self._running.others]
 
     @override
     def _leave(self, *, goodbye: bool) -> None:

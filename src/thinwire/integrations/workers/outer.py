@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.checked import Count, Part, Seconds, checked
 from thinwire.collectives import Group
 from thinwire.collectives.certificates import Certificate
+from thinwire.errors import FingerprintError
 from thinwire.exchanges import AllGather, AllReduce
 from thinwire.integrations.attachments.assembly import (
     Optimizers,
@@ -34,8 +35,8 @@ from thinwire.integrations.attachments.assembly import (
     opening,
 )
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
-from thinwire.integrations.training.drift import check_shapes, start_alike
-from thinwire.integrations.training.gradients import is_dtensor, local
+from thinwire.integrations.training.drift import check_shapes, start_alike, state_of
+from thinwire.integrations.training.gradients import is_dtensor, islands, local
 from thinwire.integrations.workers.directory import found_address
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.meeting import RunningStatistics
@@ -129,23 +130,25 @@ def outer(
                 "store= cannot be combined with a model wrapped in DDP, FSDP2 or thinwire.shard: with a store each "
                 "worker is one process with the whole model"
             )
-        optimizers, pieces = agreed([group], lambda: _checked(whole, optimizer, steps))
+        island = [model.process_group] if isinstance(model, DistributedDataParallel) else islands(whole.parameters())
+        optimizers, pieces = agreed([group, *island], lambda: _checked(whole, optimizer, steps))
         own = {name: p for part in pieces for name, p in part.items()}
-        settings = f"outer steps {steps.settings()}, samples {'not given' if samples is None else 'given'}"
-        check_fingerprint(steps.recipe, own, group, f"{settings}, {described(optimizers)}")
-        check_shapes(whole, group)
+        weighted = f"samples {'not given' if samples is None else 'given'}"
+        settings = f"outer steps {steps.settings()}, {weighted}, {described(optimizers)}"
+        agreed(island, lambda: check_fingerprint(steps.recipe, own, group, settings), FingerprintError)
+        agreed(island, lambda: check_shapes(whole, group), FingerprintError)
         start_alike(whole, group)
         fragments = list[Fragment]()
         for part in pieces:
             fragments.append(_fragment(part, steps, group, offload=offload))
             failing.callback(fragments[-1].attachment.end)
-        frozen = {name: local(p).detach() for name, p in whole.named_parameters() if not p.requires_grad}
+        frozen = {name: p for name, p in whole.named_parameters() if not p.requires_grad}
         parts = steps, fragments, optimizers, RunningStatistics(whole), frozen, samples
         if store is None:
             handle = Outer(*parts)
         else:
-            terms = f"{words(steps.recipe)} {settings} {described(optimizers)} {plain(fragments[0].optimizer)}"
-            shapes = {name: (tuple(p.shape), str(p.dtype)) for name, p in own.items()}
+            terms = f"{words(steps.recipe)} {settings} {plain(fragments[0].optimizer)}"
+            shapes = [f"{n}: {tuple(x.shape)} {x.dtype}{', trained' * (n in own)}" for n, x in state_of(whole).items()]
             swarm = Swarm(
                 store,
                 f"{terms} {shapes}",

@@ -18,7 +18,7 @@ from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing, digest
 from thinwire.integrations.training.gradients import local
-from thinwire.integrations.training.optimizers import Hook, nested, stop_observing
+from thinwire.integrations.training.optimizers import Hook, nested, skipped_by_scaler, stop_observing
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.integrations.workers.meeting import Meeting, RunningStatistics, Sick
@@ -47,7 +47,7 @@ class Outer(Handle):
         fragments: Sequence[Fragment],
         optimizers: Sequence[torch.optim.Optimizer],
         running: RunningStatistics,
-        frozen: Mapping[str, Tensor],
+        frozen: Mapping[str, nn.Parameter],
         samples: int | None,
     ) -> None:
         self.steps, self.fragments, self._optimizers = steps, fragments, optimizers
@@ -113,8 +113,8 @@ class Outer(Handle):
         return self._sick.skipped
 
     @property
-    def left_out(self) -> dict[int, int]:
-        """How often a worker's Δ was not finite, by its rank in the group. Those at 0 are absent."""
+    def left_out(self) -> dict[int | str, int]:
+        """How often a worker's Δ was not finite, by its rank in the group or, with `store=`, its name, if ever."""
         return dict(self._sick.times)
 
     @property
@@ -155,7 +155,8 @@ class Outer(Handle):
         self._begin.reloaded = False
 
     def forget(self) -> None:
-        """Drop all residuals. Call it on every worker."""
+        """Drop all residuals. Waits for exchanges in flight. Call it on every worker."""
+        self._arrive()
         for fragment in self.fragments:
             fragment.attachment.forget()
 
@@ -163,9 +164,12 @@ class Outer(Handle):
         """Return this worker's memories and step, and the global parameters with their optimizers' state.
 
         Waits for exchanges in flight. Save it on every worker, beside each worker's own model and optimizer.
+
+        Raises:
+            StateError: After `remove`.
         """
-        for fragment in self.fragments:
-            fragment.arrive()
+        self._refuse_removed()
+        self._arrive()
         return self._state()
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> Standing:
@@ -174,7 +178,8 @@ class Outer(Handle):
         Raises:
             ValueError: If `load_state_dict` would, on it alone.
         """
-        return outer_state.check(saved, self.fragments)
+        self._refuse_removed()
+        return outer_state.check(saved, self.fragments, self.steps)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Resume from this worker's `state_dict`. A collective: call it on every worker.
@@ -190,6 +195,8 @@ class Outer(Handle):
         """
         islands = self.fragments[0].islands  # whose other ranks exchange with others, and must not load alone
         agreed(islands, lambda: agree(self.group, lambda: self.check_state_dict(saved)), StateError, ValueError)
+        for fragment in self.fragments:
+            fragment.land_if_possible()  # or it would overwrite what is loaded
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
         self.inner_steps, _ = saved["own"]
@@ -211,6 +218,22 @@ class Outer(Handle):
             fragment.land_if_possible()
             fragment.attachment.end()
 
+    def _refuse_removed(self) -> None:
+        if not self._hooks:
+            raise StateError("this handle was removed, and what it kept is gone: save before remove(), or make another")
+
+    def _go_on(self) -> None:
+        """End an outer step that was interrupted while this worker waited, as by the keyboard."""
+        parts = self.steps.parts_due(self.ticks - self.steps.delay)
+        if any(self.fragments[part].flies for part in parts):
+            self._finish(parts)
+
+    def _arrive(self) -> None:
+        """Wait for exchanges in flight."""
+        self._go_on()
+        for fragment in self.fragments:
+            fragment.arrive()
+
     @untraced  # which traces the hooks of a compiled step
     def _before(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Before the first inner step, see where workers start from."""
@@ -220,11 +243,12 @@ class Outer(Handle):
                 fragment.adopt()
             self._running.take(self._running.tensors)
         self._begin.warn()
+        self._go_on()
 
     @untraced
     def _after(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         """Count an inner step once all optimizers have stepped."""
-        if nested(optimizer):
+        if nested(optimizer) or skipped_by_scaler(optimizer):
             return
         self._stepped.add(optimizer)
         if len(self._stepped) == len(self._optimizers):
@@ -315,14 +339,15 @@ class Outer(Handle):
             self._take(part)
 
     def _take(self, part: int) -> None:
-        fragment = self.fragments[part]
-        sick = [] if fragment.meeting is None else fragment.meeting.sick
+        fragment, meeting = self.fragments[part], self.fragments[part].meeting
+        sick = [] if meeting is None else meeting.sick
         if fragment.arrived:
             self._sick.leave_out(sick, self.group)
-        else:
-            if sick or fragment.meeting is None or any(fragment.meeting.weights):
+        elif meeting is not None:  # otherwise a state was loaded that had nothing under way
+            if sick or any(meeting.weights):
                 sound = [] if sick else all_gather_plain(fragment.sound(), self.group)
-                self._sick.skip(sick + [rank for rank, well in enumerate(sound) if not well], self.group)
+                unsound = [rank for rank, well in enumerate(sound) if not well]
+                self._sick.skip(sick or [self.name or rank for rank in unsound], self.group)
             self._meter.skip()
         if self._apply(part) and part == 0:
             self._running.average()

@@ -18,6 +18,7 @@ from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps, check_settings
 
 _GLOBAL, _MEAN, _STATE = f"{COMMON}global", f"{COMMON}mean", f"{COMMON}optimizer "
+_NUMBER = f"{COMMON}number "  # of the outer optimizer, as a tensor
 
 
 def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
     }
 
 
-def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
+def check(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps) -> Standing:
     """Return where `saved` stands. Raises ValueError unless `dump` made it for such fragments."""
     if not isinstance(saved, Mapping) or not isinstance(saved.get("outer"), list) or not saved.get("memories"):
         raise ValueError(
@@ -57,9 +58,10 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment]) -> Standing:
             f"'own' in the state, this worker's inner steps, is {own!r:.200}; expected two counts, and all else that "
             "the state_dict() returned"
         )
-    for fragment, settings in zip(fragments, saved["outer"], strict=True):
+    for number, (fragment, settings) in enumerate(zip(fragments, saved["outer"], strict=True)):
         standing = fragment.attachment.check_state_dict(_part(saved, fragment))
-        _check_common(saved["memories"][-1], fragment)
+        flies = any(number in steps.parts_due(standing.step - tick) for tick in range(steps.delay))
+        _check_common(saved["memories"][-1], fragment, flies=flies)
         check_settings(settings, fragment.optimizer)
     return standing
 
@@ -94,10 +96,20 @@ def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:
     means, state = fragment.means(), fragment.optimizer.state
     found = {}
     for name, p in fragment.parameters.items():
-        held = {f"{_STATE}{key}": x for key, x in state[p].items() if isinstance(x, Tensor)} if p in state else {}
+        held = dict(_field(key, x) for key, x in state.get(p, {}).items() if x is not None)
         mean = {_MEAN: means[name]} if name in means else {}
         found[name] = {f: x.detach().clone() for f, x in ({_GLOBAL: p} | mean | held).items()}
     return found
+
+
+def _field(key: str, value: object) -> tuple[str, Tensor]:
+    """Return what to save of an outer optimizer's state. Raises TypeError for what no tensor can hold."""
+    if isinstance(value, Tensor):
+        return f"{_STATE}{key}", value
+    if not isinstance(value, int | float):
+        raise TypeError(f"the outer optimizer keeps {key!r} as {value!r:.100}; expected tensors and numbers, to save")
+    kind = torch.float64 if isinstance(value, float) else None
+    return f"{_NUMBER}{key}", torch.tensor(value, dtype=kind, device="cpu")
 
 
 def plain(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -115,10 +127,17 @@ def _load_optimizer(
     optimizer, names = fragment.optimizer, fragment.attachment.names
     order = [names[p] for group in optimizer.param_groups for p in group["params"]]
     held = [
-        {f.removeprefix(_STATE): x.clone() for f, x in common[name].items() if f.startswith(_STATE)} for name in order
+        dict(_kept(field, x) for field, x in common[name].items() if field not in (_GLOBAL, _MEAN)) for name in order
     ]
     groups = [{**mine, **theirs} for mine, theirs in zip(optimizer.state_dict()["param_groups"], settings, strict=True)]
     optimizer.load_state_dict({"state": {i: each for i, each in enumerate(held) if each}, "param_groups": groups})
+
+
+def _kept(field: str, x: Tensor) -> tuple[str, Any]:
+    """Return what `_field` has made this field of."""
+    if field.startswith(_NUMBER):
+        return field.removeprefix(_NUMBER), x.item()
+    return field.removeprefix(_STATE), x.clone()
 
 
 def _part(saved: Mapping[str, Any], fragment: Fragment) -> dict[str, Any]:
@@ -128,8 +147,15 @@ def _part(saved: Mapping[str, Any], fragment: Fragment) -> dict[str, Any]:
     return {**saved, "memories": mine, "fields": saved.get("fields", [])[:-1]}
 
 
-def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment) -> None:
+def _check_common(common: Mapping[str, Mapping[str, Tensor]], fragment: Fragment, *, flies: bool) -> None:
+    """Raise ValueError unless this fits a fragment; `flies`: its exchange may be under way at that step."""
     own = fragment.own()
+    means = [name for name in fragment.parameters if _MEAN in common.get(name, {})]
+    if means and not (flies and len(means) == len(fragment.parameters)):
+        raise ValueError(
+            f"the state has a mean under way for {means[0]!r}, which other outer steps exchange at other ticks and "
+            "would lose: use the every, delay and fragments with which it was saved, or save at another step"
+        )
     for name, p in fragment.parameters.items():
         fields = common.get(name, {})
         if _GLOBAL not in fields:

@@ -10,6 +10,7 @@ from torch import Tensor
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.training.drift import digest
+from thinwire.integrations.training.gradients import local
 from thinwire.integrations.training.optimizers import observe
 from thinwire.integrations.workers.fragments import Fragment
 
@@ -59,9 +60,9 @@ class Start:
         loaded = self._wrong == _UNLOADED and self._versions() != self._made
         word = self._wrong if self._wrong and self._moved() and not loaded else ""
         own = [digest(x).tolist() for each in self._fragments for x in each.own().values()] if word else []
-        frozen = {name: digest(x).tolist() for name, x in self._frozen.items()}
+        frozen = {name: digest(local(x)).tolist() for name, x in self._frozen.items()}
         everyone = all_gather_plain([word, own, frozen], group)
-        late = agreed(self._fragments[0].islands, lambda: _judged([each[:2] for each in everyone]), RuntimeError)
+        late = agreed(self._fragments[0].islands, lambda: _judged(everyone), RuntimeError)
         differing = [name for name in frozen if any(each[2][name] != frozen[name] for each in everyone)]
         if differing and group.rank() == 0:
             _log.warning("%d frozen parameters differ between workers, such as %r", len(differing), differing[0])
@@ -104,10 +105,12 @@ _RELOADED = (
 
 def _judged(everyone: Sequence[Sequence[Any]]) -> bool:
     """Return whether all were loaded late and are alike. Raises RuntimeError where something is wrong."""
-    wrong = {rank: word for rank, (word, _) in enumerate(everyone) if word}
+    if loading := [rank for rank, said in enumerate(everyone) if len(said) != 3]:
+        raise RuntimeError(f"workers {loading} load a state, and the others train: call load_state_dict() on all")
+    wrong = {rank: word for rank, (word, *_) in enumerate(everyone) if word}
     if not wrong:
         return False
-    if set(wrong.values()) == {_LATE} and all(each == everyone[0] for each in everyone):
+    if set(wrong.values()) == {_LATE} and all(each[:2] == everyone[0][:2] for each in everyone):
         return True
     word = next(iter(wrong.values()))
     ranks = [each for each, said in wrong.items() if said == word]

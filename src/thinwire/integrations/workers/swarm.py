@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, final
+from typing import final
 
 from thinwire.collectives.certificates import Certificate
 from thinwire.collectives.links import Link, Words, dial, serve
@@ -327,6 +327,7 @@ class Swarm:
         """Leave, with or without a word."""
         with self._changed:
             self._closed = True
+            self._error = self._error or StateError("this worker has left: remove() was called while it waited")
             if goodbye:
                 self._broadcast({"kind": "bye"})
             for link in list(self._links.values()):
@@ -351,7 +352,7 @@ class Swarm:
             if self._closed:
                 raise ConnectionError("this worker has left")
             if kind == "hello":
-                self._meet(link, words)
+                self._meet(link, words, body.decode())
             elif self._links.get(link.peer) is link:
                 getattr(self, "_take_" + kind.replace(" ", "_"), self._unknown)(link, words, body)
             self._consider()
@@ -368,19 +369,19 @@ class Swarm:
                 _log.info("worker %s is %s; %d are present", link.peer, said, len(self.known.present))
             self._changed.notify_all()
 
-    def _meet(self, link: Link, words: Words) -> None:
-        if (theirs := str(words["terms"])) != self._terms:
+    def _meet(self, link: Link, words: Words, theirs: str) -> None:
+        if theirs != self._terms:
             text = f"worker {words['id']} has another model, recipe or settings: {_differently(theirs, self._terms)}"
             if self.at < 0:  # who has begun goes on
                 self._error = FingerprintError(text)
             else:
                 _log.warning("%s. It cannot join", text)
-            link.send(self._hello())
+            link.send(*self._hello())
             link.close()
             return
         link.peer = str(words["id"])
         if not words.get("answer"):
-            link.send(self._hello() | {"answer": True})
+            link.send(*self._hello(answer=True))
         self._links[link.peer], before = link, self._links.get(link.peer)
         if before is not None and before is not link:
             before.close(stays=True)
@@ -549,8 +550,8 @@ class Swarm:
         since = max(began, self.known.lost[peer][0] if peer in self.known.lost else began)
         return None if monotonic() - since > agreement.GIVEN_UP else peer not in self._links
 
-    def _hello(self) -> dict[str, Any]:
-        return {**self.status(), "kind": "hello", "id": self.id, "terms": self._terms}
+    def _hello(self, *, answer: bool = False) -> tuple[Words, bytes]:
+        return {**self.status(), "kind": "hello", "id": self.id, "answer": answer}, self._terms.encode()
 
     def _broadcast(self, words: Words, body: bytes = b"") -> None:
         for link in self._links.values():
