@@ -257,20 +257,21 @@ def check(
     interpreted: bool = Option(
         False, "--interpreted", help="With --gpu, on a machine without one: use Triton's interpreter."
     ),
+    page: Path | None = Option(None, help="With --gpu, write a page of Markdown here."),
 ) -> None:
     """Prove this machine: every kernel against its reference, every recipe on this group; exits with 1 if any fails."""
     from thinwire_lab.check import command
     from thinwire_lab.inputs import BadInput
 
-    with refusing("check", json, html):
-        if interpreted and not gpu:
-            raise BadInput("--interpreted goes with --gpu")
+    with refusing("check", json, html, page):
+        if (interpreted or page) and not gpu:
+            raise BadInput(f"{'--interpreted' if interpreted else '--page'} goes with --gpu")
         if gpu:
             from thinwire_lab.check.gpu import proof
 
             if device or only or html:
-                raise BadInput("--gpu takes --quick, --interpreted and --json alone")
-            raise typer.Exit(proof.run(interpreted=interpreted, quick=quick, path=json))
+                raise BadInput("--gpu takes --quick, --interpreted, --json and --page alone")
+            raise typer.Exit(proof.run(interpreted=interpreted, quick=quick, path=json, page=page))
         raise typer.Exit(command.run(command.asked(quick=quick, device=device, only=only), json=json, html=html))
 
 

@@ -21,13 +21,18 @@ from torch.futures import Future
 from typer.testing import CliRunner
 
 from thinwire.codecs import TopK
+from thinwire.collectives import room
+from thinwire.exchanges import all_gather
+from thinwire.integrations.attachments.attachment import Attached
+from thinwire.kernels import memory
 from thinwire.memories import ErrorFeedback
 from thinwire.reducer.owners import ToOwners
 from thinwire_lab.check.findings import Wrong
-from thinwire_lab.check.gpu import proof
+from thinwire_lab.check.gpu import first, halves, held, large, layouts, proof
 from thinwire_lab.check.gpu.buckets import OTHERS, PHASES, RECIPES, WORLD, Case, Work, counted
-from thinwire_lab.check.gpu.counting import fake_group
-from thinwire_lab.check.gpu.late import LateGroup, check_late
+from thinwire_lab.check.gpu.counting import fake_group, gpu_path
+from thinwire_lab.check.gpu.late import LateGroup, check_aborted, check_constants, check_late
+from thinwire_lab.check.gpu.page import page_of, tables
 from thinwire_lab.check.gpu.steps import note_overlap
 from thinwire_lab.cli import app
 from thinwire_lab.studies.kernels import numbers
@@ -150,24 +155,122 @@ def test_what_is_read_too_early_is_noticed(name: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - {"dense", "bf16"}))  # whose sums are made in place
-def test_what_was_received_a_step_before_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(_self: LateGroup, out: Tensor, mine: Tensor, _opts: Any = None) -> dist.Work:
-        """Leave the receive buffer as it is, where nothing arrives, as a collective does that was aborted."""
-        if arrives:
-            out.view(WORLD, -1).copy_(mine.view(1, -1))
-        future: Future[list[Tensor]] = Future()
-        future.set_result([out])
-        return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # no stub
-
-    for each in ("all_gather_single", "_allgather_base"):
-        monkeypatch.setattr(LateGroup, each, gather)
+def test_what_was_received_a_step_before_is_noticed(name: str) -> None:
     work = Work(Case(recipe=name, tensors=3, dtype="float32", numel=3 * 2048), CPU)
-    work.group = LateGroup(CPU)
-    for arrives in (True, True, False):
+    work.group = LateGroup(CPU, prompt=True)
+    for work.group.silent in (False, False, True):
         work.gradients.normal_()
         work.prepare()
-        with nullcontext() if arrives else pytest.raises(RuntimeError, match="rank 0 sent a header with version 0"):
+        silent = pytest.raises(RuntimeError, match="rank 0 sent a header with version 0")
+        with silent if work.group.silent else nullcontext():
             work.step()
+
+
+@needs_triton
+@pytest.mark.usefixtures("group")
+def test_what_passes_for_what_did_not_arrive_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(recipe="topk", tensors=1, dtype="float32", numel=1088)
+    with gpu_path():
+        check_aborted(case, CPU)
+        monkeypatch.setattr(all_gather, "places", lambda ranks, nbytes, to: room(ranks * nbytes, to).view(ranks, -1))
+        with pytest.raises(Wrong, match="a step before has passed"):
+            check_aborted(case, CPU)
+
+
+@needs_triton
+@pytest.mark.usefixtures("group")
+def test_a_constant_that_another_stream_reads_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, read = Case(recipe="topk", tensors=2, dtype="float32", numel=2176), set[int]()
+    with gpu_path():
+        check_constants(case, CPU, steps=1)
+        plain = memory.kept.__call__
+
+        def early(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+            x: Tensor = plain(self, *args, **kwargs)
+            again = memory._sent is not sent and id(x) in read
+            read.add(id(x))
+            return torch.zeros_like(x) if again else x
+
+        sent = memory._sent
+        monkeypatch.setattr(memory.kept, "__call__", early)
+        with pytest.raises(Wrong, match="elements of the mean differ"):
+            check_constants(case, CPU, steps=1)
+
+
+@pytest.mark.usefixtures("group")
+def test_memory_that_grows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, kept = Case(recipe="topk", tensors=3, dtype="float32", numel=3 * 2048), list[Tensor]()
+    assert len(held.measured(case, CPU, 6, 2)["allocated_bytes"]) == 6
+    monkeypatch.setattr(Work, "end", lambda self: kept.append(self.flat.clone()))
+    with pytest.raises(Wrong, match="allocated_bytes grow from"):
+        held.measured(case, CPU, 6, 2)
+
+
+@pytest.mark.usefixtures("group")
+def test_an_element_of_a_large_bucket_that_is_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in large.TINY.values():
+        assert large.checked(case, CPU)["delivered"] == round(case.numel * case.density)
+    plain = Work.end
+
+    def lose(self: Work) -> None:
+        plain(self)
+        (residuals,) = [memory.state() for memory in self.recipe.memories() if memory.stateful]
+        residuals["tensor 0"]["residual"][self.flat == 0] = 0
+
+    monkeypatch.setattr(Work, "end", lose)
+    with pytest.raises(Wrong, match="is neither delivered nor kept whole"):
+        large.checked(large.TINY["n = 2^11 - 1"], CPU)
+
+
+def test_a_large_bucket_for_which_there_is_no_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**9, 10**11))
+    found = large.checked(large.LARGE["n = 2^31 - 1"], torch.device("cuda"))
+    assert found == {"left_out": "1 GB are free; expected 64"}
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
+@pytest.mark.usefixtures("group")
+def test_a_host_that_waits_for_a_new_layout_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert layouts.checked(CPU, 1) == {"layouts": 1, "steps": 3}
+    plain = Work.step
+    monkeypatch.setattr(Work, "step", lambda self: (plain(self), self.flat.max().item()))
+    with pytest.raises(RuntimeError, match="_local_scalar_dense"):
+        layouts.checked(CPU, 1)
+
+
+def test_first_steps_are_timed_in_a_process_of_their_own() -> None:
+    found = first.measured(Case(recipe="dense", tensors=1, dtype="float32", numel=1088), CPU, 2)
+    assert (found["recipe"], len(found["steps_s"])) == ("dense", 2)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "scaled"])
+def test_ranks_train_in_16_bits(kind: str) -> None:
+    found = halves.compared(kind, CPU, ["topk"])
+    assert "error" not in found
+    assert (found["rows"][0]["skipped"] > 0) == (kind == "scaled")
+
+
+@pytest.mark.usefixtures("group")
+def test_ranks_that_drift_apart_in_16_bits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attached, "differing_parameters", lambda _: ["0.weight"])
+    with pytest.raises(Wrong, match="replicas differ after 12 steps"):
+        halves.trained("dense", "bfloat16", CPU)
+
+
+PAGE = Path(__file__).parents[3] / "docs/measurements/gpu.md"
+
+
+@pytest.mark.parametrize("title", ["A bucket of 25 MiB", "Kernels beside their floors", "A training step"])
+def test_the_page_has_the_tables_of_its_json(title: str) -> None:
+    assert tables(json.loads(PAGE.with_suffix(".json").read_text()))[title] in PAGE.read_text()
+
+
+def test_a_page_says_what_failed_and_what_was_left_out() -> None:
+    parts = {"late": {"topk": {"error": "Wrong: it was early"}}, "network": {"links": {"left_out": "one GPU"}}}
+    found = page_of({"device": "a GPU", "versions": {"torch": "2"}, "parts": parts, "seconds": {"late": 3.0}})
+    assert "- late, topk: Wrong: it was early\n- Not run: network, links: one GPU." in found
+    assert "| `late` | 1 | 1 | 3 |" in found
 
 
 def test_what_a_run_took_that_was_cut_off_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +333,7 @@ def test_what_backward_hides_is_what_a_step_is_not_longer_by() -> None:
 def test_options_that_it_does_not_take_are_refused() -> None:
     done = CliRunner().invoke(app, ["check", "--gpu", "--interpreted", "--only", "topk"])
     assert done.exit_code == 2
-    assert "--gpu takes --quick, --interpreted and --json alone" in done.stderr
+    assert "--gpu takes --quick, --interpreted, --json and --page alone" in done.stderr
 
 
 def test_without_a_gpu_it_says_what_to_do() -> None:
@@ -244,11 +347,12 @@ def test_without_a_gpu_it_says_what_to_do() -> None:
 @needs_triton
 @pytest.mark.slow
 def test_it_runs_whole_through_the_interpreter_and_goes_on_where_it_ended(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.json"
-    done = _check("--interpreted", "--quick", "--json", str(path))
+    path, page = tmp_path / "gpu.json", tmp_path / "gpu.md"
+    done = _check("--interpreted", "--quick", "--json", str(path), "--page", str(page))
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
-    assert set(document["parts"]) == {"late", "freed", "steps", "ranks", "network", "kernels", "buckets"}  # as on a GPU
+    assert len(document["parts"]) == len(proof._PARTS)  # as on a GPU
+    assert "## What would a step take elsewhere?" in page.read_text()
     assert {row["section"] for row in document["parts"]["ranks"]["thinwire check --quick"]["rows"]} > {
         "exchanges, gloo of 2",
         "recipes, gloo of 2",

@@ -78,6 +78,7 @@ class Work:
     count: int = 0
     recipe: Reducer = field(init=False)
     group: Any = field(init=False)
+    verdict: Verdict = field(init=False)
 
     def __post_init__(self) -> None:
         self.segments = self.case.segments()
@@ -99,7 +100,8 @@ class Work:
     def start(self) -> "Future[Mean]":
         """Start reducing the bucket."""
         self.staging.turn()
-        told: dict[str, Any] = {"listeners": self.listeners, "verdict": Verdict(), "staging": self.staging}
+        self.verdict = Verdict()
+        told: dict[str, Any] = {"listeners": self.listeners, "verdict": self.verdict, "staging": self.staging}
         at = Round(step=self.count, group=self.group, scale=1 / WORLD, **told)
         self.recipe.begin(at)
         return self.recipe.reduce(Bucket(flat=self.flat, segments=self.segments), at)

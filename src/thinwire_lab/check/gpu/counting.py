@@ -135,6 +135,12 @@ def forget() -> None:
                 held.cache_clear()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class _Lots(torch.Generator):
     """One for any device."""
 

@@ -22,11 +22,12 @@ from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from thinwire.collectives import groups, thread
-from thinwire.kernels import replay
+from thinwire.errors import PayloadError
+from thinwire.kernels import memory, replay
 from thinwire.reducer import Reducer
 from thinwire_lab.check.findings import Wrong
 from thinwire_lab.check.gpu.buckets import WORLD, Case, Work
-from thinwire_lab.check.gpu.counting import patched
+from thinwire_lab.check.gpu.counting import forget, patched, synchronize
 
 _CYCLES = 20_000_000  # some ten milliseconds of a GPU
 _RANK = 1  # not the root, which would have to invent what it is sent
@@ -41,6 +42,8 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
         super().__init__(_RANK, world)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._prompt, self._sent = prompt, defaultdict[int, deque[Tensor]](deque)
+        self.silent = False
+        """Whether gathers leave what they should write to as it is."""
         self._started: SimpleQueue[tuple[threading.Event, threading.Thread] | None] = SimpleQueue()
         known: Any = dist.distributed_c10d._world  # whom torch asks
         others = (rank for rank in range(world) if rank != _RANK)
@@ -73,6 +76,8 @@ class LateGroup(_Group):  # type: ignore[misc]  # so its base has no type
 
     def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = None) -> dist.Work:
         """Gather equal tensors, which are read late, too."""
+        if self.silent:
+            return self._ended(out, lambda: None)
         out.view(torch.uint8).fill_(255)
         return self._ended(out, lambda: out.view(self.size(), -1).copy_(mine.view(1, -1)))
 
@@ -175,6 +180,55 @@ def check_freed(case: Case, device: torch.device, steps: int = 20) -> None:
                 work.step()
         _compare(kept, plain, step)
         del rubbish
+
+
+def check_constants(case: Case, device: torch.device, steps: int = 4) -> None:
+    """Compare a bucket's means with others whose constants are copied slowly, for two streams at once. Raises Wrong."""
+    plain, *both = works = [Work(case, device) for _ in range(3)]
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in both]
+    for work in both:
+        work.gradients = plain.gradients
+    for step in range(steps):
+        plain.gradients.normal_()
+        for work in works:
+            work.prepare()
+        with patched((replay, "LANES", {})):  # whatever is captured has met its constants before
+            plain.step()
+            synchronize(device)
+            forget()
+            with patched((memory, "_sent", _slowly)):
+                for work, stream in zip(both, streams, strict=True):
+                    with torch.cuda.stream(stream):
+                        work.step()
+        synchronize(device)
+        for work in both:
+            _compare(work, plain, step)
+
+
+def _slowly(x: Tensor, device: torch.device) -> Tensor:
+    """Copy as `memory._sent` does, but late: until then zeros are there, with which nothing writes out of bounds."""
+    there = torch.zeros_like(x, device=device)
+    if device.type == "cuda":
+        torch.cuda._sleep(_CYCLES)
+        x = x.pin_memory()
+    return there.copy_(x, non_blocking=True)
+
+
+def check_aborted(case: Case, device: torch.device) -> None:
+    """Have an all-gather leave what the step before received, as one that was aborted. Raises Wrong if that passes."""
+    work = Work(case, device)
+    with closing(LateGroup(device, prompt=True)) as work.group:
+        for work.group.silent in (False, False, True):
+            work.gradients.normal_()
+            work.prepare()
+            try:
+                work.step()
+                work.verdict.read()
+            except PayloadError:
+                if work.group.silent:
+                    return
+                raise
+    raise Wrong("what was received a step before has passed for what did not arrive")
 
 
 def _compare(found: Work, expected: Work, step: int) -> None:

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from thinwire.files import write_atomically
 from thinwire_lab.check.about import versions
 from thinwire_lab.check.findings import first_line
-from thinwire_lab.check.gpu import buckets, cost, network, steps
+from thinwire_lab.check.gpu import buckets, cost, first, halves, held, large, layouts, network, steps
 from thinwire_lab.check.gpu.buckets import OTHERS, RECIPES, WORLD, Case
 from thinwire_lab.check.gpu.counting import gpu_path
-from thinwire_lab.check.gpu.late import check_freed, check_late
+from thinwire_lab.check.gpu.late import check_aborted, check_constants, check_freed, check_late
+from thinwire_lab.check.gpu.page import INTERPRETER, page_of
 from thinwire_lab.inputs import BadInput, check_writable, reading, write_document
 from thinwire_lab.show.table import plain
 from thinwire_lab.show.terminal import print_titled, print_written, report_console
@@ -67,7 +69,7 @@ class Proof:
         self.failed |= any("error" in row for row in found.values())
 
 
-def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
+def run(*, interpreted: bool, quick: bool, path: Path | None, page: Path | None = None) -> int:
     """Measure, print and write; return 1 if a row failed, else 0. Raises BadInput."""
     if interpreted:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -75,11 +77,11 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
         raise BadInput("--gpu: torch sees no GPU here; with --interpreted it runs without one, and times nothing")
     device = torch.device("cpu" if interpreted else "cuda:0")
     proof = Proof(device, quick, path, report_console())
-    name = "Triton's interpreter" if interpreted else torch.cuda.get_device_name(device)
-    check_writable((path,))
+    name = INTERPRETER if interpreted else torch.cuda.get_device_name(device)
+    check_writable((path, page))
     proof.document = {"schema": SCHEMA, "device": name, "quick": quick, "versions": versions()}
     proof.document |= _there(path, proof.document)
-    for part in (_late, _buckets, _freed, _steps, _ranks, _network, _kernels):
+    for part in _PARTS:
         part(proof)
     counted = [row for row in proof.document["parts"]["buckets"].values() if "launches" in row]
     proof.document["launches"] = [_where(row) | row["launches"] for row in counted]
@@ -89,7 +91,10 @@ def run(*, interpreted: bool, quick: bool, path: Path | None) -> int:
         for part in proof.document["parts"]["steps"].values():
             steps.note_overlap(part.get("rows", ()), {row["recipe"]: row for row in six})
     write_document(proof.path, **proof.document)
+    if page is not None:
+        write_atomically(page, page_of(proof.document))
     _show(proof, counted)
+    print_written(proof.console, [path, page])
     return int(proof.failed)
 
 
@@ -139,13 +144,60 @@ def _freed(proof: Proof) -> None:
     _compared(proof, "freed", lambda case: check_freed(case, proof.device, steps), cases)
 
 
-def _compared(proof: Proof, part: str, check: Callable[[Case], None], cases: Iterator[Case]) -> None:
+def _constants(proof: Proof) -> None:
+    _compared(proof, "constants", lambda case: check_constants(case, proof.device), _few(proof, *RECIPES))
+
+
+def _aborted(proof: Proof) -> None:
+    gathered = (name for name in RECIPES if name not in ("dense", "bf16"))  # those are summed in place
+    _compared(proof, "aborted", lambda case: check_aborted(case, proof.device), _few(proof, *gathered))
+
+
+def _few(proof: Proof, *names: str, numel: int = _SMALL) -> Iterator[Case]:
+    """Yield buckets of these recipes; through the interpreter, which is slow, a tiny one of Top-k alone."""
+    for name in ("topk",) if proof.interpreted else names:
+        each = 1088 if proof.interpreted else numel // 6 // 64 * 64
+        yield Case(recipe=name, tensors=6, dtype="float32", numel=6 * each)
+
+
+def _compared(proof: Proof, part: str, check: Callable[[Case], Row | None], cases: Iterator[Case]) -> None:
     def work(case: Case) -> Row:
         with gpu_path() if proof.interpreted else nullcontext():
-            check(case)
-        return {"ok": True}
+            return check(case) or {"ok": True}
 
     proof.part(part, ((case.name, partial(work, case)) for case in cases))
+
+
+def _first(proof: Proof) -> None:
+    count = (2,) if proof.interpreted else ()
+    cases = _few(proof, *first.RECIPES, numel=_SMALL if proof.quick else _LARGE)
+    proof.part("first", ((case.recipe, partial(first.measured, case, proof.device, *count)) for case in cases))
+
+
+def _held(proof: Proof) -> None:
+    counts = (6, 2) if proof.interpreted else ()
+    cases = _few(proof, *RECIPES, numel=_SMALL if proof.quick else _LARGE)
+    _compared(proof, "held", lambda case: held.measured(case, proof.device, *counts), cases)
+
+
+def _layouts(proof: Proof) -> None:
+    count = 3 if proof.interpreted else 300
+    proof.part("layouts", iter([(f"{count} layouts", lambda: layouts.checked(proof.device, count))]))
+
+
+def _halves(proof: Proof) -> None:
+    names = ("topk",) if proof.interpreted else halves.NAMES
+    rows = ((kind, partial(halves.compared, kind, proof.device, names)) for kind in halves.KINDS)
+    proof.part("halves", rows)
+
+
+def _large(proof: Proof) -> None:
+    def work(each: large.Large) -> Row:
+        with gpu_path() if proof.interpreted else nullcontext():
+            return large.checked(each, proof.device)
+
+    cases = large.TINY if proof.interpreted else large.LARGE
+    proof.part("large", ((name, partial(work, each)) for name, each in cases.items()))
 
 
 def _kernels(proof: Proof) -> None:
@@ -211,6 +263,13 @@ def _steps(proof: Proof) -> None:
             proof.part("steps", iter([(f"{each} tokens", partial(work, each))]))
 
 
+_PARTS = (
+    _first, _late, _freed, _aborted, _layouts, _held, _buckets, _steps, _ranks, _halves, _network, _kernels, _large,
+    _constants,
+)  # fmt: skip
+"""Last is what may end in an access out of bounds, after which this process can use the GPU no more."""
+
+
 def _where(row: Row) -> Row:
     return {key: row[key] for key in ("recipe", "tensors", "dtype", "elements")}
 
@@ -227,16 +286,14 @@ def _show(proof: Proof, counted: list[Row]) -> None:
     for title, rows in tables.items():
         if rows:
             print_titled(proof.console, plain(rows, title))
-    for link, row in parts["network"].items():
-        if "left_out" in row:
-            proof.console.print(f"network, {link}: not run, {row['left_out']}", markup=False)
     for part, found in parts.items():
         for key, row in found.items():
+            if "left_out" in row:
+                proof.console.print(f"{part}, {key}: not run, {row['left_out']}", markup=False)
             if "error" in row:
                 proof.console.print(f"✗ {part}: {key}: {row['error']}", style="bold red", markup=False)
     took = ", ".join(f"{name} {seconds} s" for name, seconds in proof.document["seconds"].items())
     proof.console.print(f"took: {took}", markup=False)
-    print_written(proof.console, [proof.path])
 
 
 def _taken(row: Row) -> Row:
