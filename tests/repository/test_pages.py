@@ -43,3 +43,9 @@ def test_pages_are_short_enough_to_be_read() -> None:
     assert words[Path("README.md")] <= 450
     assert sum(count for page, count in words.items() if page.parts[0] == "papers") <= 20_000
     assert 20_000 < sum(words.values()) <= 60_000
+
+
+def test_tests_that_a_page_names_are_there() -> None:
+    files = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
+    there = {name for text in files for name in re.findall(r"^def (test_\w+)\(", text, re.MULTILINE)}
+    assert {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())} <= there
