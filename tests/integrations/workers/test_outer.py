@@ -859,6 +859,30 @@ def test_sharded_islands_are_workers_too(ranks: Ranks) -> None:
         assert far < 1e-12
 
 
+def _evaluated() -> float:
+    """An evaluation leaves what the root holds whole. How far another one is from that of the global parameters."""
+    mesh, x = mesh_of(2, 2, names=("between", "within")), torch.ones(2, 24)
+    model = nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 16))
+    for part in (model[0], model):
+        fully_shard(part, mesh=mesh["within"])
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        model(x)
+    handle = tw.outer(model, optimizer, tw.OuterSteps(every=H), group=mesh["between"].get_group())
+    model(x).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(x)
+        handle.go_back()
+        found = model(x).clone()
+        model.reshard()  # type: ignore[operator]
+        return float((found - model(x)).abs().max())
+
+
+def test_who_goes_back_after_an_evaluation_has_the_global_parameters(ranks: Ranks) -> None:
+    assert ranks.run(4, _evaluated) == [0.0] * 4
+
+
 def _without_a_shard(fragments: Any) -> str:
     """Two islands of two ranks, whose second has nothing of the last layer."""
     mesh = mesh_of(2, 2, names=("between", "within"))

@@ -863,6 +863,44 @@ def test_another_frozen_parameter_is_refused(ranks: Ranks) -> None:
         assert re.search(r"FingerprintError: .*frozen: \(1,\)", said)
 
 
+def _alone_in_another_group() -> str:
+    """The backend of a worker's own group where the default one might be NCCL, whose messages no host can read."""
+    with _store() as store, patch.object(dist, "new_group", wraps=dist.new_group) as made:
+        worker = Worker(store, _sparse(), workers=1)
+        worker.handle.remove()
+        return str(made.call_args.kwargs["backend"])
+
+
+def test_a_workers_own_group_is_of_gloo(ranks: Ranks) -> None:
+    with patch.object(agreement, "FOUNDING", 0.1):
+        assert ranks.run(1, _alone_in_another_group) == ["gloo"]
+
+
+def _of_another_version() -> str:
+    with _store() as store, patch.object(outer, "__version__", f"{dist.get_rank()}"):
+        said = told(partial(Worker, store, _sparse(), workers=2))
+        dist.barrier()
+        return said
+
+
+def test_another_version_is_refused(ranks: Ranks) -> None:
+    """Its shares may be laid out otherwise, and all workers would raise as they read one."""
+    assert any("thinwire 0" in said and "thinwire 1" in said for said in ranks.run(2, _of_another_version))
+
+
+def test_who_is_interrupted_while_it_fetches_is_there() -> None:
+    with _swarms(2) as (one, other):
+        other.stand(0, {}, dict.fromkeys(one.workers, True))
+        one.stand(0, {}, dict.fromkeys(one.workers, True))
+        _wait(lambda: one.furthest == 0)
+        other.known.decisions[1] = Decision(1, (other.id,), other.known.view)
+        other.stand(1, {})
+        _wait(lambda: one.furthest == 1)
+        with patch.object(one, "_heard", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            one.fetch()
+        assert one.status()["at"] == 0
+
+
 def test_terms_may_be_long() -> None:
     """As of a model of many experts: beyond what the words of a frame may have."""
     with _swarms(2, terms="x" * 2 * links._MOST_WORDS) as found:

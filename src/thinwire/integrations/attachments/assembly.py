@@ -21,6 +21,7 @@ from thinwire.integrations.training.drift import check_alike
 from thinwire.integrations.training.gradients import segment_of
 from thinwire.planner import Why
 from thinwire.reducer import Reducer, Released
+from thinwire.version import __version__
 from thinwire.waits import on_host
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -132,7 +133,11 @@ def check_real(parameters: Mapping[str, nn.Parameter]) -> None:
 
 def check_fingerprint(recipe: Reducer, parameters: dict[str, nn.Parameter], group: Group, settings: str = "") -> None:
     """Raise FingerprintError, on every rank, if recipe, parameters or settings differ; a collective."""
-    mine = {"recipe": words(recipe), "what the wrapper, the gathers or the optimizer is set to": settings}
+    mine = {
+        "thinwire": __version__,
+        "recipe": words(recipe),
+        "what the wrapper, the gathers or the optimizer is set to": settings,
+    }
     for name, p in parameters.items():
         by_library = recipe.route(segment_of(p, name)).by_library and not on_host(p)  # its bits hang on the GPU
         computed = f", which {gpu_of(p.device)} computes" if by_library else ""

@@ -4,6 +4,7 @@ A gradient that accumulates over several reductions holds both. Only the second 
 makes no buckets, `buckets` does.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
@@ -125,6 +126,14 @@ def islands(parameters: Iterable[Any]) -> list[Group]:
     meshes = {p.device_mesh: None for p in parameters if is_dtensor(p)}
     groups = {tuple(dist.get_process_group_ranks(g)): g for mesh in meshes for g in mesh.get_all_groups()}
     return [group for ranks, group in groups.items() if len(ranks) > 1]
+
+
+def reshard(model: nn.Module) -> None:
+    """Have FSDP2 hold shards alone: an evaluation leaves some parameters whole, which do not follow them."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # who has not imported it has no such modules
+    for module in model.modules() if fsdp else ():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
 
 
 def is_dtensor(x: object) -> bool:

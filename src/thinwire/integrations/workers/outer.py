@@ -36,7 +36,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.training.drift import check_shapes, start_alike, state_of
-from thinwire.integrations.training.gradients import is_dtensor, islands, local
+from thinwire.integrations.training.gradients import is_dtensor, islands, local, reshard
 from thinwire.integrations.workers.directory import found_address
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.meeting import RunningStatistics
@@ -48,6 +48,7 @@ from thinwire.outer_steps import OuterSteps, made_optimizer
 from thinwire.reducer import Compressed, Reducer
 from thinwire.reducer.base import words
 from thinwire.reducer.wrappers import Routing
+from thinwire.version import __version__
 
 
 @checked(on_error=raise_on_all(given_group))
@@ -124,6 +125,7 @@ def outer(
             _check_gathers(steps)
         group = group_or_all(group)
         whole = model.module if isinstance(model, DistributedDataParallel) else model
+        reshard(whole)
         alone = whole is model and not any(map(is_dtensor, model.parameters()))
         if store is not None and not alone:
             raise ValueError(
@@ -147,7 +149,7 @@ def outer(
         if store is None:
             handle = Outer(*parts)
         else:
-            terms = f"{words(steps.recipe)} {settings} {plain(fragments[0].optimizer)}"
+            terms = f"thinwire {__version__}, {words(steps.recipe)} {settings} {plain(fragments[0].optimizer)}"
             shapes = [f"{n}: {tuple(x.shape)} {x.dtype}{', trained' * (n in own)}" for n, x in state_of(whole).items()]
             swarm = Swarm(
                 store,
@@ -188,7 +190,7 @@ def _alone(group: Group | None, failing: ExitStack) -> Group:
         store: Any = dist  # which does not export it, as mypy has it
         dist.init_process_group("gloo", store=store.HashStore(), rank=0, world_size=1)
         failing.callback(dist.destroy_process_group)
-    found = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    found = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
     failing.callback(dist.destroy_process_group, found)
     return found
 

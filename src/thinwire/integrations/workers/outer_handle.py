@@ -17,7 +17,7 @@ from thinwire.handle import Handle, MemoryUse
 from thinwire.integrations.membership.membership import agreed
 from thinwire.integrations.membership.state import Standing, agree
 from thinwire.integrations.training.drift import differing, digest
-from thinwire.integrations.training.gradients import local
+from thinwire.integrations.training.gradients import local, reshard
 from thinwire.integrations.training.optimizers import Hook, nested, skipped_by_scaler, stop_observing
 from thinwire.integrations.workers import outer_state
 from thinwire.integrations.workers.fragments import Fragment
@@ -56,6 +56,7 @@ class Outer(Handle):
         self.inner_steps = self.ticks = 0
         self._learnt = False
         self._meter, self._sick = Meter(), Sick()
+        self._models = list[nn.Module]()
         self._known = {id(p) for fragment in fragments for p in fragment.own_parameters}
         for fragment in fragments:
             fragment.attachment.meter = self._meter
@@ -68,7 +69,8 @@ class Outer(Handle):
         AT_WORK.update(optimizers)
 
     def watch(self, model: nn.Module) -> None:
-        """Warn if a state is loaded into this model in mid-training."""
+        """Warn if a state is loaded into this model in mid-training, and keep it for `go_back`."""
+        self._models.append(model)
         note = Hook(self._begin.model_loads)
         self._hooks += [module.register_load_state_dict_pre_hook(note) for module in model.modules()]
 
@@ -146,6 +148,8 @@ class Outer(Handle):
 
         What it has learnt since its latest outer step is lost. Not a collective.
         """
+        for model in self._models:
+            reshard(model)
         for fragment in self.fragments:
             fragment.merge()
         for optimizer in self._optimizers:

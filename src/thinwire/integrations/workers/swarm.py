@@ -279,18 +279,17 @@ class Swarm:
             StateError: If nobody who is further on can be reached.
         """
         asked, whom = 0.0, ""
-        with self._changed:
+        with self._changed, ExitStack() as ending:
             self._state, self._fetches, heard = None, True, monotonic()
+            ending.callback(setattr, self, "_fetches", False)  # also where this is interrupted
             self._broadcast(self.status())  # nobody who could give it waits for this worker
             while self._state is None:
                 self._check()
                 self.known.wait()
                 if void := self.known.void:
-                    self._fetches = False
                     return void.tick, void.view, b""
                 ahead = self.known.ahead
                 if self._misses_nothing():
-                    self._fetches = False
                     return None
                 heard = self._heard(heard, bool(ahead))
                 arriving = whom in ahead and self._links[whom].arriving
@@ -299,7 +298,7 @@ class Swarm:
                     whom, asked = max(others, key=lambda peer: (others[peer], peer)), monotonic()
                     self._links[whom].send({"kind": "want state"})
                 self._changed.wait(0.2)
-            (words, body), self._state, self._fetches = self._state, None, False
+            (words, body), self._state = self._state, None
             self._seat.join(str(words["training"]), begun=words["begun"] is True)
             return int(words["tick"]), view_of(words), body
 
