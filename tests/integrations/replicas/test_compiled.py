@@ -1,18 +1,21 @@
 """torch.compile of a model in DistributedDataParallel: a hook of ours breaks no graph that a plain hook leaves whole.
 
 Hooks run while the reducer of DDP, in C++, calls them in backward, outside of any compiled graph. So nothing that
-thinwire does is traced, and no kernel needs to be known to the compiler.
+thinwire does is traced, and no kernel needs to be known to the compiler. FSDP2's steps may be compiled whole as well.
 """
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
+from ranks import Ranks, mesh_of
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.fsdp import fully_shard
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -92,3 +95,36 @@ def test_a_compiled_model_trains_as_without_a_compiler(ranks: Ranks) -> None:
     (compiled,) = ranks.run(1, _train, _Thinwire(recipes.dgc(density=0.1)), "eager")
     (plain,) = ranks.run(1, _train, _Thinwire(recipes.dgc(density=0.1)), "")
     assert all(map(torch.equal, compiled.parameters, plain.parameters))
+
+
+def _step_of_shards(*, scattered: bool, compiled: bool) -> Tensor:
+    mesh = mesh_of(2, 1, names=("replicate", "shard"))
+    part = mesh["replicate" if scattered else "shard"]
+    model = fully_shard(nn.Linear(8, 4, bias=False), mesh=part)
+    with torch.no_grad():
+        model.weight.fill_(0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if scattered:
+        thinwire.scatter(model, recipes.qsgd(), mesh=part, gathers=thinwire.gathers.Differences(bits=16))
+    else:
+        thinwire.shard(model, recipes.topk(density=0.5, minimum_size=0), mesh=mesh)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    torch._dynamo.reset()
+    run = torch.compile(step, backend="eager") if compiled else step
+    for place in range(2):
+        with warnings.catch_warnings(action="ignore"):  # torch's own, as it compiles
+            run(torch.randn(8, 8, generator=torch.Generator().manual_seed(10 * dist.get_rank() + place)))
+    whole: Tensor = model.weight.full_tensor()
+    return whole
+
+
+@pytest.mark.parametrize("scattered", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_compiled_step_of_shards_trains_as_without_a_compiler(ranks: Ranks, scattered: bool) -> None:
+    train = partial(_step_of_shards, scattered=scattered)
+    compiled, plain = (ranks.run(2, partial(train, compiled=each)) for each in (True, False))
+    assert all(map(torch.equal, compiled, plain))

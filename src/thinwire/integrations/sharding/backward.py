@@ -194,6 +194,7 @@ class Backwards:
             if isinstance(x, Tensor) and x.requires_grad:
                 x.register_hook(self._before_backward)
 
+    @untraced  # in a compiled step, Dynamo would look into what autograd calls
     def _before_backward(self, gradient: object) -> None:
         if self._queued:
             return
@@ -224,6 +225,7 @@ class Backwards:
         at_the_end = Variable._execution_engine.queue_callback
         at_the_end(partial(at_the_end, self._after_backward))  # behind what FSDP has queued since
 
+    @untraced
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:
         if not self._queued:
             raise RuntimeError(
@@ -234,6 +236,7 @@ class Backwards:
             self._contributions.take(name, p)
         self._arrivals.note(name, p, now=self._now)
 
+    @untraced
     def _after_backward(self) -> None:
         self._queued = False
         if self._arrivals.arrived and self._now:
