@@ -78,7 +78,7 @@ class Signal(ABC):
 
     def peak(self) -> Tensor:
         """Compute the vector, and return its largest magnitude (1): NaN if any is, 0 without elements."""
-        return self.select(torch.full((), torch.inf, device=self.device), 0).peak.view(1)
+        return self.select(torch.full((), torch.inf, dtype=torch.float32, device=self.device), 0).peak.view(1)
 
 
 @final

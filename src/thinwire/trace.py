@@ -262,7 +262,7 @@ def ring_bytes(nbytes: int, world_size: int) -> float:
 def squares(tensors: Sequence[Tensor]) -> Tensor:
     """Return ‖x‖² over all tensors, as a 0-dim tensor on their device."""
     norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in tensors]
-    return torch.stack(norms).double().square().sum() if norms else torch.zeros((), device="cpu")
+    return torch.stack(norms).double().square().sum() if norms else torch.zeros((), dtype=torch.float64, device="cpu")
 
 
 def _covered(intervals: Sequence[tuple[float, float]]) -> float:

@@ -241,6 +241,26 @@ def test_numbers_are_sent_to_a_gpu_once_or_by_who_knows_how(package: str) -> Non
 MAKES = {f"torch.{name}" for name in ("arange", "empty", "eye", "full", "ones", "tensor", "zeros")}
 
 
+FLOAT = {f"torch.{name}" for name in ("empty", "eye", "ones", "rand", "randn", "zeros")}
+
+
+def _needs_dtype(call: ast.Call) -> bool:
+    """Whether it makes numbers of the default dtype: always, or because it is given numbers that are no integers."""
+    given = [node for argument in call.args for node in ast.walk(argument)]
+    floats = any(isinstance(node, ast.Constant) and isinstance(node.value, float) for node in given)
+    special = any(isinstance(node, ast.Attribute) and node.attr in {"inf", "nan"} for node in given)
+    name = ast.unparse(call.func)
+    return name in FLOAT or (name in MAKES and (floats or special))
+
+
+def test_tensors_are_made_of_a_dtype_that_is_named() -> None:
+    """Else a message, or what a kernel takes, depends on torch.set_default_dtype."""
+    for path in sorted(ROOT.rglob("*.py")):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            named = {keyword.arg for keyword in call.keywords} & {"dtype", "out"}
+            assert named or not _needs_dtype(call), f"{path}:{call.lineno} {ast.unparse(call)}"
+
+
 def test_tensors_are_made_on_a_device_that_is_named() -> None:
     """Else they land wherever torch.set_default_device says, where nobody here looks for them."""
     for path in sorted(ROOT.rglob("*.py")):

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from functools import lru_cache
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -92,7 +91,7 @@ def filled(indices: Tensor, numel: int) -> Tensor:
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
     """Return the k-th largest magnitude (0-dim), for k ≤ x.numel(); 0 for none."""
-    return x.index_select(0, largest(x, k)).abs().min() if k else torch.zeros((), device=x.device)
+    return x.index_select(0, largest(x, k)).abs().min() if k else x.new_zeros(())
 
 
 def room(bound: float, k: int, numel: int) -> int:

@@ -60,7 +60,7 @@ class UnionAllReduce(Rounds):
         """Return how many bytes of rows travel for one that they have."""
         if self.packed is None:
             return 1.0
-        sample = torch.zeros(1 << 16, device="cpu")
+        sample = torch.zeros(1 << 16, dtype=torch.float32, device="cpu")
         return self.packed.encode(sample).values.nbytes / sample.nbytes
 
     def _sum(self, peers: Peers, mine: Keyed, seeds: Sequence[int]) -> Tensor:

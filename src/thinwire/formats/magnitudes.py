@@ -66,7 +66,7 @@ class Magnitudes(Format):
 
     def table(self) -> Tensor:
         """Return the levels, and minus the levels."""
-        levels = torch.tensor(self.levels, device="cpu")
+        levels = torch.tensor(self.levels, dtype=torch.float32, device="cpu")
         return torch.cat((levels, -levels))
 
 

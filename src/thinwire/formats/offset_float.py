@@ -125,8 +125,8 @@ class OffsetFloat(Format):
     def table(self) -> Tensor:
         """Return zero, eps..max, -eps..min, and NaN for the unused codes."""
         positive, negative = (self._numbers(count) for count in self.grid[2:4])
-        rest = torch.full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan, device="cpu")
-        return torch.cat((torch.zeros(1, device="cpu"), positive, -negative, rest))
+        rest = positive.new_full((2**self.bits - 1 - len(positive) - len(negative),), torch.nan)
+        return torch.cat((positive.new_zeros(1), positive, -negative, rest))
 
     def _numbers(self, count: int) -> Tensor:
         base, shift = self.grid.base, self.grid.shift

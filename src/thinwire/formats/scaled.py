@@ -73,7 +73,9 @@ class Levels(Scaled):
     def table(self) -> Tensor:
         """Return -1 to 1 in steps of 1/s, then NaN for the unused code."""
         codes = torch.arange(2 * self._levels + 1, dtype=torch.float32, device="cpu")
-        return torch.cat(((codes - self._levels) / self._levels, torch.tensor([torch.nan], device="cpu")))
+        return torch.cat(
+            ((codes - self._levels) / self._levels, torch.tensor([torch.nan], dtype=torch.float32, device="cpu"))
+        )
 
     @property
     @override
@@ -107,7 +109,7 @@ class Sign(Scaled):
 
     def table(self) -> Tensor:
         """Return 1 and -1."""
-        return torch.tensor([1.0, -1.0], device="cpu")
+        return torch.tensor([1.0, -1.0], dtype=torch.float32, device="cpu")
 
 
 @final
@@ -133,4 +135,4 @@ class Ternary(Scaled):
 
     def table(self) -> Tensor:
         """Return 0, 1, -1 and NaN."""
-        return torch.tensor([0.0, 1.0, -1.0, torch.nan], device="cpu")
+        return torch.tensor([0.0, 1.0, -1.0, torch.nan], dtype=torch.float32, device="cpu")

@@ -191,7 +191,7 @@ class Lane:
         self._captures = [torch.cuda.Stream(device, priority=-2) for _ in range(2)]
         self._lock = threading.Lock()  # buckets end in the threads of their collectives
         with self.taken():  # without any graph the memory would be given up, and torch cannot capture in it again
-            self._keeper = self.captured(lambda: torch.zeros(1, device=device))
+            self._keeper = self.captured(lambda: torch.zeros(1, dtype=torch.float32, device=device))
 
     @contextmanager
     def taken(self, *, alone: bool = False) -> Iterator[None]:

@@ -39,14 +39,14 @@ class LaplaceBoundary(Boundary):
 
     def __init__(self, density: Share, *, bound: Multiple = 2.0, values: Narrow = None, start_dim: Whole = -1) -> None:
         super().__init__(density, values, start_dim)
-        if isinstance(values, Format) and bool(
-            Coded.of(torch.tensor([0.0, 1.0], device="cpu"), values).values(torch.float32)[0]
-        ):
+        zero = torch.tensor([0.0, 1.0], dtype=torch.float32, device="cpu")
+        if isinstance(values, Format) and bool(Coded.of(zero, values).values(torch.float32)[0]):
             raise ValueError(
                 f"{values} cannot represent zero, which pads each message up to the bound; use another format"
             )
         self.bound = bound
-        self.register_buffer("recent", torch.full((_RECENT,), math.nan, device=torch.get_default_device()))
+        unknown = torch.full((_RECENT,), math.nan, dtype=torch.float32, device=torch.get_default_device())
+        self.register_buffer("recent", unknown)
 
     @property
     def threshold(self) -> Tensor:

@@ -2,7 +2,8 @@
 
 import copy
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire.formats.base import _table as tables
 from thinwire.recipes import METHODS, Method
 
+Default = Callable[[], AbstractContextManager[Any]]
 STEPS = 4
 STATEFUL = [name for name, case in RECIPES.items() if any(memory.stateful for memory in case.make().memories())]
 # What DDP has to be told about, replicas take as it comes.
@@ -551,27 +554,43 @@ def test_replicate_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
             assert all(part in messages[name] for part in parts), messages[name]
 
 
-def _whatever_the_default_device() -> list[str]:
-    """Train with every method, as after torch.set_default_device; return those that end elsewhere than without."""
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _whatever_is_set(default: Default) -> list[str]:
+    """Train with every method, with and without this; return those that end elsewhere."""
     torch.manual_seed(0)
     module, batch = mlp(torch.float32), torch.randn(8, WIDTH)
 
-    def trained(method: Method, default: str) -> list[Tensor]:
+    def trained(method: Method) -> list[Tensor]:
         model = copy.deepcopy(module)
         optimizer = sgd(model, momentum=0.9)
-        with torch.device(default):
-            replicas = tw.replicate(model, method.make(), optimizer=optimizer if method.momentum else None)
-            for _ in range(2):
-                optimizer.zero_grad()
-                model(batch).square().mean().backward()
-                replicas.reduce()
-                optimizer.step()
-            replicas.load_state_dict(replicas.state_dict())
+        replicas = tw.replicate(model, method.make(), optimizer=optimizer if method.momentum else None)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            replicas.reduce()
+            optimizer.step()
+        replicas.load_state_dict(replicas.state_dict())
         return [p.detach() for p in model.parameters()]
 
-    pairs = {name: (trained(method, "cpu"), trained(method, "meta")) for name, method in METHODS.items()}
-    return [name for name, both in pairs.items() if not all(map(torch.equal, *both))]
+    plain = {name: trained(method) for name, method in METHODS.items()}
+    tables.cache_clear()
+    with default():
+        ours = {name: trained(method) for name, method in METHODS.items()}
+    return [name for name in METHODS if not all(map(torch.equal, plain[name], ours[name]))]
 
 
-def test_models_on_the_host_train_whatever_the_default_device(ranks: Ranks) -> None:
-    assert ranks.run(2, _whatever_the_default_device) == [[], []]
+DEFAULTS = {"device": partial(torch.device, "meta"), "dtype": partial(_default_dtype, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("default", DEFAULTS.values(), ids=DEFAULTS)
+def test_models_on_the_host_train_whatever_the_defaults(ranks: Ranks, default: Default) -> None:
+    assert ranks.run(2, _whatever_is_set, default) == [[], []]

@@ -19,7 +19,7 @@ from thinwire.memories import AppliedMomentum, Memory
 from thinwire.reducer import Reducer
 
 _log = logging.getLogger("thinwire")
-_NONE = torch.zeros((), device="cpu")
+_NONE = torch.zeros((), dtype=torch.float32, device="cpu")
 _FIX = "pass attach(..., optimizer=optimizer), which moves momentum out of it, or set its momentum to 0"
 
 

@@ -187,7 +187,7 @@ def gapless(x: Tensor) -> bool:
 
 def _stride_in_memory(x: Tensor) -> tuple[int, ...]:
     """Return the strides of this parameter's gradient: its own where it has no gaps, and else row by row."""
-    return x.stride() if gapless(x) else torch.empty(x.shape, device="meta").stride()
+    return x.stride() if gapless(x) else torch.empty(x.shape, dtype=x.dtype, device="meta").stride()
 
 
 def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -279,7 +279,7 @@ class Whole:
         """Take what there is for loaded, whatever is put back later."""
         self._note_loading()
         if self.before is not None:
-            self.before = self.before[0], torch.empty(0, device="cpu")
+            self.before = self.before[0], torch.empty(0, dtype=torch.int64, device="cpu")
 
     def accept(self) -> None:
         """Accept what has been loaded."""

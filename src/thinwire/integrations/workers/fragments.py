@@ -181,7 +181,7 @@ class Fragment:
         """Return the lowest of the values on the ranks of the island, which must not decide apart; a collective."""
         if not self.islands:
             return value
-        found = torch.tensor(float(value), device=self.own_parameters[0].device)
+        found = torch.tensor(value, dtype=torch.float64, device=self.own_parameters[0].device)
         for group in self.islands:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
         return float(found)

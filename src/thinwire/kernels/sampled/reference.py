@@ -35,7 +35,7 @@ class Draw(NamedTuple):
     def threshold(self, sample: Callable[[int, int], Tensor], device: torch.device) -> Tensor:
         """Return the threshold (0-dim). `sample` takes offset and stride."""
         if not self.rank:
-            return torch.zeros((), device=device)
+            return torch.zeros((), dtype=torch.float32, device=device)
         return sample(self.offset, self.stride).abs().topk(self.rank, sorted=False).values.min()
 
     def room(self, numel: int) -> int:

@@ -126,7 +126,7 @@ def _point(
 def _step(
     reducer: Compressed, size: int, segments: int, step: int, group: Group, device: torch.device
 ) -> tuple[float, float, float]:
-    flat = torch.randn(segments * size, device=device, generator=_generator(device))
+    flat = torch.randn(segments * size, dtype=torch.float32, device=device, generator=_generator(device))
     shape = _shape(size)
     places = tuple(Segment(name=f"{i}", offset=i * size, length=size, shape=shape) for i in range(segments))
     at = Round(step=step, group=group, scale=1 / group.size())
@@ -150,12 +150,12 @@ def _each(reducer: Compressed, size: int, device: torch.device) -> float:
 
 def _decoding(payload: Payload, count: int, device: torch.device) -> float:
     rows = payload.to_buffer().expand(count, -1).contiguous()
-    out = torch.empty(payload.numel, device=device)
+    out = torch.empty(payload.numel, dtype=torch.float32, device=device)
     return timed(lambda: payload.from_buffers(rows).write(out), device)
 
 
 def _random(size: int, device: torch.device) -> torch.Tensor:
-    return torch.randn(_shape(size), device=device, generator=_generator(device))
+    return torch.randn(_shape(size), dtype=torch.float32, device=device, generator=_generator(device))
 
 
 def _shape(size: int) -> tuple[int, ...]:

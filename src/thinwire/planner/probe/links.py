@@ -116,7 +116,7 @@ def fit(points: Sequence[tuple[int, float]], exchange: Exchange | None, world_si
 
 def ping(nbytes: int, group: Group, device: torch.device) -> float:
     """Return the seconds of an all-reduce of so many bytes: the best of a few, on the fastest rank. A collective."""
-    run = _reduce(torch.zeros(-(-nbytes // 4), device=device), group)
+    run = _reduce(torch.zeros(-(-nbytes // 4), dtype=torch.float32, device=device), group)
     gathered([0.0], group, device)  # start together
     return float(gathered([min(_timed(run, device)[0] for _ in range(_PINGS))], group, device).min())
 
@@ -131,7 +131,7 @@ def contention(group: Group, device: torch.device) -> float:
 
 def _sender(name: Transport, group: Group, device: torch.device) -> Callable[[int, int], Sent]:
     def send(size: int, runs: int) -> Sent:
-        run = _WAYS[name][0](torch.zeros(-(-size // 4), device=device), group)
+        run = _WAYS[name][0](torch.zeros(-(-size // 4), dtype=torch.float32, device=device), group)
         columns = zip(*(_timed(run, device) for _ in range(runs)), strict=True)
         # of two the lesser, as the first may set up a connection or find a narrow window
         wall, busy = gathered([median_low(column) for column in columns], group, device).mean(dim=0).tolist()
