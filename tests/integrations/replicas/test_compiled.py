@@ -1,7 +1,7 @@
 """torch.compile of a model in DistributedDataParallel: a hook of ours breaks no graph that a plain hook leaves whole.
 
 Hooks run while the reducer of DDP, in C++, calls them in backward, outside of any compiled graph. So nothing that
-thinwire does is traced, and no kernel needs to be known to the compiler. FSDP2's steps may be compiled whole as well.
+thinwire does is traced, and no kernel needs to be known to the compiler. With other handles, steps may be compiled too.
 """
 
 import warnings
@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from thinwire import recipes
+from thinwire.integrations.training.gradients import local
 from thinwire.reducer import Reducer
 
 
@@ -97,21 +98,34 @@ def test_a_compiled_model_trains_as_without_a_compiler(ranks: Ranks) -> None:
     assert all(map(torch.equal, compiled.parameters, plain.parameters))
 
 
-def _step_of_shards(*, scattered: bool, compiled: bool) -> Tensor:
+def _shard(model: nn.Module) -> None:
     mesh = mesh_of(2, 1, names=("replicate", "shard"))
-    part = mesh["replicate" if scattered else "shard"]
-    model = fully_shard(nn.Linear(8, 4, bias=False), mesh=part)
+    fully_shard(model, mesh=mesh["shard"])
+    thinwire.shard(model, recipes.topk(density=0.5, minimum_size=0), mesh=mesh)
+
+
+def _scatter(model: nn.Module) -> None:
+    mesh = mesh_of(2, 1, names=("replicate", "shard"))["replicate"]
+    fully_shard(model, mesh=mesh)
+    thinwire.scatter(model, recipes.qsgd(), mesh=mesh, gathers=thinwire.gathers.Differences(bits=16))
+
+
+def _replicate(model: nn.Module) -> Callable[[], None]:
+    return thinwire.replicate(model, recipes.topk(density=0.5, minimum_size=0)).reduce
+
+
+def _step(door: Callable[[nn.Module], Any], *, compiled: bool) -> Tensor:
+    model: Any = nn.Linear(8, 4, bias=False)
     with torch.no_grad():
         model.weight.fill_(0.1)
+    reduce = door(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if scattered:
-        thinwire.scatter(model, recipes.qsgd(), mesh=part, gathers=thinwire.gathers.Differences(bits=16))
-    else:
-        thinwire.shard(model, recipes.topk(density=0.5, minimum_size=0), mesh=mesh)
 
     def step(x: Tensor) -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
+        if reduce is not None:
+            reduce()
         optimizer.step()
 
     torch._dynamo.reset()
@@ -119,12 +133,10 @@ def _step_of_shards(*, scattered: bool, compiled: bool) -> Tensor:
     for place in range(2):
         with warnings.catch_warnings(action="ignore"):  # torch's own, as it compiles
             run(torch.randn(8, 8, generator=torch.Generator().manual_seed(10 * dist.get_rank() + place)))
-    whole: Tensor = model.weight.full_tensor()
-    return whole
+    return local(model.weight).clone()
 
 
-@pytest.mark.parametrize("scattered", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_compiled_step_of_shards_trains_as_without_a_compiler(ranks: Ranks, scattered: bool) -> None:
-    train = partial(_step_of_shards, scattered=scattered)
-    compiled, plain = (ranks.run(2, partial(train, compiled=each)) for each in (True, False))
+@pytest.mark.parametrize("door", [_scatter, pytest.param(_shard, marks=pytest.mark.slow), _replicate])
+def test_a_compiled_step_trains_as_without_a_compiler(ranks: Ranks, door: Callable[[nn.Module], Any]) -> None:
+    compiled, plain = (ranks.run(2, partial(_step, door, compiled=each)) for each in (True, False))
     assert all(map(torch.equal, compiled, plain))

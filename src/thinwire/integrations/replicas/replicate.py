@@ -9,6 +9,7 @@ from typing import Annotated, final
 
 import torch
 from torch import Tensor, futures, nn
+from torch._compile import _disable_dynamo as untraced
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import BODY, checked
@@ -43,6 +44,7 @@ class Replicas(Attached):
     def _copies(self) -> int:
         return sum(bucket.flat.nbytes for bucket in self._buckets)
 
+    @untraced  # nor can Dynamo trace collectives, where a step is compiled
     def reduce(self) -> None:
         """Replace every gradient by its mean over the replicas, through the recipe; a collective.
 
