@@ -21,7 +21,7 @@ from cases import RECIPES
 from far import Far, far_bytes, moved_far
 from ranks import Ranks, logged, mesh_of, told
 from torch import Tensor, futures, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
@@ -114,7 +114,7 @@ class _Counting(torch.optim.Optimizer):
         for p in self.param_groups[0]["params"]:
             held = self.state[p]
             if not held:
-                held |= {"steps": 0, "rate": 1.0, "sum": torch.zeros_like(p)}
+                held |= {"steps": 0, "rate": 1.0, "sum": torch.zeros_like(p), "mode": "sum", "best": None}
             held["steps"], held["rate"] = held["steps"] + 1, 0.9 * held["rate"]
             p.sub_(held["sum"].add_(p.grad), alpha=held["rate"] / held["steps"])
 
@@ -1431,6 +1431,9 @@ def _told_by_all(wrong: str) -> str:
             model.register_buffer("mask", torch.zeros(3))
         case "unused" | "unknown argument" if odd:
             options = {"grace": 1.0} if wrong == "unused" else {"sample": 3}
+        case "FSDP1":
+            model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))  # type: ignore[assignment]
+            optimizer = SGD(model.parameters(), lr=0.1)
         case "at work":
             tw.outer(model, optimizer, steps).remove()
             tw.outer(model, optimizer, steps)
@@ -1459,6 +1462,7 @@ WRONG = {
     "no outer optimizer here": r"KeyError: 'missing'|RuntimeError: rank 1: KeyError\('missing'\)",
     "another's": "ValueError.*the optimizer SGD holds 4 parameters; expected the 4 that it is given",
     "at work": "RuntimeError.*already follow the steps of this SGD; call remove",
+    "FSDP1": "TypeError: FullyShardedDataParallel .FSDP1.*fully_shard",
     "complex": "TypeError.*phase is complex; keep it as torch.view_as_real",
     "buffer": r"FingerprintError: parameter or buffer mask differs.*absent.*\(3,\)",
     "unused": "ValueError.*grace=1.0 given without store=",

@@ -863,6 +863,20 @@ def test_another_frozen_parameter_is_refused(ranks: Ranks) -> None:
         assert re.search(r"FingerprintError: .*frozen: \(1,\)", said)
 
 
+def _with_a_setting() -> str:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = tw.OuterSteps(
+        every=H, make_optimizer=lambda parameters: torch.optim.SGD([{"params": parameters, "kind": torch.float64}])
+    )
+    return told(partial(tw.outer, model, optimizer, steps, store="tcp://127.0.0.1:1"))
+
+
+def test_an_outer_optimizer_that_nobody_could_be_given_is_refused(ranks: Ranks) -> None:
+    """Not where somebody joins: that would stop whoever gives it a state."""
+    assert ranks.run(1, _with_a_setting)[0].startswith("TypeError: a state holds torch.float64")
+
+
 def _alone_in_another_group() -> str:
     """The backend of a worker's own group where the default one might be NCCL, whose messages no host can read."""
     with _store() as store, patch.object(dist, "new_group", wraps=dist.new_group) as made:

@@ -14,14 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collectives import Group
 from thinwire.integrations.training.drift import refuse_meta
-from thinwire.integrations.training.gradients import is_dtensor
+from thinwire.integrations.training.gradients import FSDP1, is_dtensor, is_fsdp1, reshard
 
 
 def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return what FSDP reduces, by name; TypeError unless all others are frozen or `ignored`, or for none."""
     _check_kind(model, ignored)
-    for module in sharded_modules(model):
-        module.reshard()  # what an evaluation has left whole is no DTensor
+    reshard(model)  # what an evaluation has left whole is no DTensor
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad and p not in ignored}
     if not any(map(is_dtensor, trained.values())):
         raise TypeError(
@@ -41,15 +40,12 @@ def sharded_parameters(model: nn.Module, ignored: Collection[nn.Parameter]) -> d
     return trained
 
 
-_FSDP1 = "FullyShardedDataParallel (FSDP1) has its gradients in flat parameters: shard with fully_shard (FSDP2) instead"
-
-
 def _check_kind(model: nn.Module, ignored: Collection[nn.Parameter]) -> None:
-    from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
+    from torch.distributed.fsdp import CPUOffloadPolicy
 
     modules = sharded_modules(model)
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise TypeError(_FSDP1)
+    if is_fsdp1(model):
+        raise TypeError(FSDP1)
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise TypeError("DistributedDataParallel keeps whole replicas: call thinwire.attach on it")
     if any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in _groups(modules)):
@@ -143,9 +139,9 @@ def refuse_sharded(model: object, verb: str) -> None:
             f"{verb} takes whole parameters, and those of this {type(model).__name__} are sharded: use "
             "thinwire.shard(model, recipe, mesh=mesh)"
         )
-    if any(base.__name__ == "FullyShardedDataParallel" for base in type(model).__mro__):
+    if isinstance(model, nn.Module) and is_fsdp1(model):
         raise TypeError(
-            f"{verb} takes whole parameters, and {_FSDP1}, then use thinwire.shard(model, recipe, mesh=mesh)"
+            f"{verb} takes whole parameters, and {FSDP1}, then use thinwire.shard(model, recipe, mesh=mesh)"
         )
 
 

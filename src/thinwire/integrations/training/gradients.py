@@ -121,6 +121,15 @@ class _Sent:
         return not is_dtensor(gradient) and (gradient.untyped_storage()._cdata == self.flat.untyped_storage()._cdata)
 
 
+FSDP1 = "FullyShardedDataParallel (FSDP1) has its gradients in flat parameters: shard with fully_shard (FSDP2) instead"
+
+
+def is_fsdp1(model: nn.Module) -> bool:
+    """Whether any module of a model is FSDP1's. To import the class would take seconds."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    return any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
+
+
 def islands(parameters: Iterable[Any]) -> list[Group]:
     """Return the groups of ranks that hold the DTensors among these, one for each dimension of their meshes."""
     meshes = {p.device_mesh: None for p in parameters if is_dtensor(p)}

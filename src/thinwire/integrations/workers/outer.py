@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed has it, its st
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checked import Count, Part, Seconds, checked
-from thinwire.collectives import Group
+from thinwire.collectives import Group, packed
 from thinwire.collectives.certificates import Certificate
 from thinwire.errors import FingerprintError
 from thinwire.exchanges import AllGather, AllReduce
@@ -36,7 +36,7 @@ from thinwire.integrations.attachments.assembly import (
 )
 from thinwire.integrations.membership.membership import agreed, given_group, group_or_all, raise_on_all
 from thinwire.integrations.training.drift import check_shapes, start_alike, state_of
-from thinwire.integrations.training.gradients import is_dtensor, islands, local, reshard
+from thinwire.integrations.training.gradients import FSDP1, is_dtensor, is_fsdp1, islands, local, reshard
 from thinwire.integrations.workers.directory import found_address
 from thinwire.integrations.workers.fragments import Fragment, cut
 from thinwire.integrations.workers.meeting import RunningStatistics
@@ -149,6 +149,7 @@ def outer(
         if store is None:
             handle = Outer(*parts)
         else:
+            packed([plain(fragment.optimizer) for fragment in fragments])  # refused here, not where somebody joins
             terms = f"thinwire {__version__}, {words(steps.recipe)} {settings} {plain(fragments[0].optimizer)}"
             shapes = [f"{n}: {tuple(x.shape)} {x.dtype}{', trained' * (n in own)}" for n, x in state_of(whole).items()]
             swarm = Swarm(
@@ -248,6 +249,8 @@ def _checked(
             f"outer steps already follow the steps of this {type(busy.pop()).__name__}; call remove() on their handle "
             "before you make another"
         )
+    if is_fsdp1(whole):
+        raise TypeError(FSDP1)
     parameters = {name: p for name, p in whole.named_parameters() if p.requires_grad}
     if not parameters:
         raise ValueError("the model has no trainable parameters: unfreeze some, or call outer() before they are frozen")

@@ -5,6 +5,7 @@ them: by parameter, the global one, the mean that has arrived and is not applied
 Their fields are common to all workers, which `redistribute` copies where it adds up residuals.
 """
 
+import json
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps, check_settings
 
 _GLOBAL, _MEAN, _STATE = f"{COMMON}global", f"{COMMON}mean", f"{COMMON}optimizer "
-_NUMBER = f"{COMMON}number "  # of the outer optimizer, as a tensor
+_PLAIN = f"{COMMON}plain "  # of the outer optimizer's state, as JSON
 
 
 def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:
     means, state = fragment.means(), fragment.optimizer.state
     found = {}
     for name, p in fragment.parameters.items():
-        held = dict(_field(key, x) for key, x in state.get(p, {}).items() if x is not None)
+        held = dict(_field(key, x) for key, x in state.get(p, {}).items())
         mean = {_MEAN: means[name]} if name in means else {}
         found[name] = {f: x.detach().clone() for f, x in ({_GLOBAL: p} | mean | held).items()}
     return found
@@ -106,10 +107,13 @@ def _field(key: str, value: object) -> tuple[str, Tensor]:
     """Return what to save of an outer optimizer's state. Raises TypeError for what no tensor can hold."""
     if isinstance(value, Tensor):
         return f"{_STATE}{key}", value
-    if not isinstance(value, int | float):
-        raise TypeError(f"the outer optimizer keeps {key!r} as {value!r:.100}; expected tensors and numbers, to save")
-    kind = torch.float64 if isinstance(value, float) else None
-    return f"{_NUMBER}{key}", torch.tensor(value, dtype=kind, device="cpu")
+    try:
+        text = json.dumps(value).encode()
+    except TypeError:
+        raise TypeError(
+            f"the outer optimizer keeps {key!r} as {value!r:.100}; expected tensors, or what JSON can carry, to save it"
+        ) from None
+    return f"{_PLAIN}{key}", torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def plain(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -135,8 +139,8 @@ def _load_optimizer(
 
 def _kept(field: str, x: Tensor) -> tuple[str, Any]:
     """Return what `_field` has made this field of."""
-    if field.startswith(_NUMBER):
-        return field.removeprefix(_NUMBER), x.item()
+    if field.startswith(_PLAIN):
+        return field.removeprefix(_PLAIN), json.loads(x.cpu().numpy().tobytes())
     return field.removeprefix(_STATE), x.clone()
 
 
