@@ -103,11 +103,12 @@ def prepare_file(path: Path | None) -> None:
 
 def _can_be_written(path: Path) -> bool:
     try:
-        if path.exists() and not path.is_file():  # a folder, or a device: root would replace /dev/null
+        there = path.resolve()  # RuntimeError for links in a circle; from Python 3.13 on, one of these links
+        if there.is_symlink() or (there.exists() and not there.is_file()):  # root would replace /dev/null
             return False
-        with TemporaryFile(dir=path.resolve().parent):  # permissions are not all: /proc says yes, and takes none
+        with TemporaryFile(dir=there.parent):  # permissions are not all: /proc says yes, and takes none
             return True
-    except (OSError, RuntimeError):  # the latter for links in a circle
+    except (OSError, RuntimeError):
         return False
 
 
