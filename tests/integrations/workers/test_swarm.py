@@ -669,26 +669,29 @@ def test_others_hear_of_what_is_loaded_before_that_takes_long(ranks: Ranks) -> N
     assert _agree(ranks.run(2, _loads_slowly))
 
 
-def _of_a_group(path: str) -> str:
+def _of_a_group(path: str) -> tuple[str, str]:
     """Workers of a group save, and one with a store would load."""
     model = nn.Linear(9, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = tw.outer(model, optimizer, _sparse())
     dcp.save({"thinwire": tw.Checkpoint(handle)}, checkpoint_id=path)
+    saved = handle.state_dict()
     handle.remove()
     with _store() as store:
         handle = tw.outer(model, optimizer, _sparse(), store=store, workers=2)
         state = {"thinwire": tw.Checkpoint(handle, path)}
         said = told(partial(dcp.load, state, checkpoint_id=path, process_group=handle.group))
+        alone = told(partial(handle.load_state_dict, saved))
         handle.remove()
-        return said
+        return said, alone
 
 
 def test_what_a_group_has_saved_is_refused(ranks: Ranks, tmp_path: Path) -> None:
     """Each worker would take the residuals of all."""
-    for said in ranks.run(2, _of_a_group, str(tmp_path)):
-        assert said.startswith("StateError: nothing was loaded")
-        assert "without store=" in said
+    for stored, alone in ranks.run(2, _of_a_group, str(tmp_path)):
+        assert stored.startswith("StateError: nothing was loaded")
+        assert alone.startswith("ValueError: this was saved by a process group of 2 workers")
+        assert all("without store=" in said for said in (stored, alone))
 
 
 def _one_is_started_again() -> Log:

@@ -26,6 +26,7 @@ from thinwire.integrations.sharding.layout import Layout, Piece, recut
 from thinwire.integrations.sharding.scatter import Scattered
 from thinwire.integrations.sharding.shard import Shards
 from thinwire.integrations.workers.outer_handle import Outer
+from thinwire.integrations.workers.outer_state import of_a_group
 from thinwire.memories import Noted
 
 _log = logging.getLogger("thinwire")
@@ -166,10 +167,7 @@ class _Loading:
         """Raise StateError for a group's state where each worker would take the residuals of all."""
         count = next(iter(self._headers.values()))["world_size"]
         if count > 1 and isinstance(self._handle, Outer) and self._handle.name:
-            raise StateError(
-                f"nothing was loaded: the checkpoint was saved by a process group of {count} workers, and with store= "
-                "each loads what it has saved itself: load it without store=, or give the model alone its parameters"
-            )
+            raise StateError(f"nothing was loaded: {of_a_group(count)}")
 
     def _attempt(self) -> tuple[State, dict[int, str]]:
         """Return this rank's state from the parts that are left, or else which of them cannot be read, and why."""

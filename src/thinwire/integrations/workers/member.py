@@ -66,6 +66,8 @@ class Member(Outer):
                 "make the other workers return to that state: load before the first step, on all workers, with a new "
                 "store"
             )
+        if isinstance(saved, Mapping) and isinstance(count := saved.get("world_size"), int) and count > 1:
+            raise ValueError(outer_state.of_a_group(count))  # resharded to one, it would be loaded by each of them
         return super().check_state_dict(saved)
 
     @override

@@ -67,6 +67,14 @@ def check(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterS
     return standing
 
 
+def of_a_group(count: int) -> str:
+    """Return why what so many workers of a process group have saved is not loaded by one with a store."""
+    return (
+        f"this was saved by a process group of {count} workers, and with store= each loads what it has saved itself: "
+        "load it without store=, or give the model alone its parameters"
+    )
+
+
 def load(saved: Mapping[str, Any], fragments: Sequence[Fragment], steps: OuterSteps, *, joining: bool = False) -> int:
     """Load what `check` has found to fit. Return the ticks done. A collective, unless this worker is `joining`.
 
