@@ -549,7 +549,7 @@ def test_a_scaler_that_is_not_known_and_late_clipping_are_said_once(ranks: Ranks
         assert "a GradScaler has SGD step, and thinwire was not given it" in unknown
     for scales in (False, True):
         (late,) = said(None, knows=True, scales=scales, clips=True)
-        assert late.startswith("the gradients of 'weight', 'bias' were changed between backward and the optimizer's")
+        assert late.startswith("the gradients of 'weight', 'bias' were written to between backward and the optimizer's")
         assert not said(0.1, knows=True, scales=scales, clips=True)
         assert not said(-1, knows=True, scales=scales, clips=True)
         assert not said(0, knows=True, scales=scales, clips=True)

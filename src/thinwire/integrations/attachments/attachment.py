@@ -547,8 +547,9 @@ _SCALED = (
     "or too small: pass it, as in attach(..., scaler=scaler)"
 )
 _CHANGED = (
-    "the gradients of {} were changed between backward and the optimizer's step, as clipping does. With this recipe "
-    "they contain momentum by then: to clip each worker's own gradient instead, set the recipe's clip_norm="
+    "the gradients of {} were written to between backward and the optimizer's step, as clipping does. With this recipe "
+    "they contain momentum by then: to clip each worker's own gradient instead, set the recipe's clip_norm=. Clipping "
+    "to infinity, as for a log of norms, does no harm"
 )
 _LOOKS_EVERY = 16  # steps from one look for these two to the next
 _AGAIN = (
