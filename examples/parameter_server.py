@@ -14,7 +14,7 @@ if os.environ["RANK"] == "0":
         server.wait()
         print(f"{server.status().version} updates, staleness {dict(server.status().staleness)}")
 else:
-    with thinwire.connect(model, recipe) as trainer:
+    with thinwire.connect(model, recipe, reconnect=300) as trainer:  # seconds in which the server has to start
         for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
             x = torch.randn(64, 256)
             loss = (model(x) - x.mean(1, keepdim=True)).square().mean()

@@ -75,7 +75,6 @@ def _end(script: str) -> subprocess.CompletedProcess[str]:
             env=os.environ | {"PYTHONPATH": source},
             capture_output=True,
             text=True,
-            timeout=120,
         )
 
 

@@ -384,7 +384,7 @@ _FEW = (0, 2), (0, 4)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_compile_and_the_page_says_to_what() -> None:
     without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, __file__], env=without, capture_output=True, text=True, timeout=900)
+    done = subprocess.run([sys.executable, __file__], env=without, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
     assert [name for name, *_ in rows] == [name for _, name, *_ in KERNELS]

@@ -110,7 +110,7 @@ def _run(arguments: list[str], environment: dict[str, str]) -> "subprocess.Popen
 
 def _results(processes: "list[subprocess.Popen[str]]") -> list[dict[str, Any]]:
     try:
-        outputs = [process.communicate(timeout=120) for process in processes]
+        outputs = [process.communicate() for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -25,9 +25,7 @@ def _run(reason: str, *args: str) -> tuple[int, list[str]]:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") if reason == PIPE else Path("/dev/full").open("w") as out:
-        done = subprocess.run(
-            [sys.executable, "-m", "thinwire", *args], stdout=out, stderr=subprocess.PIPE, text=True, timeout=120
-        )
+        done = subprocess.run([sys.executable, "-m", "thinwire", *args], stdout=out, stderr=subprocess.PIPE, text=True)
     return done.returncode, done.stderr.splitlines()
 
 

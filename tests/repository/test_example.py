@@ -52,7 +52,7 @@ def test_a_killed_worker_ends_the_other_with_an_error() -> None:
         while "step 40" not in survivor.stdout.readline():
             pass
         os.kill(victim.pid, signal.SIGKILL)
-        _, errors = survivor.communicate(timeout=60)
+        _, errors = survivor.communicate(timeout=500)
     assert survivor.returncode not in (0, -signal.SIGKILL)
     assert re.search(r"RuntimeError.*(closed by peer|reset by peer|[Tt]imed out)", errors), errors
 
@@ -65,7 +65,6 @@ def _torchrun(script: str, processes: int, *args: str) -> "subprocess.CompletedP
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
 

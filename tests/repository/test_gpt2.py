@@ -24,7 +24,6 @@ def _run(text: Path, *options: str) -> list[str]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
         check=False,
     )
     assert "held-out loss" in done.stdout, done.stderr

