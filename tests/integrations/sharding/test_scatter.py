@@ -13,8 +13,8 @@ import torch.distributed as dist
 from cases import RECIPES
 from ddp_models import same
 from ranks import Ranks, mesh_of, told
+from test_shard import PENALTIES, Net, Use, _small_buckets, batch, build, grid, penalised
 from test_shard import USES as OF_SHARDS
-from test_shard import Net, Use, _small_buckets, batch, build, grid
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -254,6 +254,18 @@ def test_ranks_with_fewer_rows_have_the_same_buckets_of_whole_gradients(ranks: R
     largest = max(p.numel() * p.element_size() for p in Net().parameters())
     assert all(each == found[0] for each in found)
     assert found[0][1] < nbytes + largest
+
+
+def _penalised(when: str) -> float:
+    native, scattered = Native(), Scattered(recipe="all")
+    for training in (native, scattered):
+        penalised(training, when)
+    return far(native, scattered)
+
+
+@pytest.mark.parametrize("when", PENALTIES)
+def test_a_penalty_on_parameters_counts(ranks: Ranks, when: str) -> None:
+    assert max(ranks.run(4, _penalised, when)) < SUMS
 
 
 def _several(recipe: str) -> float:

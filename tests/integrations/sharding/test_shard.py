@@ -273,6 +273,36 @@ def _accumulated(recipe: str) -> float:
     return _far(native, sharded)
 
 
+PENALTIES = "first", "last", "before"
+
+
+def penalised(training: Any, when: str) -> None:
+    """Train with a penalty on the shards themselves: autograd adds its gradient, and FSDP does not reduce it."""
+
+    def penalty() -> Any:
+        return 0.05 * sum(p.to_local().square().sum() for p in training.optimizer.param_groups[0]["params"])
+
+    for step in range(STEPS):
+        training.optimizer.zero_grad()
+        first, loss, last = penalty(), training.net(batch(step)).square().mean(), penalty()
+        parts = {"first": [first + loss], "last": [loss + last], "before": [last, loss]}
+        for each in parts[when]:
+            each.backward()
+        training.optimizer.step()
+
+
+def _penalised(when: str) -> float:
+    native, sharded = Native(), Sharded(recipe="all")
+    for training in (native, sharded):
+        penalised(training, when)
+    return _far(native, sharded)
+
+
+@pytest.mark.parametrize("when", PENALTIES)
+def test_a_penalty_on_parameters_counts(ranks: Ranks, when: str) -> None:
+    assert max(ranks.run(4, _penalised, when)) < 1e-6
+
+
 @pytest.mark.parametrize("recipe", ["dense", "all"])
 def test_a_step_may_have_several_exchanges(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(4, _accumulated, recipe)) < 1e-6

@@ -219,6 +219,7 @@ class Backwards:
                 "does: call it again, with an optimizer of the current parameters"
             )
         self._queued, self._now = True, self._contributions is not None or exchanges_now(self._modules)
+        self._attachment.steps.adding = None
         self._arrivals.clear()
         if self._contributions is not None:
             self._contributions.clear()
@@ -227,12 +228,18 @@ class Backwards:
 
     @untraced
     def _note_arrived(self, name: str, p: nn.Parameter) -> None:
+        steps = self._attachment.steps
+        own, steps.adding = steps.adding == name, None  # by autograd, as a penalty on parameters does, and not by FSDP
+        if own and self._contributions is not None:
+            self._contributions.keep(name)
+        if own and not self._queued:
+            return
         if not self._queued:
             raise RuntimeError(
                 f"thinwire cannot follow the gradient of {name!r}: return tensors, or containers of them that "
                 "torch.utils._pytree knows, from the modules that fully_shard was called with"
             )
-        if self._contributions is not None:
+        if self._contributions is not None and not own:
             self._contributions.take(name, p)
         self._arrivals.note(name, p, now=self._now)
 

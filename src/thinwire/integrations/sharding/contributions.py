@@ -33,6 +33,7 @@ class Contributions(Reducer):
         self._used = 0  # of a row
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._taken: dict[str, Tensor] = {}
+        self._kept: set[str] = set()
 
     def __repr__(self) -> str:
         """Return the recipe in words."""
@@ -107,6 +108,10 @@ class Contributions(Reducer):
             self._rows = None
         self._taken[name] = self._taken[name] + whole if name in self._taken else whole
 
+    def keep(self, name: str) -> None:
+        """Note that autograd has added to this rank's shard of the gradient itself, which nobody else need know."""
+        self._kept.add(name)
+
     def reduce(self, bucket: Bucket, at: Round) -> "Future[Mean]":
         """Send what was taken for these parameters. Afterwards the bucket holds the means of this rank's shards."""
         whole = self._whole(bucket, at.group)
@@ -116,11 +121,16 @@ class Contributions(Reducer):
             listener.add("dense_bytes", sent - ring_bytes(bucket.flat.nbytes, at.group.size()))
         parts = [part_of(segment, at.group.rank(), at.group.size()) for segment in whole.segments]
         own = [whole.flat[part.offset : part.offset + part.length] for part in parts]
+        kept = [x for x, name in zip(bucket.views(), bucket.segments.names, strict=True) if name in self._kept]
+        added = [x.clone() for x in kept if not self._alone]
+        self._kept.difference_update(bucket.segments.names)
 
         def finish(done: "Future[Mean]") -> Mean:
             mean = done.value()  # raises what the recipe raised
             for shard, part in zip(bucket.views(), own, strict=True):
                 shard.copy_(part)
+            for shard, x in zip(kept, added, strict=False):
+                shard.add_(x)
             return Mean(mean.finite, bucket.flat)
 
         return self.recipe.reduce(whole, at).then(finish)

@@ -44,6 +44,7 @@ class Steps:
         self.open = False
         self.fresh = True
         self.pending: set[str] = set()  # reduced, and no optimizer has taken them yet
+        self.adding: str | None = None  # to whose .grad autograd adds now
         self._kept: set[str] = set()  # of the latest reduction
         self._joined = self._follows = self.uneven = False
         self._seen: set[str] = set()
@@ -349,6 +350,7 @@ def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> Non
         if name in me.gradients.reduced and me.gradients.gone(name):
             me.thrown_away(name)
         me.gradients.added.add(name)
+        me.adding = name
 
 
 _ZEROS = (
