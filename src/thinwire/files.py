@@ -4,16 +4,16 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, or leave it as it was. Where it is a link, it stays one; a device is written to."""
-    path = path.resolve()
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` by ``content``, or leave it as it was. A link stays one; a device is written to."""
+    path, data = path.resolve(), content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # root would replace /dev/null
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         return
     draft = path.with_name(f".thinwire.{os.getpid()}.tmp")  # a longer name might not fit
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(data)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

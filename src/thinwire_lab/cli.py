@@ -190,7 +190,7 @@ def plan(
     from thinwire_lab.plan.explain import explained
 
     with refusing("plan", json, html, save_profile):
-        check_apart([data, profile], [json, html, save_profile])
+        check_apart([data, profile, target and target.rpartition(":")[0]], [json, html, save_profile])
         wishes = sources.wishes(
             densities=density, candidates=candidates, error_feedback=error_feedback, optimizer=optimizer, loss=loss
         )

@@ -62,6 +62,18 @@ def test_files_that_find_no_room_are_said_in_a_line(capsys: pytest.CaptureFixtur
         printing(partial(act, PermissionError()))
 
 
+def test_what_a_terminal_cannot_show_ends_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "thinwire", "bench", "--list"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"all of ?, uncompressed" in done.stdout
+
+
 def test_bad_input_keeps_its_line_and_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     with Path("/dev/full").open("w") as out, redirect_stdout(out):
         assert printing(partial(app, ["simulate", "--workers", "0"])) == 2

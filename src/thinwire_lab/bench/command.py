@@ -31,12 +31,18 @@ def run(options: Options, **files: Path | None) -> int:
     console, wanted = Console(quiet=not first), Files(**(files if first else {}))
     description = _describe(options)
     sessions = [Session(act, description) for act in options.acts]
-    code, reason = ended(lambda: _train(sessions, console, lambda: _save(wanted, _joined(sessions, "the run goes on"))))
-    results = _joined(sessions, reason)
-    _save(wanted, results)
-    if results.rows:
-        print_report(console, results)
-    print_written(console, wanted.paths)
+    code = 1
+    reason: str | None = "an error ended the run"
+    try:
+        code, reason = ended(
+            lambda: _train(sessions, console, lambda: _save(wanted, _joined(sessions, "the run goes on")))
+        )
+    finally:
+        results = _joined(sessions, reason)
+        if results.rows:
+            print_report(console, results)
+        _save(wanted, results)
+    print_written(console, wanted.paths if results.rows else (wanted.json, wanted.html))
     if reason:
         complain("bench", reason)
     return code

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from thinwire import trace
-from thinwire.collectives import Group
+from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.training.drift import differing
 from thinwire.pipeline import sparsify
 from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
@@ -83,8 +83,9 @@ class Hybrid:
         return mean_held_out(staged, nn.ModuleList(self._whole), self.meter)
 
     def differing(self) -> list[str]:
-        """Compare the replicas of this stage."""
-        return differing(dict(self._own.named_parameters()), self._mesh.get_group("replica"))
+        """Compare the replicas of every stage, and return what differs alike on all ranks."""
+        found = differing(dict(self._own.named_parameters()), self._mesh.get_group("replica"))
+        return sorted(set().union(*all_gather_plain(found, self._mesh.get_group("stage"))))
 
     def _count(self, names: tuple[str, ...], module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         """Count what this worker would send uncompressed per micro-batch: activations forward, gradients back."""

@@ -178,6 +178,8 @@ class Options:
             check_density(boundary, "--boundary")
         if self.pipeline == 1 and self.boundaries != (1.0,):
             raise BadInput("--boundary is about a model's cuts; give --pipeline STAGES as well")
+        if self.pipeline == 1 and self.micro_batches != Options.micro_batches:
+            raise BadInput("--micro-batches are what a pipeline takes; give --pipeline STAGES as well")
         if self.pipeline > 1 and (name := self._first(lambda method: not method.pipelines)):
             raise BadInput(f"{name} does not follow a pipeline's steps; name a recipe instead")
 

@@ -1,6 +1,7 @@
 """The results as figures: loss over time, and loss over bytes."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -80,11 +81,10 @@ def round_bytes(count: float) -> str:
 
 
 def _styled(results: Results) -> Iterator[tuple[Row, str, str]]:
-    """Give each row its recipe's colour. Dashes tell densities and boundaries of the same recipe apart."""
+    """Give each row its recipe's colour. Dashes tell rows of one colour apart."""
     recipes = list(dict.fromkeys(row.recipe for row in results.rows if not row.is_dense))
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     for row in results.rows:
-        index = -1 if row.is_dense else recipes.index(row.recipe)
-        dash = index // len(COLOURS) + seen.get(row.recipe, 0) if index >= 0 else 0
-        seen[row.recipe] = seen.get(row.recipe, 0) + (index >= 0)
-        yield row, COLOURS[index % len(COLOURS)] if index >= 0 else INK, DASHES[dash % len(DASHES)]
+        colour = INK if row.is_dense else COLOURS[recipes.index(row.recipe) % len(COLOURS)]
+        yield row, colour, DASHES[seen[colour] % len(DASHES)]
+        seen[colour] += 1

@@ -223,6 +223,8 @@ def _first_at_target(results: Results) -> str:
     if not times:
         return f"No recipe reached the target loss of {results.target_loss:.3f}."
     best, *others = sorted(times, key=times.__getitem__)
+    if not times[best]:
+        return f"Before the first step the loss is at the target of {results.target_loss:.3f}: times to it say nothing."
     text = f"First at the target loss of {results.target_loss:.3f}: {best}, in {duration(times[best])}"
     if close := [label for label in others if times[label] <= CLOSE * times[best]]:
         text += f" ({_listed(close)} within 5%)"

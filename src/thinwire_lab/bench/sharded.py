@@ -68,6 +68,7 @@ class Sharded:
         read = self.meter.read(sent)
         if "measured" in read:  # an evaluation has gathered what this step would have
             read["measured"] += round(self._owed)
+            self.meter.total += round(self._owed)
         self._owed = 0.0
         return recorder.split(total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | read
 

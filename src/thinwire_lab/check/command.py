@@ -62,9 +62,8 @@ def asked(*, quick: bool, device: str | None, only: str | None) -> Asked:
 
 def run(options: Asked, *, json: Path | None, html: Path | None) -> int:
     """Check, print and write; return 1 if anything failed, on every rank, else 0. Raises BadInput before it starts."""
-    files = Files(json=json, html=html)
-    began, started = datetime.now(UTC), time.perf_counter()
-    launch = Launch.found()
+    began, started, launch = datetime.now(UTC), time.perf_counter(), Launch.found()
+    files = Files(json=json, html=html) if launch.rank == 0 else Files()  # other hosts may lack the folder
     sections = options.sections(None if launch.alone else launch.world)
     for part in options.only:
         if not any(part in row for section in sections for row in section.rows):

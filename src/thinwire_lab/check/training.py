@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from thinwire import trace
 from thinwire.exchanges import AllGather, AllReduce
+from thinwire.planner.probe.measure import stamp
 from thinwire.recipes import METHODS
 from thinwire.reducer import Reducer
 from thinwire_lab.check.findings import Wrong
@@ -22,6 +24,7 @@ from thinwire_lab.check.waits import Waits, counted
 DENSE = "topk, density 1"
 """The row of a recipe that sends everything."""
 NAMES = (*METHODS, DENSE)
+Handle = tw.integrations.Attachment | tw.integrations.Replicas
 _OPTIONS = {"density": 0.05, "minimum_size": 64, "start": 2, "life": 3}  # of those that a recipe takes
 _WIDTH, _BATCH, _RATE, _MOMENTUM = 48, 8, 0.05, 0.9
 _WATCHED = 3  # steps in which waits are counted
@@ -48,7 +51,7 @@ class _Training:
 
     model: nn.Module
     optimizer: torch.optim.SGD
-    handle: tw.integrations.Attachment | tw.integrations.Replicas | None
+    handle: Handle | None
     device: torch.device
     books: _Books | None = None
 
@@ -83,15 +86,19 @@ class _Training:
         x = torch.randn(_BATCH, _WIDTH, generator=lots).to(self.device)
         return (model(x) - x[:, :8]).square().mean()
 
-    def step(self, step: int) -> None:
-        """Take a step."""
+    def step(self, step: int) -> float:
+        """Take a step. Return the seconds that it took, without those of its books."""
         self.optimizer.zero_grad()
         if self.books is not None:
             self.books.offer(self, step)
+        begun = stamp(self.device)
         self.backward(step)
+        reduced = stamp(self.device)
         if self.books is not None:
             self.books.apply(self)
+        resumed = stamp(self.device)
         self.optimizer.step()
+        return stamp(self.device).since(resumed) + reduced.since(begun)
 
     def call_off(self, step: int) -> None:
         """Have the last rank's gradients be NaN, and let no optimizer take what comes of it. Raises Wrong."""
@@ -133,7 +140,7 @@ class _Books:
             assert p.grad is not None  # every parameter is used
             _add(self.applied, name, p.grad)
 
-    def lost(self, handle: tw.integrations.Attachment | tw.integrations.Replicas) -> float:
+    def lost(self, handle: Handle) -> float:
         """Return how much of what was offered was neither applied nor kept. A collective."""
         state, worst = handle.state_dict(), 0.0
         for name, mine in self.offered.items():
@@ -168,15 +175,14 @@ def _check(name: str, device: torch.device, steps: int, figures: dict[str, Any])
     handle = training.handle
     assert handle is not None  # a recipe was given
     figures["through"] = "replicate" if isinstance(handle, tw.integrations.Replicas) else "DDP"
-    _train(training, steps, figures)
-    sent = handle.stats().total
-    figures |= {"sent_bytes": sent.sent_bytes, "steps": steps, "memory_bytes": handle.memory_bytes}
+    _train(training, handle, steps, figures)
+    figures |= {"steps": steps, "memory_bytes": handle.memory_bytes}
     if drifted := handle.differing_parameters():
         raise Wrong(f"replicas differ after {steps} steps: {drifted[0]}")
     if not all(bool(p.isfinite().all()) for p in training.model.parameters()):
         raise Wrong(f"parameters are not finite after {steps} steps")
-    if dist.get_world_size() > 1 and not sent.sent_bytes > 0:
-        raise Wrong(f"sent {sent.sent_bytes:g} bytes in {steps} steps, expected more than none")
+    if dist.get_world_size() > 1 and not figures["sent_bytes"] > 0:
+        raise Wrong(f"sent {figures['sent_bytes']:g} bytes in {steps} steps, expected more than none")
     if training.books is not None:
         figures["lost"] = training.books.lost(handle)
         if not figures["lost"] <= _LOST:
@@ -189,17 +195,14 @@ def _check(name: str, device: torch.device, steps: int, figures: dict[str, Any])
             refuse_waits(figures, in_rounds=in_rounds(name))
 
 
-def _train(training: _Training, steps: int, figures: dict[str, Any]) -> None:
+def _train(training: _Training, handle: Handle, steps: int, figures: dict[str, Any]) -> None:
     middle = steps // 2
     for step in range(middle):
         training.step(step)
-    training.call_off(10_000)
-    started = time.perf_counter()
-    for step in range(middle, steps):
-        training.step(step)
-    if training.device.type == "cuda":
-        torch.cuda.synchronize(training.device)
-    figures["step_ms"] = 1e3 * (time.perf_counter() - started) / (steps - middle)
+    with trace.listen(trace.Recorder()) as called_off:
+        training.call_off(10_000)
+    figures["step_ms"] = 1e3 * fmean(training.step(step) for step in range(middle, steps))
+    figures["sent_bytes"] = handle.stats().total.sent_bytes - called_off.totals.get("sent_bytes", 0.0)
     if training.device.type == "cuda":
         figures |= _waits(training, steps).figures(_WATCHED)
 

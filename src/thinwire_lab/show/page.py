@@ -50,7 +50,9 @@ class Files:
         if self.html is not None:
             write_atomically(self.html, html())
         if self.plot is not None and figure is not None:
-            figure().savefig(self.plot)
+            drawing = io.BytesIO()
+            figure().savefig(drawing, format=self.plot.suffix[1:].lower())
+            write_atomically(self.plot, drawing.getvalue())
 
 
 def page(title: str, show: Callable[[Console], None], *figures: Figure, made: Mapping[str, Any] | None = None) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from errno import EDQUOT, ENOSPC
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -51,6 +52,8 @@ def expect_files(paths: Iterable[Path | None]) -> None:
 
 def printing(act: Callable[[], object]) -> int:
     """Run a program. Return its exit code, which is not 0 if it could not print or write all; say so in a line."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # such as ASCII lacks characters
     out, code, failure = Printed(sys.stdout), 0, None
     with redirect_stdout(cast(TextIO, out)):
         try:

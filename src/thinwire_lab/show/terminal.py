@@ -10,7 +10,7 @@ from rich.text import Text
 
 from thinwire_lab.show.table import Table
 
-_ASCII = str.maketrans({"✓": "yes", "✗": "NO", "—": "-", "·": "|", "─": "-"})
+_ASCII = str.maketrans({"✓": "yes", "✗": "NO", "—": "-", "–": "-", "·": "|", "─": "-", "±": "+-", "…": "..."})  # noqa: RUF001
 _NARROWEST = 12  # of the column of names
 _LOG_WIDTH = 160
 

@@ -1,6 +1,6 @@
 """`thinwire simulate`: what a step would take between more workers than there are."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,7 @@ def _print(console: Console, options: Options, found: Sequence[Scale]) -> None:
 
 _NOTES = (
     "predicted, not measured. Every worker's share of the work stays as it is (weak scaling).",
-    f"recipes: for all tensors from {SMALLEST:,} elements on, the rest uncompressed. *: the fastest of them.",
+    f"recipes: for all tensors from {SMALLEST:,} elements on, the rest uncompressed. *: the best of them.",
     f"{PLANNED}: tensor by tensor the planner's choice among them; it takes what is kinder to the loss within 3 %.",
     "efficiency: throughput over that of as many workers that never wait for each other.",
 )
@@ -72,11 +72,12 @@ def document(options: Options, found: Sequence[Scale]) -> dict[str, Any]:
 
 
 def _tables(options: Options, found: Sequence[Scale]) -> Iterator[Table]:
-    """Yield the tables of times, of efficiencies, and of what else was asked for; a star marks the fastest."""
+    """Yield the tables of times, of efficiencies, and of what else was asked for; a star marks the best."""
     yield _table("step, ms", found, lambda scale, name: 1e3 * scale.seconds[name])
     yield _table("efficiency, %", found, lambda scale, name: 100 * scale.efficiency(name))
     if options.faults is not None:
-        yield _table("goodput, %", found, lambda scale, name: 100 * options.goodput(scale)[name])
+        best = [_best(options.goodput(scale), max) for scale in found]
+        yield _table("goodput, %", found, lambda scale, name: 100 * options.goodput(scale)[name], best)
     if options.tokens is not None:
         title = f"days to {options.tokens:,.4g} tokens, {options.batch:,} a worker and step"
         yield _table(title, found, lambda scale, name: days_to(options, scale)[name])
@@ -88,18 +89,25 @@ def days_to(options: Options, scale: Scale) -> dict[str, float]:
     return {name: steps * seconds / _DAY for name, seconds in scale.seconds.items()}
 
 
-def _table(title: str, found: Sequence[Scale], cell: Callable[[Scale, str], float]) -> Table:
-    names = list(found[0].seconds)
+def _best(figures: Mapping[str, float], order: Callable[..., str]) -> str:
+    return order((name for name in figures if name != PLANNED), key=figures.__getitem__)
+
+
+def _table(
+    title: str, found: Sequence[Scale], cell: Callable[[Scale, str], float], best: Sequence[str] | None = None
+) -> Table:
+    """Return a row for each scale. best: whose figure has the star, unless that is the shortest step's."""
+    names, best = list(found[0].seconds), best or [scale.best for scale in found]
     rows = [
         [
             f"{scale.world_size:,}",
-            *(_digits(cell(scale, name)) + ("*" if name == scale.best else " ") for name in names),
+            *(_digits(cell(scale, name)) + ("*" if name == star else " ") for name in names),
         ]
-        for scale in found
+        for scale, star in zip(found, best, strict=True)
     ]
     headings = [name.replace(":", " \n") + " " for name in names]
-    best = {(row, 1 + names.index(scale.best)) for row, scale in enumerate(found)}
-    return Table(title=title, headings=["workers", *headings], rows=rows, best=best, gap=1)  # cells have spaces
+    cells = {(row, 1 + names.index(star)) for row, star in enumerate(best)}
+    return Table(title=title, headings=["workers", *headings], rows=rows, best=cells, gap=1)  # cells have spaces
 
 
 def _digits(number: float) -> str:

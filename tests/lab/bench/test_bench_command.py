@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_report import example
 from torch import nn
 from typer.testing import CliRunner
 
@@ -64,6 +65,7 @@ def _bench(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]
         (["--boundary", ""], "--boundary '' is empty"),
         (["--data", __file__, "--json", __file__], "which is read; expected another name"),
         (["--seeds", "0"], "--seeds is 0"),
+        (["--micro-batches", "8"], "--micro-batches are what a pipeline takes; give --pipeline STAGES"),
         (["--optimizer", "adam"], "choose one of sgd, adamw, muon"),
         (["--optimizer", "adamw", "--recipes", "dense,dgc"], "dgc takes over SGD's momentum"),
         (["--optimizer", "adamw", "--pipeline", "2", "--recipes", "dragonn"], "leave dragonn out of --recipes"),
@@ -294,6 +296,30 @@ def test_who_asks_for_nothing_in_particular_sees_adamw_too() -> None:
 )
 def test_who_asks_for_something_gets_that_alone(asked: dict[str, Any]) -> None:
     assert options.read(**USUAL | asked).then is None
+
+
+def test_rows_are_printed_though_an_error_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(session: Session, *_: object, **__: object) -> None:
+        session._rows.append(example().rows[0])
+        raise ConnectionError("another rank is gone")
+
+    _Sessions(monkeypatch)
+    monkeypatch.setattr(Session, "run", run)
+    plot = tmp_path / "o.png"
+    plot.write_text("of another run")
+    with pytest.raises(ConnectionError, match="another rank is gone"):
+        command.run(options.read(**USUAL), json=tmp_path / "o.json")
+    assert "First at the target loss" in capsys.readouterr().out
+    assert Results.from_json(json.loads((tmp_path / "o.json").read_text())).rows
+    monkeypatch.setattr(Session, "run", lambda *_, **__: _interrupt())
+    assert command.run(options.read(**USUAL), plot=plot) == 130
+    assert "written" not in capsys.readouterr().out
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 class _Sessions:

@@ -2,15 +2,20 @@
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import Ranks, mesh_of
 from typer.testing import CliRunner
 
-from thinwire_lab.bench import options
+from thinwire_lab.bench import hybrid, options
+from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.results import Setting
 from thinwire_lab.bench.rows import HEADER_BYTES
 from thinwire_lab.cli import app
+from thinwire_lab.cluster.link import Meter
 from thinwire_lab.cluster.local import Cluster
 from thinwire_lab.inputs import BadInput
 from thinwire_lab.problems import build
@@ -39,6 +44,21 @@ def _train(cluster: Cluster, name: str = "transformer", **row: Any) -> list[list
     for rank, event in cluster.run({"row": {**JOB, "density": 1.0, **row}, "problem": problem}):
         events.setdefault(rank, []).append(event)
     return [events[rank] for rank in sorted(events)]
+
+
+def _with_another_last_stage() -> list[str]:
+    job = RowJob(recipe="dense", density=1.0, steps=1, most_steps=1, every=1, stages=2, micro_batches=2)
+    with mock.patch.object(hybrid, "mesh", return_value=mesh_of(2, 2, names=("replica", "stage"))):
+        run = hybrid.Hybrid(job, build("transformer", seed=0, scale=0.1), Meter())
+    if dist.get_rank() == 3:
+        next(run._own.parameters()).data.add_(1.0)
+    return run.differing()
+
+
+def test_replicas_of_every_stage_are_compared(ranks: Ranks) -> None:
+    first, *others = ranks.run(4, _with_another_last_stage)
+    assert len(first) == 1
+    assert others == [first] * 3
 
 
 def _losses(events: list[dict[str, Any]]) -> list[float]:

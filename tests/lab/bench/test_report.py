@@ -17,7 +17,7 @@ from rich.console import Console
 
 from thinwire_lab.bench import plots
 from thinwire_lab.bench.report import html, in_words, print_report
-from thinwire_lab.bench.results import Quantiles, Results, Row, Split, WireBytes
+from thinwire_lab.bench.results import Quantiles, Results, Row, Split, Spread, WireBytes
 from thinwire_lab.show.page import Files, page
 from thinwire_lab.show.progress import BenchProgress
 from thinwire_lab.show.table import Column, duration, human_bytes, tabulated
@@ -158,13 +158,14 @@ def test_an_earlier_file_survives_a_failing_write(
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    path = tmp_path / "out"
+    path = tmp_path / "out.svg"
     path.write_text("earlier")
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="no space"):
-        Files(json=path).write(results.to_json(), lambda: "")
-    assert path.read_text() == "earlier"
-    assert list(tmp_path.iterdir()) == [path]
+    for files in (Files(json=path), Files(plot=path)):
+        with pytest.raises(OSError, match="no space"):
+            files.write(results.to_json(), lambda: "", lambda: plots.loss_over_bytes(results))
+        assert path.read_text() == "earlier"
+        assert list(tmp_path.iterdir()) == [path]
 
 
 def test_labels_name_the_density_of_a_sparsifier_only(results: Results) -> None:
@@ -208,6 +209,11 @@ def test_the_words_say_what_is_better_and_what_was_not_reached(results: Results)
     assert "dense is 70% exchange" in split
 
 
+def test_a_target_that_needs_no_step_is_said_so(results: Results) -> None:
+    at_once = replace(results, rows=tuple(replace(row, seconds_to_target=0.0) for row in results.rows))
+    assert in_words(at_once)[0] == "Before the first step the loss is at the target of 2.230: times to it say nothing."
+
+
 def test_a_target_that_nobody_reached_is_said_so(results: Results) -> None:
     rows = tuple(replace(row, seconds_to_target=None) for row in results.rows)
     missed = replace(results, rows=rows)
@@ -225,7 +231,12 @@ def test_nulls_are_dashes_and_divergence_is_named() -> None:
 
 
 def test_a_log_without_unicode_gets_the_table_too() -> None:
-    assert "yes" in printed(example(link="100 Mbit/s"), encoding="ascii")
+    spread = Spread(
+        seeds=(0, 1), final_loss=(2.2, 2.26), seconds_to_target=(1.0, 2.0), loss_deviation=0.04, curve_deviation=()
+    )
+    said = printed(edited(example(link="100 Mbit/s"), 0, spread=spread), encoding="ascii")
+    assert "yes" in said
+    assert "2.230 +- 0.040" in said
 
 
 def test_markup_in_a_label_is_shown_as_it_is() -> None:
@@ -279,6 +290,12 @@ def test_a_recipe_keeps_its_colour_and_its_densities_differ_in_dashes(results: R
     assert lines["dgc 0.01"].get_color() == lines["dgc 0.001"].get_color()
     assert lines["dgc 0.01"].get_linestyle() != lines["dgc 0.001"].get_linestyle()
     assert len({line.get_color() for label, line in lines.items() if label != "dgc 0.001"}) == len(lines) - 1
+
+
+def test_no_two_rows_look_alike(results: Results) -> None:
+    both = (replace(row, recipe=f"{row.recipe}{n}", density=d) for n in (1, 2) for row in results.rows for d in (1, 2))
+    lines = plots.loss_over_bytes(replace(results, rows=tuple(both), environment={})).axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 24
 
 
 def test_the_page_needs_nothing_beside_it(results: Results) -> None:

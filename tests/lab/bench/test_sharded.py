@@ -167,6 +167,21 @@ def _spoilt(gathers: str) -> list[list[str]]:
     return found
 
 
+def _counted() -> tuple[float, float]:
+    """Return what was measured of a step after an evaluation, on a link that counts nothing, and the meter's total."""
+    job = RowJob(recipe="bf16", density=1.0, steps=1, most_steps=1, every=1, shards=2, gathers="differences")
+    whole, meter = mesh_of(1, dist.get_world_size(), names=("replicate", "shard")), Meter(wire=lambda: (0, 0))
+    with mock.patch.object(sharded, "mesh", return_value=whole):
+        run = sharded.Sharded(job, build("transformer", seed=0, scale=0.1), meter)
+    run.held_out_loss()
+    return run.step(0)["measured"], meter.total
+
+
+def test_what_an_evaluation_gathers_for_a_step_is_in_its_total_too(ranks: Ranks) -> None:
+    for measured, total in ranks.run(2, _counted):
+        assert measured == total > 0
+
+
 @pytest.mark.parametrize("gathers", KINDS)
 @pytest.mark.first(1)
 def test_a_rank_that_gathers_something_else_is_told(ranks: Ranks, gathers: str) -> None:

@@ -29,6 +29,7 @@ from thinwire.memories import ErrorFeedback, NoMemory
 from thinwire.payloads import Payload
 from thinwire.recipes import METHODS
 from thinwire.reducer import Compressed, Reducer
+from thinwire_lab.check import command as check_command
 from thinwire_lab.check import exchanges, supervision, training
 from thinwire_lab.check.cases import CASES
 from thinwire_lab.check.findings import Finding, Wrong, looked_into, merged
@@ -246,6 +247,28 @@ def test_recipes_pass(ranks: Ranks, name: str) -> None:
         assert finding.ok, finding.said
         assert finding.figures["sent_bytes"] > 0
         assert finding.figures["through"] == "DDP"
+
+
+def _clocked() -> Finding:
+    """Check a recipe whose books take a second at each step, and all else none."""
+    clock = [0.0]
+
+    def slow(*_: object) -> None:
+        clock[0] += 1.0
+
+    with (
+        patch.object(time, "perf_counter", lambda: clock[0]),
+        patch.multiple(training._Books, offer=slow, apply=slow, lost=lambda *_: 0.0),
+    ):
+        return _checked("dense", 4)
+
+
+def test_figures_of_a_step_are_of_that_alone(ranks: Ranks) -> None:
+    elements = sum(p.numel() for p in training._model(CPU).parameters())
+    for finding in ranks.run(2, _clocked):
+        assert finding.ok, finding.said
+        assert finding.figures["step_ms"] == 0.0
+        assert finding.figures["sent_bytes"] == finding.figures["steps"] * 4 * elements
 
 
 class _Refusing:
@@ -480,6 +503,15 @@ def test_what_cannot_be_used_is_refused(args: list[str], said: str) -> None:
     code, _, wrong = _check(*args)
     assert code == 2
     assert said in wrong
+
+
+def test_other_hosts_need_not_have_the_folder_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Launch(address=("", 0), store=None, rank=1, world=2)  # type: ignore[arg-type]  # nobody asks it
+    monkeypatch.setattr(Launch, "found", lambda: ended)
+    monkeypatch.setattr(Launch, "verdict", lambda *_: 0)
+    monkeypatch.setattr(Asked, "sections", lambda *_: [Section(title="machine", kind="machine", rows=[], limit=1)])
+    monkeypatch.setattr(check_command, "work", lambda *_: [])
+    assert _check("--device", "cpu", "--html", "/nowhere/at.html") == (0, "", "")
 
 
 @pytest.mark.slow

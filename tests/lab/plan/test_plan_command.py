@@ -298,6 +298,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
             "diloco:10 is of no H in --outer 30",
         ),
         (["--profile", "PROFILE", "--json", "PROFILE"], "which is read; expected another name"),
+        ([f"{__file__}:build", "--json", __file__], "which is read; expected another name"),
         (["--profile", "PROFILE", "--outer", "30", "--more-steps", "diloco:30=0.5"], "a factor of 1 or more"),
     ],
 )

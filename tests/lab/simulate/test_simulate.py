@@ -107,6 +107,17 @@ def test_goodput_with_faults(tmp_path: Path) -> None:
             assert row["goodput"][name] == pytest.approx(row["efficiency"][name] * share, 0.02)
 
 
+def test_the_best_goodput_has_the_star(tmp_path: Path) -> None:
+    saved = tmp_path / "p.json"  # all is hidden, so outer steps are no faster, but lose less
+    profile({0.010: [("0", 1_000)]}, link=LINK, costs={}, world_size=2, rest=0.010).save(saved)
+    _, said, _ = _simulate(
+        "--profile", str(saved), "--workers", "512", "--outer", "100", "--faults", "1d/5min", "--recipes", "dense"
+    )
+    (figures,) = (line.split() for line in said.partition("goodput, %")[2].splitlines() if line.startswith("    512"))
+    assert [figure.endswith("*") for figure in figures[:2]] == [False, False], "neither the workers nor dense"
+    assert sum(figure.endswith("*") for figure in figures) == 1
+
+
 def _played(workers: int, between: float = 86400.0, gone: float = 300.0, faults: int = 20_000) -> dict[str, float]:
     """Play faults one by one: in a group that stands still for each, and in one that waits for 4 s and goes on."""
     dice = np.random.default_rng(0)
