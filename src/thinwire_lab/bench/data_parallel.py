@@ -1,8 +1,10 @@
 """A row in data parallelism: every worker has the whole model."""
 
 import copy
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch.distributed as dist
@@ -109,3 +111,24 @@ def timed_step(forward: Callable[[], Tensor], update: Callable[[], Any]) -> dict
     exchange = reduced - computed[0] - decode - recorder.seconds("encode", since=computed[0])
     sent = {"sent_bytes": recorder.totals.get("sent_bytes", 0.0)}
     return parts(end - start, encode=encode, exchange=exchange, decode=decode) | sent
+
+
+@dataclass
+class OfThread(trace.Recorder):
+    """A recorder that tells this thread's spans from those of others, such as the communication thread's."""
+
+    own: float = 0.0
+    _thread: int = field(default_factory=threading.get_ident)
+
+    def took(self, name: str, start: float, end: float) -> None:
+        """Keep the span."""
+        super().took(name, start, end)
+        if name in ("encode", "decode") and threading.get_ident() == self._thread:
+            self.own += end - start
+
+    def split(self, total: float, busy: float) -> dict[str, float]:
+        """Return the parts of a step in which this thread used the processor for `busy` seconds."""
+        encode, decode = self.seconds("encode"), self.seconds("decode")
+        compute = max(0.0, min(busy, total) - self.own)
+        waiting = max(0.0, total - compute - encode - decode)
+        return {"compute": compute, "encode": encode, "exchange": waiting, "decode": decode, "total": total}

@@ -16,7 +16,7 @@ from thinwire import trace
 from thinwire.collectives import Group, all_gather_plain
 from thinwire.integrations.training.drift import differing
 from thinwire.pipeline import sparsify
-from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out, parts
+from thinwire_lab.bench.data_parallel import OfThread, dense_bytes, mean_held_out
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
@@ -62,7 +62,8 @@ class Hybrid:
         fed: dict[str, Any] = {**kwargs, "target": target if self._last else None}
         zero_all(self._optimizers)
         self._model.train()
-        with trace.listen(trace.Recorder()) as recorder:
+        recorder = OfThread()
+        with trace.listen(recorder):
             start, busy = time.perf_counter(), time.thread_time()
             self._schedule.step(*(args if self._first else ()), **fed)
             step_all(self._optimizers)
@@ -70,11 +71,7 @@ class Hybrid:
         self.seconds += total
         sent = recorder.totals.get("sent_bytes", 0.0)
         dense = recorder.totals.get("dense_bytes", 0.0) + dense_bytes(self._own, replicas_)
-        encode, decode = recorder.seconds("encode"), recorder.seconds("decode")
-        compute = max(0.0, min(busy, total) - encode - decode)
-        waited = total - compute - encode - decode
-        split = parts(total, encode=encode, exchange=waited, decode=decode)
-        return split | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
+        return recorder.split(total, busy) | {"sent_bytes": sent, "dense_bytes": dense} | self.meter.read(sent)
 
     def held_out_loss(self) -> float:
         """Return the mean loss over all ranks' shares; every rank first collects the weights of all stages."""

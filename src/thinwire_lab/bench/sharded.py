@@ -2,10 +2,9 @@
 
 import copy
 import gc
-import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from thinwire import trace
 from thinwire.integrations.training.drift import differing
-from thinwire_lab.bench.data_parallel import dense_bytes, mean_held_out
+from thinwire_lab.bench.data_parallel import OfThread, dense_bytes, mean_held_out
 from thinwire_lab.bench.methods import BENCHED
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.cluster.link import Meter
@@ -57,7 +56,7 @@ class Sharded:
         batch = self._problem.batch(step, dist.get_rank(), dist.get_world_size())
         zero_all(self._optimizers)
         self._model.train()
-        recorder = _Recorder()
+        recorder = OfThread()
         with trace.listen(recorder):
             start, busy = time.perf_counter(), time.thread_time()
             self._problem.loss(self._model, batch).backward()
@@ -128,23 +127,3 @@ def _tensor_bytes() -> int:
         x.untyped_storage() for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu"
     ]
     return sum({each.data_ptr(): each.nbytes() for each in found}.values())
-
-
-@dataclass
-class _Recorder(trace.Recorder):
-    """A recorder that tells this thread's spans from those of others, such as the communication thread's."""
-
-    own: float = 0.0
-    _thread: int = field(default_factory=threading.get_ident)
-
-    def took(self, name: str, start: float, end: float) -> None:
-        super().took(name, start, end)
-        if name in ("encode", "decode") and threading.get_ident() == self._thread:
-            self.own += end - start
-
-    def split(self, total: float, busy: float) -> dict[str, float]:
-        """Return the parts of a step in which this thread used the processor for `busy` seconds."""
-        encode, decode = self.seconds("encode"), self.seconds("decode")
-        compute = max(0.0, min(busy, total) - self.own)
-        waiting = max(0.0, total - compute - encode - decode)
-        return {"compute": compute, "encode": encode, "exchange": waiting, "decode": decode, "total": total}

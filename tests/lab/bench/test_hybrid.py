@@ -1,6 +1,7 @@
 """Stages × replicas: a split model trains as a whole one does, and what crosses is what is declared."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from ranks import Ranks, mesh_of
 from typer.testing import CliRunner
 
+from thinwire import trace
 from thinwire_lab.bench import hybrid, options
 from thinwire_lab.bench.options import RowJob
 from thinwire_lab.bench.results import Setting
@@ -46,10 +48,35 @@ def _train(cluster: Cluster, name: str = "transformer", **row: Any) -> list[list
     return [events[rank] for rank in sorted(events)]
 
 
-def _with_another_last_stage() -> list[str]:
+def _row() -> hybrid.Hybrid:
     job = RowJob(recipe="dense", density=1.0, steps=1, most_steps=1, every=1, stages=2, micro_batches=2)
     with mock.patch.object(hybrid, "mesh", return_value=mesh_of(2, 2, names=("replica", "stage"))):
-        run = hybrid.Hybrid(job, build("transformer", seed=0, scale=0.1), Meter())
+        return hybrid.Hybrid(job, build("transformer", seed=0, scale=0.1), Meter())
+
+
+def _decoding_elsewhere() -> dict[str, float]:
+    """Take a step in which another thread decodes for as long as this process has run."""
+    run = _row()
+    with mock.patch.object(run._schedule, "step", side_effect=lambda *_, **__: _in_a_thread(_decode)):
+        return run.step(0)
+
+
+def _decode() -> None:
+    trace.took("decode", 0.0)
+
+
+def _in_a_thread(act: Callable[[], None]) -> None:
+    thread = Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def test_what_other_threads_decode_takes_no_computing_away(ranks: Ranks) -> None:
+    assert all(split["compute"] > 0 for split in ranks.run(4, _decoding_elsewhere))
+
+
+def _with_another_last_stage() -> list[str]:
+    run = _row()
     if dist.get_rank() == 3:
         next(run._own.parameters()).data.add_(1.0)
     return run.differing()
