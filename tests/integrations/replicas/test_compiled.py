@@ -139,4 +139,4 @@ def _step(door: Callable[[nn.Module], Any], *, compiled: bool) -> Tensor:
 @pytest.mark.parametrize("door", [_scatter, pytest.param(_shard, marks=pytest.mark.slow), _replicate])
 def test_a_compiled_step_trains_as_without_a_compiler(ranks: Ranks, door: Callable[[nn.Module], Any]) -> None:
     compiled, plain = (ranks.run(2, partial(_step, door, compiled=each)) for each in (True, False))
-    assert all(map(torch.equal, compiled, plain))
+    torch.testing.assert_close(compiled, plain)  # in torch 2.11 sums are not the same to the last bit
