@@ -56,8 +56,12 @@ def _save(files: Files, results: Results) -> None:
 def _joined(sessions: Sequence[Session], reason: str | None) -> Results:
     """Return what was measured in all acts that have begun."""
     first, *later = sessions
-    then = _joined(later, reason) if later and later[0].begun else None
-    return replace(first.results(reason), then=then)
+    found = first.results(reason)
+    if later and later[0].begun:
+        return replace(found, then=_joined(later, reason))
+    if later:  # whatever this act has, the run does not end with it
+        return replace(found, environment={**found.environment, "complete": False, "reason": reason})
+    return found
 
 
 def _train(sessions: Sequence[Session], console: Console, save: Callable[[], None]) -> None:

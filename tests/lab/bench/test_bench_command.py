@@ -340,6 +340,15 @@ class _Sessions:
         monkeypatch.setattr(command, "_describe", lambda _: "a model")
 
 
+def test_between_its_acts_a_run_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str | None]()
+    _Sessions(monkeypatch)
+    monkeypatch.setattr(options.Options, "rows", lambda _: [])
+    monkeypatch.setattr(command, "_save", lambda _, results: said.append(results.acts[-1].incomplete))
+    command.run(options.read(**USUAL))
+    assert said == ["INCOMPLETE: the run goes on. Only finished rows are shown.", None, None]
+
+
 @pytest.mark.parametrize(
     ("ends_in", "written"), [("", ["sgd", "adamw"]), ("adamw", ["sgd", "adamw"]), ("sgd", ["sgd"])]
 )
