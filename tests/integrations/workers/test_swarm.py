@@ -1487,7 +1487,7 @@ optimizer.step()
 
 def test_who_leaves_while_it_waits_is_told_so() -> None:
     """As where a signal's handler calls remove()."""
-    with _swarms(2) as (one, other), ThreadPoolExecutor() as thread:
+    with _swarms(2, lost=60.0) as (one, other), ThreadPoolExecutor() as thread:
         for each in (one, other):
             each.stand(0, {}, dict.fromkeys(one.workers, True))
         one.send(1, b"", 1.0)
