@@ -65,7 +65,7 @@ def _cases(*often: tuple[str, int]) -> pytest.MarkDecorator:
 
 
 @pytest.mark.usefixtures("group")
-@_cases(("signsgd", 1), ("bf16", 3), ("randomk", 3), ("mstopk", 1))
+@_cases(("signsgd", 1), ("bf16", 3), ("randomk", 3))
 def test_a_replayed_bucket_is_the_one_that_would_have_been_reduced(name: str, tensors: int) -> None:
     case = Case(recipe=name, tensors=tensors, dtype="float32", numel=tensors * 1088)
     with gpu_path(), imitating():

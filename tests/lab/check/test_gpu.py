@@ -244,6 +244,7 @@ def test_first_steps_are_timed_in_a_process_of_their_own() -> None:
     assert (found["recipe"], len(found["steps_s"])) == ("dense", 2)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["bfloat16", "scaled"])
 def test_ranks_train_in_16_bits(kind: str) -> None:
     found = halves.compared(kind, CPU, ["topk"])
