@@ -1487,9 +1487,8 @@ optimizer.step()
 
 def test_who_leaves_while_it_waits_is_told_so() -> None:
     """As where a signal's handler calls remove()."""
-    with _swarms(2, lost=60.0) as (one, other), ThreadPoolExecutor() as thread:
-        for each in (one, other):
-            each.stand(0, {}, dict.fromkeys(one.workers, True))
+    with _swarms(2, grace=60.0) as (one, other), ThreadPoolExecutor() as thread:
+        _began([one, other], [True, True])
         one.send(1, b"", 1.0)
         waits = thread.submit(one.outcome, 1)
         _wait(lambda: one.id in other.known.shares[1])
