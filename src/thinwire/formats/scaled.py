@@ -73,9 +73,7 @@ class Levels(Scaled):
     def table(self) -> Tensor:
         """Return -1 to 1 in steps of 1/s, then NaN for the unused code."""
         codes = torch.arange(2 * self._levels + 1, dtype=torch.float32, device="cpu")
-        return torch.cat(
-            ((codes - self._levels) / self._levels, torch.tensor([torch.nan], dtype=torch.float32, device="cpu"))
-        )
+        return torch.cat(((codes - self._levels) / self._levels, codes.new_full((1,), torch.nan)))
 
     @property
     @override
