@@ -34,7 +34,7 @@ from served import (
     warnings,
 )
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from thinwire import codecs, recipes
 from thinwire.errors import FingerprintError, ServerError, StateError
@@ -183,14 +183,16 @@ def test_torchruns_store_is_asked_no_longer_than_told(
 def test_a_job_that_torchrun_starts_again_finds_no_earlier_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
-    monkeypatch.setattr(rendezvous, "_stores", [HashStore()])
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setattr(rendezvous, "_stores", [store])
     monkeypatch.setattr(rendezvous, "_announced", set())
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         with pytest.raises(ServerError, match=r"torchrun's store within 0\.1 s"):
             rendezvous.addresses(None, 1, 0.1)
         rendezvous.announce("address", 0, f"localhost:{attempt}")
-        assert rendezvous.addresses(None, 1, 0.1) == [f"localhost:{attempt}"]
+        for seconds in (0.1, 1e10, 1e300):
+            assert rendezvous.addresses(None, 1, seconds) == [f"localhost:{attempt}"]
 
 
 FORGED = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, bytes(1)) + b"\x01" + bytes(31)
@@ -436,8 +438,16 @@ for call in (thinwire.serve, thinwire.connect):
 
 def _long(density: float) -> Reducer:
     """Return a recipe whose words are longer than a refusal may be."""
-    chosen = dict.fromkeys(("large", *map(str, range(9000))), "a")
-    return PerTensor(reducers={"a": thresholded(density)}, chosen=chosen, otherwise=dense())
+    reducers = {"a": thresholded(density), **dict.fromkeys(map(str, range(300)), dense())}
+    return PerTensor(reducers=reducers, chosen={"large": "a"}, otherwise=dense())
+
+
+def test_a_recipe_that_names_what_the_model_lacks_is_refused_by_both_sides() -> None:
+    recipe, server = PerTensor(reducers={"a": dense()}, chosen={"larger": "a"}, otherwise=dense()), started()
+    with pytest.raises(ValueError, match=r"'larger', which the model lacks.*such as large"):
+        started(recipe=recipe)
+    with pytest.raises(ValueError, match=r"'larger', which the model lacks.*such as large"):
+        joined(server, recipe)
 
 
 @pytest.mark.parametrize(

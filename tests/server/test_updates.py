@@ -1,6 +1,7 @@
 """What is sent is applied: all of it, once, and as plain training would."""
 
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from served import (
 )
 from torch import Tensor, nn
 
-from thinwire import codecs, recipes
+from thinwire import codecs, formats, recipes, schedules
 from thinwire.errors import MomentumError, ServerError, StateError
 from thinwire.payloads import Payload
 from thinwire.reducer import Reducer
@@ -322,7 +323,10 @@ def test_a_mean_leaves_out_what_is_not_finite() -> None:
         assert central.large.detach().abs().max() == good.abs().max()
 
 
-@pytest.mark.parametrize("codec", [codecs.TopK(density=0.1), codecs.HashedSlots(density=0.1), codecs.CountSketch()])
+SKETCH = codecs.CountSketch(ratio=8.0)
+
+
+@pytest.mark.parametrize("codec", [codecs.TopK(density=0.1), codecs.HashedSlots(density=0.1), SKETCH])
 def test_a_compressed_answer_leaves_both_sides_with_the_same_copy(codec: codecs.Codec) -> None:
     central, model = Vector(), Vector()
     with started(central, dense(), down=codec) as server, joined(server, dense(), model, down=codec) as trainer:
@@ -332,6 +336,19 @@ def test_a_compressed_answer_leaves_both_sides_with_the_same_copy(codec: codecs.
             theirs = session._downlink._theirs[torch.float64]
             assert torch.equal(theirs[:NUMEL], model.large)
             assert torch.equal(theirs[NUMEL:], model.small)
+
+
+NOISY = {
+    "count sketch": codecs.CountSketch(),
+    "unbiased": codecs.RandomK(density=schedules.exponential_warmup(0.1, steps_each=9), unbiased=True),
+    "ternary": codecs.Cast(values=formats.Ternary()),
+}
+
+
+@pytest.mark.parametrize("codec", NOISY.values(), ids=NOISY)
+def test_a_codec_whose_errors_would_add_up_in_answers_is_refused(codec: codecs.Codec) -> None:
+    with pytest.raises(ValueError, match=r"down is .*errors add up.*expected a codec for error feedback"):
+        started(down=codec)
 
 
 def test_what_an_answer_leaves_out_comes_later() -> None:
@@ -385,6 +402,24 @@ def test_hogwild_threads_lose_nothing() -> None:
         assert min(trainer.memory.waiting, trainer.memory.scratch) > 0
         torch.testing.assert_close(waiting(recipe) - central.large, sum(steps))
         assert torch.equal(vector_of(trainer).large, central.large)
+
+
+def test_threads_end_when_their_run_is_interrupted() -> None:
+    with started() as server, joined(server) as trainer:
+
+        def work(module: nn.Module) -> None:
+            assert isinstance(module, Vector)
+            for i in range(500):
+                module.give(gradients(1)[0])
+                trainer.step(module)
+                if i == 3:
+                    signal.pthread_kill(main, signal.SIGINT)
+
+        main = threading.get_ident()
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run(work, threads=1)
+        assert trainer.traffic().updates < 500
+        assert trainer.step()
 
 
 def test_replicas_of_later_runs_are_not_taken_for_those_of_earlier_ones() -> None:

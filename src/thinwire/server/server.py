@@ -168,7 +168,7 @@ def serve(
         staleness: By how many updates a trainer may be ahead of the slowest; at 0 the server waits for one update from
             every trainer, and takes one step with their mean; None sets no bound.
         damped: Whether to multiply an update of staleness τ by 1/(1 + τ).
-        down: How the server compresses what has changed; None sends all parameters in full.
+        down: How the server compresses what has changed, with error feedback; None sends all parameters in full.
         fetch_rows: Whether rows of sparse embeddings are left out of answers; trainers ask for those that they need.
         checkpoint: A file to save to, and to resume from if it exists; each server has its own. A learning rate that
             `make_optimizer` has changed holds; schedules go on in proportion, and all other settings are as saved.

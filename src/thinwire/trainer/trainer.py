@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import repeat
 from typing import final
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 from torch import Tensor, nn
 
@@ -86,6 +86,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._waited = 0.0
         self._begun = WeakKeyDictionary[nn.Module, list[Base]]()
         """The versions that each replica's next gradient will have been computed on, at least."""
+        self._interrupted = WeakSet[nn.Module]()
         (forgotten := finalize(self, _leave, ending)).atexit = False
         ending.callback(forgotten.detach)
 
@@ -115,6 +116,8 @@ class Trainer(AbstractContextManager["Trainer"]):
         module = self.model if module is None else module
         if not isinstance(module, nn.Module):
             raise TypeError(f"module is {module!r:.100}; expected a replica, and the loss by name: step(loss=loss)")
+        if module in self._interrupted:
+            raise KeyboardInterrupt
         begun = self._begun.get(module, self._bases())
         self._catch_up()
         gradients = self._gradients(module)
@@ -193,12 +196,16 @@ class Trainer(AbstractContextManager["Trainer"]):
         """Call `work` in `threads` threads at once, each with a replica of the model (Hogwild, Recht et al. 2011).
 
         Replicas share the parameters; gradients and buffers are their own. Each calls `step(replica)`. All threads
-        share one memory. The first exception is raised again once all threads have ended.
+        share one memory. The first exception is raised again once all threads have ended; after ^C, `step` ends them.
         """
         replicas = [self.replica() for _ in range(threads)]
         self._begun.update((each, self._bases()) for each in replicas)
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, replicas))
+            try:
+                list(pool.map(work, replicas))
+            except KeyboardInterrupt:
+                self._interrupted.update(replicas)
+                raise
 
     def replica(self) -> nn.Module:
         """Return a copy of the model that shares its parameters' storage, with gradients and buffers of its own."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from thinwire.codecs import Codec, Identity
 from thinwire.errors import MomentumError, StateError
 from thinwire.exchanges import AllGather
+from thinwire.integrations.attachments.assembly import check_names
 from thinwire.memories import FadingMomentum, MomentumCorrection, NoMemory, OrthogonalMomentum
 from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Bucket, Compressed, Reducer, Segment, Segments
@@ -244,10 +245,12 @@ def _cut(text: str, start: int = 0) -> str:
 def layouts(model: nn.Module, recipe: Reducer, down: Codec | None, *, servers: int, fetch_rows: bool) -> list[Layout]:
     """Return the layout of each server's parameters.
 
-    Raises ValueError without rows to fetch and for too many servers, TypeError for a recipe without a codec, and
-    MomentumError for one that needs the trainer's optimizer.
+    Raises ValueError without rows to fetch, for too many servers, an unknown name, and a `down` whose errors add up;
+    TypeError for a recipe without a codec, and MomentumError for one that needs the trainer's optimizer.
     """
     check_memories(recipe)
+    check_names(recipe, named(model))
+    _check_down(down)
     parameters = entries(model)
     if fetch_rows and not any(each.rows for each in parameters):
         raise ValueError(
@@ -261,6 +264,19 @@ def layouts(model: nn.Module, recipe: Reducer, down: Codec | None, *, servers: i
         agreed = same | place | {f"parameter {each.name}": str(each) for each in mine}
         found.append(Layout(mine, recipe, down, fetch_rows=fetch_rows, agreed=agreed))
     return found
+
+
+def _check_down(down: Codec | None) -> None:
+    """Raise ValueError for a codec whose error is larger than what it encodes: what answers leave out would grow."""
+    x = torch.randn(1 << 12, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float32, device="cpu")
+    sent = x.clone()
+    if down is not None:
+        down.at(0).encode(x).write(sent)
+    if not (x - sent).norm() <= x.norm():
+        raise ValueError(
+            f"down is {down}, whose error is larger than the change that it sends, and errors add up: trainers would "
+            "drift away from the server; expected a codec for error feedback, such as codecs.TopK(density=0.02)"
+        )
 
 
 def check_memories(recipe: Reducer) -> None:

@@ -29,6 +29,7 @@ logger = logging.getLogger("thinwire")
 Given = Annotated[str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None, BODY]
 """Tickets, or files that hold them: one for all servers, or one for each. No error may show one."""
 VARIABLE = "THINWIRE_TICKET"
+_ENDLESS = 1e9  # seconds: torch counts nanoseconds in 64 bits
 _announced = set[int]()
 _stores: list[dist.distributed_c10d.Store] = []  # rank 0 may host it, so it lives as long as the process
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -152,7 +153,7 @@ def ticket(given: str | os.PathLike[str], address: str, index: int, *, seconds: 
 
 def _awaited(what: str, servers: Sequence[int], seconds: float) -> list[str]:
     """Return what servers have announced, nothing if there is no store. Raises ServerError."""
-    keys = [_key(what, index) for index in servers]
+    keys, seconds = [_key(what, index) for index in servers], min(seconds, _ENDLESS)
     try:
         if (store := _store(agent=what == "ticket", seconds=seconds)) is None:
             return []
