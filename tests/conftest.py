@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -18,6 +19,8 @@ from cases import CODECS, OTHERS, VARIANTS, vector
 from hypothesis import settings
 from interpreting import hasten, refuse_integer_masks
 from ranks import RankError, Ranks, prepare
+
+from thinwire.kernels import dispatch
 
 settings.register_profile("no seconds", deadline=None)  # a busy machine is no fault
 settings.load_profile("no seconds")
@@ -56,6 +59,13 @@ def ranks() -> Iterator[Ranks]:
 def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Servers leave tickets in the user's folder; those of tests in one of their own."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Compile nothing for what tests compute where they are imported: each process would, at the same time."""
+    with patch.object(dispatch, "_ONLY_REFERENCE", True):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
