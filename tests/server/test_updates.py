@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import Ranks
 from served import (
     NUMEL,
     Busy,
@@ -32,6 +33,7 @@ from served import (
     waiting,
 )
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from thinwire import codecs, formats, recipes, schedules
 from thinwire.errors import MomentumError, ServerError, StateError
@@ -681,6 +683,37 @@ def test_a_mean_stays_in_the_range_of_16_bits() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(Trainer.step, trainers))
     assert server._hub.central.parameters["large"].unique().tolist() == [pytest.approx(-55000 / 1024, rel=1e-3)]
+
+
+def test_a_model_that_is_distributed_already_is_refused(ranks: Ranks) -> None:
+    assert ranks.run(1, _distributed)
+
+
+def _distributed() -> bool:
+    kinds: list[tuple[Any, str]] = [(nn.parallel.DistributedDataParallel, "its .module"), (fully_shard, "are sharded")]
+    for wrap, told in kinds:
+        with pytest.raises(TypeError, match=told):
+            started(wrap(nn.Linear(4, 4)), dense())
+    return True
+
+
+def test_what_is_served_within_inference_mode_is_refused_as_no_step_could_change_it() -> None:
+    server = started()
+    with torch.inference_mode():
+        for call in (started, partial(joined, server)):
+            with pytest.raises(RuntimeError, match=r"laid out within torch\.inference_mode\(\)"):
+                call()
+
+
+def test_gradients_that_have_a_graph_are_sent() -> None:
+    central, model = Vector(), Vector()
+    with started(central, dense()) as server, joined(server, dense(), model) as trainer:
+        model.give(gradients(1)[0])
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.requires_grad_()  # as after backward(create_graph=True)
+        assert trainer.step()
+        assert torch.equal(-central.large, gradients(1)[0])
 
 
 def test_complex_parameters_are_refused() -> None:

@@ -144,7 +144,7 @@ class Trainer(AbstractContextManager["Trainer"]):
                 f"({len(strange)} such parameters). Unfreeze and add layers before serve and connect, or freeze "
                 "them again"
             )
-        grads = ((name, p.grad) for name, p in found.items() if p.grad is not None)
+        grads = ((name, p.grad.detach()) for name, p in found.items() if p.grad is not None)
         return {name: g.coalesce() if g.is_sparse else g for name, g in grads}  # sums may leave their dtype's range
 
     def _skip(self) -> None:

@@ -22,6 +22,7 @@ from thinwire.reducer import Bucket, Compressed, Reducer, Segment, Segments
 from thinwire.reducer.base import words
 from thinwire.reducer.compressed import encoded
 from thinwire.signals import Plains
+from thinwire.waits import refuse_unfit
 from thinwire.wire.frames import LIFE, PIECE, Kind
 from thinwire.wire.parameters import Entry, claimed, entries, frozen, named, shards
 from thinwire.wire.sections import most, most_ids, read_table, unpack
@@ -248,6 +249,7 @@ def layouts(model: nn.Module, recipe: Reducer, down: Codec | None, *, servers: i
     Raises ValueError without rows to fetch, for too many servers, an unknown name, and a `down` whose errors add up;
     TypeError for a recipe without a codec, and MomentumError for one that needs the trainer's optimizer.
     """
+    refuse_unfit("parameters are laid out", "serve and connect before")
     check_memories(recipe)
     check_names(recipe, named(model))
     _check_down(down)

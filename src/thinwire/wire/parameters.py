@@ -12,6 +12,7 @@ from torch import nn
 
 from thinwire.integrations.membership.state import uncompiled
 from thinwire.integrations.replicas.asked import sparse_weights
+from thinwire.integrations.sharding.fsdp import refuse_sharded
 
 _claimed = WeakValueDictionary[int, object]()
 """What of this process is served or trained, by id."""
@@ -42,7 +43,10 @@ def named(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def entries(model: nn.Module) -> list[Entry]:
-    """Return the model's parameters that are trained. Raises ValueError if there are none it can send."""
+    """Return the model's parameters that are trained. Raises ValueError if there are none it can send, or TypeError."""
+    refuse_sharded(model, "a parameter server")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise TypeError("DistributedDataParallel reduces gradients itself; serve or connect its .module")
     sparse, own = sparse_weights(model), named(model)
     found = [
         Entry(name=name, shape=tuple(p.shape), dtype=p.dtype, rows=p in sparse)
