@@ -39,6 +39,15 @@ class Vector(nn.Module):
         self.large.grad, self.small.grad = gradient.clone(), gradient[:3].clone()
 
 
+def swapped() -> Vector:
+    """Return one whose parameters come in the other order."""
+    model = Vector()
+    large = model.large
+    del model.large
+    model.large = large
+    return model
+
+
 class Table(nn.Module):
     """A sparse embedding and a linear layer."""
 

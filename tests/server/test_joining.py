@@ -30,6 +30,7 @@ from served import (
     joined,
     soon,
     started,
+    swapped,
     thresholded,
     warnings,
 )
@@ -459,6 +460,7 @@ def test_a_recipe_that_names_what_the_model_lacks_is_refused_by_both_sides() -> 
         ({"model": Vector(numel=201)}, r"parameter large .*\(200,\).*\(201,\)"),
         ({"model": Vector(dtype=torch.float32)}, "parameter large .*float64.*float32"),
         ({"model": torch.nn.Linear(2, 2)}, r"parameter large .*\(200,\).*absent"),
+        ({"model": swapped()}, "the order of parameters .*parameter large.*parameter small"),
         ({"recipe": _long(0.1)}, r"recipe .*… .*density=0\.05.*… .*density=0\.1"),
     ],
 )

@@ -14,7 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served import NUMEL, Vector, closed, crash, cut, dense, gradients, joined, soon, started, thresholded, waiting
+from served import (
+    NUMEL,
+    Vector,
+    closed,
+    crash,
+    cut,
+    dense,
+    gradients,
+    joined,
+    soon,
+    started,
+    swapped,
+    thresholded,
+    waiting,
+)
 from torch import Tensor, nn
 
 from thinwire import codecs, recipes
@@ -225,6 +239,13 @@ def test_the_checkpoint_of_another_optimizer_is_refused(saved: Any, tmp_path: Pa
         started(make_optimizer=torch.optim.Adagrad, checkpoint=path)
 
 
+def test_a_checkpoint_of_parameters_in_another_order_is_refused(tmp_path: Path) -> None:
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9)  # whose state goes by the order
+    started(checkpoint=tmp_path / "server.pt", make_optimizer=make).close()
+    with pytest.raises(StateError, match="the order of parameters is parameter large in the checkpoint and"):
+        started(swapped(), checkpoint=tmp_path / "server.pt", make_optimizer=make)
+
+
 @pytest.mark.parametrize("down", [None, codecs.TopK(density=1.0)])
 def test_parameters_stay_as_they_are_between_steps_while_a_trainer_joins_again(down: codecs.Codec | None) -> None:
     server = started(recipe=dense(), down=down)
@@ -341,6 +362,17 @@ def test_a_rename_that_fails_and_a_touch_do_not_end_saving(tmp_path: Path, monke
     server.save()
     os.utime(path)
     server.save()
+
+
+def test_a_link_to_a_checkpoint_stays_one_and_drafts_of_killed_servers_go(tmp_path: Path) -> None:
+    link, drafts = tmp_path / "server.pt", [tmp_path / "real.pt.1234.new", tmp_path / "real.pt.mine.new"]
+    link.symlink_to("real.pt")
+    for each in drafts:
+        each.touch()
+    with started(checkpoint=link) as server:
+        server.save()
+    assert link.is_symlink()
+    assert [each.exists() for each in (tmp_path / "real.pt", *drafts)] == [True, False, True]
 
 
 def test_an_update_that_has_no_room_in_the_log_has_the_server_save(tmp_path: Path) -> None:

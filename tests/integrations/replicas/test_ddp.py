@@ -383,6 +383,16 @@ def _shape_message() -> str:
     return str(error.value)
 
 
+def _order_message() -> str:
+    found = {name: nn.Parameter(torch.zeros(2, 3)) for name in ("ab" if dist.get_rank() == 0 else "ba")}
+    return told(check_fingerprint, tw.recipes.dense(), found, dist.group.WORLD)
+
+
+def test_parameters_that_ranks_have_in_another_order_are_refused(ranks: Ranks) -> None:
+    for said in ranks.run(2, _order_message):  # what is broadcast and summed goes by the order
+        assert "the order differs: where rank 0 has parameter a, rank 1 has parameter b" in said
+
+
 def _on_two_gpus(recipe: Reducer) -> str:
     """Compare fingerprints as ranks do whose GPUs are of two models: here the parameters lie nowhere."""
     assembly, rank = "thinwire.integrations.attachments.assembly", dist.get_rank()

@@ -75,13 +75,16 @@ def _weights(count: int, seed: int, device: torch.device) -> Tensor:
 
 
 def check_alike(mine: Mapping[str, str], group: Group) -> None:
-    """Raise FingerprintError, on every rank, if any has something else; a collective."""
+    """Raise FingerprintError, on every rank, if any has something else, or in another order; a collective."""
     everyone = all_gather_plain(mine, group)
     for rank, theirs in enumerate(everyone):
         for key in everyone[0] | theirs:
             first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
             if first != other:
                 raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
+        if [*theirs] != (keys := [*everyone[0]]):
+            first, other = next(pair for pair in zip(keys, theirs, strict=True) if pair[0] != pair[1])
+            raise FingerprintError(f"the order differs: where rank 0 has {first}, rank {rank} has {other}")
 
 
 def refuse_meta(tensors: Mapping[str, Tensor]) -> None:
