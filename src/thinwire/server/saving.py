@@ -1,6 +1,7 @@
 """A server's checkpoint: when it is written, and a file that is the old state or the new one whenever it stops."""
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ class Durable:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).absolute()  # wherever this process goes
+        self._path = Path(path).resolve()  # wherever this process goes, and a link stays one
         self._previous = self._path.with_name(f"{self._path.name}.previous")
         self._beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         self._mine, self._read = -1, False
@@ -35,7 +36,10 @@ class Durable:
             raise IsADirectoryError(f"checkpoint is {str(self._path)!r}, a folder; expected a file in it")
         try:
             self._beside.touch()
-            self._beside.unlink()
+            drafts = re.compile(re.escape(self._path.name) + r"\.\d+\.new")  # also those of servers that were killed
+            for each in self._path.parent.iterdir():
+                if drafts.fullmatch(each.name):
+                    each.unlink(missing_ok=True)
         except OSError as error:
             raise type(error)(error.errno, f"checkpoint cannot be written: {error.strerror}", str(path)) from error
 
