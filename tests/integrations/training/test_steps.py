@@ -234,23 +234,49 @@ def test_gradients_that_are_thrown_away_leave_every_memory_as_it_was(ranks: Rank
     assert ranks.run(2, _thrown_away, recipe, in_place) == [(True, True)] * 2
 
 
-def _skipped_by_hand(recipe: str) -> float:
-    training = _training(recipe)
+def _skipped_by_hand(recipe: str, scenario: str, in_place: bool, half: bool) -> float:
+    """Skip some steps, or with `half` only one of two optimizers' part of them."""
+    training = _training(recipe, scenario)
+    first, rest = _halves(training)
     books = Books(training)
     for step in range(6):
-        training.optimizer.zero_grad()
-        if step in (0, 3):
-            training.backward(100 + step)
-            continue
-        books.offer(step)
+        training.optimizer.zero_grad(set_to_none=not in_place)
+        skipped = step in (0, 3)
+        if half or not skipped:
+            books.offer(step, only="0" if skipped else "")
         training.backward(step)
-        training.optimizer.step()
+        if half or not skipped:
+            first.step()
+        if not skipped:
+            rest.step()
     return books.missing()
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("scenario", "in_place"), [("several buckets", False), ("bucket views", True)])
 @pytest.mark.parametrize("recipe", LINEAR)
-def test_a_step_skipped_by_hand_is_called_off(ranks: Ranks, recipe: str) -> None:
-    assert max(ranks.run(2, _skipped_by_hand, recipe)) < 1e-12
+def test_a_step_skipped_by_hand_is_called_off(
+    ranks: Ranks, recipe: str, scenario: str, in_place: bool, half: bool
+) -> None:
+    assert max(ranks.run(2, _skipped_by_hand, recipe, scenario, in_place, half)) < 1e-12
+
+
+def _all_overflow() -> list[tuple[int, int]]:
+    """Have a GradScaler skip steps in which no gradient is finite; return what is saved as the step, and the step."""
+    training = Training("several buckets", "topk", momentum=0.0).run(range(2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    found = []
+    for step in (2, 3):
+        training.optimizer.zero_grad()
+        scaler.scale(training.losses(training.model, step)[0]() * torch.inf).backward()
+        scaler.step(training.optimizer)
+        scaler.update(1.0)
+        found.append((training.attachment.state_dict()["step"], training.attachment.step))
+    return found
+
+
+def test_a_step_of_which_nothing_is_finite_is_counted_once_it_is_over(ranks: Ranks) -> None:
+    assert ranks.run(2, _all_overflow) == [[(3, 3), (4, 4)]] * 2
 
 
 def _said(recipe: str, keep: bool) -> bool:
@@ -780,6 +806,28 @@ def _wrapped_anew(recipe: str) -> tuple[str, str]:
 def test_wrapping_anew_and_attaching_again_changes_nothing(ranks: Ranks, recipe: str) -> None:
     for again, straight in ranks.run(2, _wrapped_anew, recipe):
         assert again == straight
+
+
+def _wrapped_anew_after_a_skip(recipe: str) -> bool:
+    """Skip a step in which one rank alone has used a branch, and zero its gradients in place."""
+
+    def call(model: nn.Module, x: Tensor, step: int) -> Tensor:
+        return model(x, left=step < 2 or dist.get_rank() == 0, right=False)
+
+    options = SEVERAL | {"find_unused_parameters": True}
+    training = Training(Scenario(make=Branching, options=options, call=call), recipe).run(range(2))
+    before = training.attachment.state_dict()["memories"]
+    training.optimizer.zero_grad()
+    training.backward(2)
+    training.optimizer.zero_grad(set_to_none=False)
+    training.model = DistributedDataParallel(training.model.module, **training.scenario.options)
+    training.attach(recipe)
+    return same(training.attachment.state_dict()["memories"], before)
+
+
+@pytest.mark.parametrize("recipe", STATEFUL)
+def test_wrapping_anew_after_a_skipped_step_takes_nothing_of_it_over(ranks: Ranks, recipe: str) -> None:
+    assert ranks.run(2, _wrapped_anew_after_a_skip, recipe) == [True, True]
 
 
 def _forgotten_handle(recipe: str) -> float:

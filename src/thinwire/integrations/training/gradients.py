@@ -31,6 +31,7 @@ class Gradients:
         self.reduced: set[str] = set()
         self._sent: dict[str, _Sent] = {}
         self._arrived: list[_Sent] = []
+        self._closed: list[_Sent] = []  # of a reduction that is done, and nothing has been added since
         self.means: dict[str, Tensor] = {}
 
     def gone(self, name: str) -> bool:
@@ -64,12 +65,13 @@ class Gradients:
 
     def arrived(self, bucket: Bucket) -> None:
         """Note that a bucket has means, which are yet to be written to each .grad."""
-        written = {}
+        written, gradient = {}, None
         for name in bucket.segments.names:
-            gradient = self._parameters[name].grad
-            if gradient is not None:
-                written[name] = gradient._version
-        sent = _Sent(bucket.flat, bucket.flat._version, written)
+            if (found := self._parameters[name].grad) is not None:
+                written[name], gradient = found._version, found
+        memory = bucket.flat.untyped_storage()._cdata
+        views = gradient is not None and gradient.untyped_storage()._cdata == memory
+        sent = _Sent(bucket.flat, bucket.flat._version, written, views)
         self._sent.update(dict.fromkeys(bucket.segments.names, sent))
         self._arrived.append(sent)
 
@@ -79,9 +81,13 @@ class Gradients:
             self.forget(names)
         self.reduced.update(names)
         self.added.difference_update(names)
-        for sent in self._arrived:
+        self._closed, self._arrived = self._arrived, []
+
+    def settle_views(self) -> None:
+        """Note what has been written to by now: backward is about to add to gradients that are views of buckets."""
+        for sent in self._closed:
             sent.intact = sent.flat._version == sent.version
-        self._arrived.clear()
+        self._closed.clear()
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget these means: an optimizer has taken them, or they are gone."""
@@ -94,8 +100,8 @@ class Gradients:
         sent = self._sent.get(name)
         if sent is None or name not in sent.written:
             return False
-        if sent.holds(held):
-            return sent.intact
+        if sent.views:
+            return sent.flat._version == sent.version if sent.intact is None else sent.intact
         return 0 <= held._version - sent.written[name] <= (not is_dtensor(held))
 
     def changed(self, name: str) -> bool:
@@ -103,22 +109,23 @@ class Gradients:
         sent, held = self._sent.get(name), self._parameters[name].grad
         if sent is None or held is None or name not in sent.written:
             return False
-        return held._version - sent.written[name] > (not is_dtensor(held) and not sent.holds(held))
+        return held._version - sent.written[name] > (not is_dtensor(held) and not sent.views)
 
 
 @final
 @dataclass(eq=False)
 class _Sent:
-    """A bucket of means, and how often it and each gradient were written to by then; `intact`: not since closing."""
+    """A bucket of means, and how often it and each gradient were written to by then.
+
+    `views`: whether gradients are views of it, as with `gradient_as_bucket_view`, until DDP lays them out anew.
+    `intact`: whether nothing else wrote to it before backward added to a gradient; None until then.
+    """
 
     flat: Tensor
     version: int
     written: Mapping[str, int]
-    intact: bool = False
-
-    def holds(self, gradient: Tensor) -> bool:
-        """Whether this gradient is a view of the bucket, as with `gradient_as_bucket_view`."""
-        return not is_dtensor(gradient) and (gradient.untyped_storage()._cdata == self.flat.untyped_storage()._cdata)
+    views: bool
+    intact: bool | None = None
 
 
 FSDP1 = "FullyShardedDataParallel (FSDP1) has its gradients in flat parameters: shard with fully_shard (FSDP2) instead"

@@ -113,6 +113,9 @@ class Steps:
         applied = {n for n in self.pending if self._joined or (n not in self._known and self._moved(n))}
         self.settle(applied, keep=True)
         self.find_thrown_away(among=self.gradients.there)
+        if all(self.parameters[name].grad is None for name in self.pending):  # no optimizer can take any of it
+            self.settle(set(self.pending), keep=False)
+            self.step, self.open = self.step + self.open, False
 
     def find_thrown_away(self, among: Collection[str] | None = None) -> None:
         """Drop what was staged for gradients that are gone, `among` these, or else also for those there never were."""
@@ -300,8 +303,7 @@ class Steps:
     def settle_by_gradients(self) -> None:
         """Keep what is pending where a gradient is in place, and drop the rest."""
         self.rest()
-        gone = {name for name in self.pending if self.parameters[name].grad is None}
-        self.settle(gone, keep=False)
+        self.find_thrown_away()
         self.settle(set(self.pending), keep=True)
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -347,6 +349,8 @@ def _before_adding(steps: "weakref.ref[Steps]", name: str, grads: object) -> Non
     if me is not None:
         if me._seen:
             me.close_if_done()
+        if me.gradients.reduced:
+            me.gradients.settle_views()
         if name in me.gradients.reduced and me.gradients.gone(name):
             me.thrown_away(name)
         me.gradients.added.add(name)
