@@ -43,6 +43,7 @@ LONG = (  # whose tests train whole models, start commands, or interpret what is
     "tests/repository/test_example.py",
     "tests/repository/test_walk.py",
 )
+COSTLY = tuple(f"tests/{name}/" for name in ("collectives", "frameworks", "kernels", "lab", "planner", "reducer"))
 
 
 _RANKS = Ranks()
@@ -136,8 +137,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Say what is slow and what is quick before `-m` selects, and keep the share that was asked for afterwards."""
+    """Say what is slow, further and quick before `-m` selects, and keep the share that was asked for afterwards."""
     _mark_slow(config, items)
+    _mark_further(items)
     _mark_quick(items)
     yield
     first, step = map(int, config.getoption("share").split("/"))
@@ -173,6 +175,18 @@ def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
             cell.add_marker("slow")
     config.hook.pytest_deselected(items=list(needless))
     items[:] = [item for item in items if item not in needless]
+
+
+def _mark_further(items: list[pytest.Item]) -> None:
+    """Of each test that starts ranks or is otherwise costly, mark all cells but the first and the last."""
+    cells = defaultdict(list)
+    for item in items:
+        costly = "ranks" in getattr(item, "fixturenames", ()) or item.nodeid.startswith(COSTLY)
+        if costly and not item.get_closest_marker("slow"):
+            cells[item.nodeid.partition("[")[0]].append(item)
+    for each in cells.values():
+        for item in each[1:-1]:
+            item.add_marker("further")
 
 
 def _mark_quick(items: list[pytest.Item]) -> None:
