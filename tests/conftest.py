@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 from zlib import crc32
@@ -87,8 +88,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Have Numba compile what most tests use and keep it on disk, or every rank would, all at the same time.
 
     That takes a minute where nothing is kept yet, so no test's time limit may include it. It fails nothing either: what
-    cannot be compiled fails in the tests that use it. Each of pytest's processes compiles its share, and waits for the
-    others before it begins.
+    cannot be compiled fails in the tests that use it. Each of pytest's processes compiles what none has begun, codecs
+    of a class together, as they share loops, and waits for the others before it begins.
     """
     if "triton.runtime.interpreter" in sys.modules:
         hasten(sys.modules["triton.runtime.interpreter"])
@@ -100,28 +101,36 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     prepare(sorted(used))
     capture = session.config.pluginmanager.getplugin("capturemanager")
-    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-    here = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    mine = [*CODECS][here * len(CODECS) // count : (here + 1) * len(CODECS) // count]  # neighbours share loops
+    folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # before there are fixtures
+    common = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         _RANKS.run(1, os.getpid)
         last = time.monotonic()
-        for number, name in enumerate(mine):
-            with suppress(RankError):
-                _RANKS.run(1, _compile, name)
+        for kind, names in _by_class().items():
+            with suppress(FileExistsError, RankError):
+                (common / kind).mkdir()
+                _RANKS.run(1, _compile, names)
             if time.monotonic() - last > SILENCE:
                 last = time.monotonic()
                 with capture.global_and_fixture_disabled():
-                    print(f"compiling for the tests: {number + 1} of {len(mine)} codecs", file=sys.stderr, flush=True)
+                    print(f"compiling for the tests: {kind} is there", file=sys.stderr, flush=True)
         fcntl.flock(lock, fcntl.LOCK_UN)
         fcntl.flock(lock, fcntl.LOCK_EX)  # once the others have let go
 
 
-def _compile(name: str) -> None:
-    case, group = CODECS[name], dist.group.WORLD
+def _by_class() -> dict[str, list[str]]:
+    """Return the names of codecs by class, first those of which there are most."""
+    found = defaultdict[str, list[str]](list)
+    for name, case in CODECS.items():
+        found[type(case.codec).__name__].append(name)
+    return dict(sorted(found.items(), key=lambda each: -len(each[1])))
+
+
+def _compile(names: list[str]) -> None:
+    group = dist.group.WORLD
     assert group is not None
-    for dtype in (torch.float32, torch.float64):
+    for case, dtype in product(map(CODECS.__getitem__, names), (torch.float32, torch.float64)):
         case.exchange.start(case.codec.encode(vector(1000, dtype=dtype)), group).wait().total.dense()
 
 
