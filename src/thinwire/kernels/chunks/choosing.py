@@ -9,7 +9,7 @@ import numpy as np
 from thinwire.kernels import simd
 from thinwire.kernels.accumulate.cpu import sum_at
 from thinwire.kernels.chunks import square, vectors
-from thinwire.kernels.compiled import compiled, element, vector
+from thinwire.kernels.compiled import compiled, vector
 
 _TOGETHER = 1024
 """How many chunks are accumulated before they are transformed: they are still in the cache."""
@@ -22,18 +22,18 @@ _MOST_32, _MOST_64 = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
 
 @compiled
-def topk_each(places, size, like, scales, decays, shape, how, a, b, first, last, positions, values):
+def topk_each(places, size, like, factors, shape, how, a, b, first, last, positions, values):
     # The largest coefficients of chunks `first` to `last` of each of several vectors of one size, which begin at these
-    # addresses. With scales, of sums: a row of places has the addresses of out, residual and gradient.
+    # addresses. With scales and decays, of sums: a row of places has the addresses of out, residual and gradient.
     buffers = _buffers(like, shape, a, b)
     for i in range(len(places)):
         x, found = vector(places[i, 0], size, like), (positions[i], values[i])
-        if scales is None:
+        if factors is None:
             _topk(x, shape, how, a, b, first, last, found[0], found[1], buffers, np.int64(0))
         else:
             residual, gradient = vector(places[i, 1], size, like), vector(places[i, 2], size, like)
-            factors = scales[i], element(decays, i)
-            _sum_topk(x, residual, gradient, factors, shape, how, a, b, first, last, found[0], found[1], buffers)
+            scale, decay = factors[0][i], factors[1][i]
+            _sum_topk(x, residual, gradient, (scale, decay), shape, how, a, b, first, last, found[0], found[1], buffers)
 
 
 @compiled

@@ -45,9 +45,9 @@ def _topk(
         vectors = some.stop - some.start
         shape, end = (vectors, cut.chunks, cut.kept), start + vectors * cut.count
         rows = positions[start:end].numpy().reshape(shape), values[start:end].numpy().reshape(shape)
-        given = scales if scales is None else scales[some], decays if decays is None else decays[some]
+        given = None if scales is None else (scales[some], (np.ones_like(scales) if decays is None else decays)[some])
         forth, _ = _cut(cut, like.dtype)
-        choosing.topk_each(places[some], cut.numel, like.numpy(), *given, *forth, first, last, *rows)
+        choosing.topk_each(places[some], cut.numel, like.numpy(), given, *forth, first, last, *rows)
 
     _run(run, chunkings, by_row=rates[0] is not None)
     return positions, values

@@ -54,10 +54,8 @@ def copy(code: Code, y: Any, to: Any, x: Any, at: Any) -> None:
 
 @emitted(flags=CONTRACT)
 def add_up(code: Code, y: Any, at: Any, x: Any, g: Any, scale: Any, decay: Any) -> None:
-    """Write decay · x[at:] + scale · g[at:] to y[at:]; a decay of None is 1."""
-    kept = code.load(x, at)
-    if decay is not None:
-        kept = code.times(code.spread(decay), kept)
+    """Write decay · x[at:] + scale · g[at:] to y[at:]."""
+    kept = code.times(code.spread(decay), code.load(x, at))
     code.store(y, at, code.more(kept, scale, code.load(g, at)))
 
 
