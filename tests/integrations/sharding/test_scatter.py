@@ -382,7 +382,7 @@ def _poisoned(recipe: str) -> list[str]:
     hook.remove()
     if not all(bool(g.isnan().all()) for g in scattered.gradients().values()):
         wrong.append("not on every rank")
-    if not same(scattered.handle.state_dict(), before | {"draw": 3}):
+    if not same(scattered.handle.state_dict(), before | {"step": 3, "draw": 3}):
         wrong.append("memory changed")
     if not all(torch.equal(x, weights[name]) for name, x in scattered.shards().items()):
         wrong.append("weights changed")
