@@ -127,8 +127,12 @@ def write_document(path: Path | None, schema: str, **found: Any) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return a file of JSON lines, in its order; nothing if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Return a file of JSON lines, in its order; nothing if there is no file. Raises BadInput for a line cut off."""
+    found = list[dict[str, Any]]()
+    for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
+        with reading(path, f"JSON in line {number}; restore it, or remove that line and run again"):
+            found.append(json.loads(line))
+    return found
 
 
 def append_line(path: Path, document: Mapping[str, Any]) -> None:

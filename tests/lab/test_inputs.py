@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.files import write_atomically
-from thinwire_lab.inputs import BadInput, check_writable, prepare_file
+from thinwire_lab.inputs import BadInput, append_line, check_writable, prepare_file, read_lines
 
 
 @pytest.mark.parametrize("kind", ["pipe", "circle", "long"])
@@ -40,3 +40,15 @@ def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
     prepare_file(tmp_path / "new" / "folder" / "found.json")
     assert (tmp_path / "new" / "folder").is_dir()
     prepare_file(None)
+
+
+def test_a_line_that_was_cut_off_is_named_and_the_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    for seed in range(2):
+        append_line(path, {"seed": seed})
+    whole = path.read_text()
+    path.write_text(whole[:-4])
+    with pytest.raises(BadInput, match=r"runs.jsonl cannot be used .* in line 2; .* remove that line"):
+        read_lines(path)
+    path.write_text(whole)
+    assert read_lines(path) == [{"seed": 0}, {"seed": 1}]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from thinwire.files import write_atomically
+from thinwire_lab.inputs import read_lines
 from thinwire_lab.machine import FIRST, TODAY, code, made
 from thinwire_lab.papers.shared.ledger import FOLDER
 from thinwire_lab.papers.shared.material import Absent
@@ -41,7 +42,10 @@ class Shelf:
         path = self.folder / name
         if not path.exists():
             raise Absent(f"{name} has not been run")
-        return _parsed(path, path.read_text())
+        try:
+            return json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name} is not JSON ({error}); restore it, or delete it and run again") from error
 
     def lines(self, name: str) -> Sequence[Mapping[str, Any]]:
         """Return a file of JSON lines; nothing if there is none."""
@@ -89,14 +93,7 @@ class Shelf:
 
 @lru_cache(maxsize=4)  # some sixty claims read one file
 def _lines(path: Path, _changed: int) -> Sequence[Mapping[str, Any]]:
-    return tuple(_parsed(path, line) for line in path.read_text().splitlines())
-
-
-def _parsed(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path.name} is not JSON ({error}); restore it, or delete it and run again") from error
+    return read_lines(path)
 
 
 class Evidence:
