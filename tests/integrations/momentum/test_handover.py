@@ -432,6 +432,25 @@ def test_the_optimizer_gets_its_momentum_back(ranks: Ranks, recipe: str, options
     assert max(ranks.run(2, _removed, recipe, options)) < 1e-12
 
 
+def _saved_after_removal(recipe: str, resumes: bool) -> float:
+    """Remove, and load what is saved then into the same handle, or into that of a new process."""
+    plain, ours = _pair("several buckets", recipe)
+    ours.run(range(4)).attachment.remove()
+    saved = ours.attachment.state_dict(), ours.model.state_dict(), ours.optimizer.state_dict()
+    if resumes:
+        ours = _pair("several buckets", recipe)[1]
+        ours.model.load_state_dict(saved[1])
+        ours.optimizer.load_state_dict(saved[2])
+    ours.attachment.load_state_dict(saved[0])
+    return _apart(plain.run(range(8)), ours.run(range(4, 8)))
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@either
+def test_what_is_saved_after_removal_can_be_loaded(ranks: Ranks, recipe: str, resumes: bool) -> None:
+    assert max(ranks.run(2, _saved_after_removal, recipe, resumes)) < 1e-12
+
+
 def _removed_while_waiting() -> tuple[bool, bool]:
     """What waits beside momentum is applied at once: as if the next step had sent it."""
     training = Training("several buckets", tw.recipes.dgc(density=0.05, minimum_size=1), dtype=torch.float64)

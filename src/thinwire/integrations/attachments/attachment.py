@@ -514,7 +514,7 @@ class Attachment(Attached):
                 gradient.add_(mean)
             if idle:
                 put_in_place(bucket, parameters)
-            gradients.arrived(bucket)
+            gradients.arrived(bucket, idle=idle)
             if verdict is None:
                 note(read(bucket, parameters, questions, finite=finite) if any(questions) or not finite else Reduced())
             else:  # the host must not wait here: the step's end does

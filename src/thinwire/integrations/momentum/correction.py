@@ -131,7 +131,7 @@ class Correction(Handover):
     @override
     def end(self) -> None:
         self._held.end()
-        self._memories, self.active, self.corrects = [], False, False
+        self.active = self.corrects = False
 
     def settings(self) -> list[list[Any]]:
         """Return [momentum, nesterov] of each memory, for `restore`."""

@@ -63,15 +63,22 @@ class Gradients:
             gradient.sub_(mean)
         return found
 
-    def arrived(self, bucket: Bucket) -> None:
-        """Note that a bucket has means, which are yet to be written to each .grad."""
+    def arrived(self, bucket: Bucket, *, idle: bool = False) -> None:
+        """Note that a bucket has means, which are yet to be written to each .grad.
+
+        `idle`: this rank has not used all of the parameters. What no rank has used, DDP does not write to.
+        """
         written, gradient = {}, None
         for name in bucket.segments.names:
             if (found := self._parameters[name].grad) is not None:
                 written[name], gradient = found._version, found
         memory = bucket.flat.untyped_storage()._cdata
         views = gradient is not None and gradient.untyped_storage()._cdata == memory
-        sent = _Sent(bucket.flat, bucket.flat._version, written, views)
+        unused = {}
+        if idle:
+            means = zip(bucket.segments.names, bucket.views(), strict=True)
+            unused = {name: mean.any() for name, mean in means if name in written and name not in self.added}
+        sent = _Sent(bucket.flat, bucket.flat._version, written, views, unused)
         self._sent.update(dict.fromkeys(bucket.segments.names, sent))
         self._arrived.append(sent)
 
@@ -100,6 +107,8 @@ class Gradients:
         sent = self._sent.get(name)
         if sent is None or name not in sent.written:
             return False
+        if name in sent.unused:
+            return not sent.unused[name]
         if sent.views:
             return sent.flat._version == sent.version if sent.intact is None else sent.intact
         return 0 <= held._version - sent.written[name] <= (not is_dtensor(held))
@@ -118,13 +127,15 @@ class _Sent:
     """A bucket of means, and how often it and each gradient were written to by then.
 
     `views`: whether gradients are views of it, as with `gradient_as_bucket_view`, until DDP lays them out anew.
-    `intact`: whether nothing else wrote to it before backward added to a gradient; None until then.
+    `unused`: whether means that this rank had no part in have anything but zeros. `intact`: whether nothing else wrote
+    to it before backward added to a gradient; None until then.
     """
 
     flat: Tensor
     version: int
     written: Mapping[str, int]
     views: bool
+    unused: Mapping[str, Tensor]
     intact: bool | None = None
 
 
