@@ -196,8 +196,8 @@ def plan(
         )
         request = sources.Request(**{each.name: asked[each.name] for each in fields(sources.Request)})
         questions = [each for each in (apart.read(outer, more_steps), explained if explain else None) if each]
-        source, files = request.source(), {"json": json, "html": html, "profile": save_profile}
-        code = command.run(source, wishes, unfolded=unfolded, tensors=not explain, questions=questions, **files)
+        shown, files = unfolded or not explain, {"json": json, "html": html, "profile": save_profile}
+        code = command.run(request.source(), wishes, unfolded=unfolded, tensors=shown, questions=questions, **files)
         raise typer.Exit(code)
 
 

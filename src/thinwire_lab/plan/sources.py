@@ -51,15 +51,13 @@ class Wishes:
 
     def among(self, profile: Profile) -> Budget:
         """Return the budget, with the rest as measured. Raises BadInput if the profile lacks anything."""
-        pairs = [name.partition(":") for name in profile.costs if not candidate(name).momentum]
-        densities = tuple(dict.fromkeys(float(density) for _, _, density in pairs if density))
-        measured = Budget(
-            densities=densities or Budget().densities, names=tuple(dict.fromkeys(name for name, _, _ in pairs))
-        )
+        usable = [name for name in profile.costs if not candidate(name).momentum]
+        densities = tuple(dict.fromkeys(float(name.partition(":")[2]) for name in usable if ":" in name))
+        measured = Budget(densities=densities or Budget().densities, names=self._as_measured(profile, usable))
         if self.optimizer is not None and self.names is None:
             allowed = self._budget_for(self.densities or measured.densities)
             measured = replace(allowed, names=[name for name in allowed.names if name in profile.costs])
-        budget = self._over(measured)
+        budget = replace(self._over(measured), names=measured.names)
         lacking = [c.name for c in budget.candidates() if c.name != "dense" and c.name not in profile.costs]
         if lacking:
             has = ", ".join(profile.costs) or "nothing but dense"
@@ -72,6 +70,14 @@ class Wishes:
         if self.optimizer is None or self.names is not None:
             return usual
         return self._over(self._budget_for(usual.densities))
+
+    def _as_measured(self, profile: Profile, usable: Sequence[str]) -> tuple[str, ...]:
+        """Return the names, each without a density at those at which the profile has it, unless some are given."""
+        if self.densities is not None:
+            return self.names or tuple(dict.fromkeys(name.partition(":")[0] for name in usable))
+        names = self.names or usable
+        found = [[each for each in profile.costs if each.partition(":")[0] == name] or [name] for name in names]
+        return tuple(each for several in found for each in several)
 
     def _budget_for(self, densities: Sequence[float]) -> Budget:
         """Return the budget of what the optimizer bears; if it is not known, the usual one."""

@@ -217,8 +217,9 @@ def test_of_many_tensors_those_alike_are_folded_and_all_shows_each(tmp_path: Pat
     assert re.search(r"\d\d encoder\.layers\.\*\.self_attention\.out_projection\.weight", said)
     assert "40 small tensors" in said
     assert len(said.splitlines()) < 30
-    every_line = _plan(tmp_path, profile, "--all")
-    assert sum("out_projection" in line for line in every_line.splitlines()) == 80
+    for args in (("--all",), ("--all", "--explain")):
+        every_line = _plan(tmp_path, profile, *args)
+        assert sum("out_projection" in line for line in every_line.splitlines()) == 80
 
 
 def test_folding_loses_no_element_and_no_byte() -> None:
@@ -319,6 +320,14 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(tmp_path: Path, args: list[
     assert done.stderr.startswith("thinwire plan: ")
     assert len(done.stderr.strip().splitlines()) == 1
     assert not done.stdout
+
+
+@pytest.mark.parametrize("args", [(), ("--candidates", "topk,fp16,sampled_topk")])
+def test_methods_measured_at_different_densities_are_planned_for_as_measured(
+    tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    costs = {"fp16": _cost(2), "topk:0.05": _cost(20), "sampled_topk:0.01": _cost(80)}
+    assert "sampled_topk:0.01" in _plan(tmp_path, replace(_profile(TWO, SLOW), costs=costs), *args)
 
 
 def test_without_error_feedback_nothing_waits(tmp_path: Path) -> None:
