@@ -60,8 +60,9 @@ def read_regions(path: Path, inside: Link) -> Regions:
 
 def _cells(path: Path) -> list[list[str]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a mark, and rows of nothing
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+            return [row for row in rows if any(row)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not CSV in UTF-8; expected {','.join(_COLUMNS)!r} and a row per pair") from error
 

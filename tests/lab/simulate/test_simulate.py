@@ -63,7 +63,7 @@ def test_simulate_prints_and_writes(tmp_path: Path, topology: list[str]) -> None
 def test_simulate_takes_a_profile_and_regions(tmp_path: Path) -> None:
     saved, regions, out = tmp_path / "p.json", tmp_path / "r.csv", tmp_path / "o.json"
     profile({0.018: [("0", 1_000_000), ("1", 100)]}, link=LINK, costs={}, world_size=2, rest=0.002).save(saved)
-    regions.write_text(REGIONS)
+    regions.write_text(REGIONS + ",,,\n", encoding="utf-8-sig")  # as spreadsheets write it
     code, said, _ = _simulate(
         "--profile", str(saved), "--topology", str(regions), "--workers", "3", "--json", str(out)
     )  # fmt: skip

@@ -90,7 +90,7 @@ class Adaptive(Reducer):
             return Why("uncompressed, as there is only one rank, or no gradient to plan for", {})
         if self._profile is None:
             raise RuntimeError(
-                "nothing is decided yet, as the first steps are only observed: call why() about 12 steps later"
+                "nothing is decided yet, as the first steps are observed, then raced: call why() some 40 steps later"
             )
         best = chosen(self._profile, self.budget, TOLERANCE)
         told = {}
