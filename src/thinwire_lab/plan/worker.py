@@ -17,6 +17,7 @@ from thinwire.exchanges import Link
 from thinwire.integrations.momentum.first_moments import family
 from thinwire.integrations.replicas.profiling import budget_for, profile, profiled
 from thinwire.integrations.sharding.fsdp import sharded_modules
+from thinwire.integrations.training.gradients import FSDP1, is_dtensor, is_fsdp1
 from thinwire.planner import Budget, Profile
 from thinwire.planner.probe import Backward, probe_backward, probe_links
 from thinwire.planner.probe.measure import hosts, longest, stamp
@@ -102,7 +103,7 @@ def explained(subject: Subject, budget: Budget) -> Profile:
     if sharded:
         backward, sharding = _without_network(model, subject, everyone)
         found = profiled(backward._replace(rest=update), trained, everyone, budget, _CAPS)
-        sharding |= _sharers(first, found.made.get("island", {}).get("ranks", 1))
+        sharding |= _sharers(next(filter(is_dtensor, model.parameters())), found.made.get("island", {}).get("ranks", 1))
     else:
         found = profile(replicas, lambda: subject.loss(model), update=subject.update, budget=budget)
     elements = sum(p.numel() for p in model.parameters())
@@ -277,6 +278,8 @@ def _measured(job: dict[str, Any]) -> tuple[Profile, Budget]:
     subject = _SUBJECTS[job["kind"]](**job["subject"])
     if not any(p.requires_grad for p in subject.module.parameters()):
         raise BadInput(f"{subject.description}: no parameter takes a gradient, so there is nothing to exchange")
+    if is_fsdp1(subject.module):
+        raise BadInput(f"{subject.description}: {FSDP1}")
     if not dist.is_initialized():  # the user's code may have chosen a backend
         join_group()
     budget = _budget(Budget(**job["budget"]), subject, named=job["named"])

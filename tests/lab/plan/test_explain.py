@@ -184,7 +184,7 @@ SCRIPT = """
     import torch
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     def step(model):
@@ -204,6 +204,15 @@ SCRIPT = """
 
     def hsdp():
         return sharded((1, 2), ("replicate", "shard"))
+
+    def partly():
+        model = whole()
+        fully_shard(model[2], mesh=init_device_mesh("cpu", (2,)))
+        return model, step
+
+    def older():
+        init_device_mesh("cpu", (2,))
+        return FullyShardedDataParallel(whole(), device_id=torch.device("cpu")), step
 
     def ddp():
         init_device_mesh("cpu", (2,))
@@ -233,11 +242,21 @@ def test_scripts_are_explained_as_their_users_write_them(tmp_path: Path, build: 
 
 
 @pytest.mark.slow
-def test_a_sharded_script_has_no_plan_for_each_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("build", "more", "code", "says"),
+    [
+        ("fsdp", [], 2, "add --explain"),
+        ("partly", ["--explain"], 0, "FSDP gathers parameters across the network"),
+        ("older", ["--explain"], 2, "FullyShardedDataParallel"),
+    ],
+)
+def test_other_scripts_are_explained_or_told_why_not(
+    tmp_path: Path, build: str, more: list[str], code: int, says: str
+) -> None:
     (file := tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    done = CliRunner().invoke(app, ["plan", f"{file}:fsdp", "--workers", "2", "--link", "none"])
-    assert done.exit_code == 2
-    assert "add --explain" in re.sub(r"\s+", " ", done.output)
+    done = CliRunner().invoke(app, ["plan", f"{file}:{build}", "--workers", "2", "--link", "none", *more])
+    assert done.exit_code == code
+    assert says in re.sub(r"\s+", " ", done.output)
 
 
 def test_settings_that_slow_a_network_down_are_named(tmp_path: Path) -> None:
