@@ -121,10 +121,7 @@ def _scale(profile: Profile, names: Sequence[str]) -> Scale:
 
 def _chosen(profile: Profile, names: Sequence[str]) -> dict[str, str]:
     """Return the planner's choice among these candidates."""
-    only = replace(profile, costs={name: cost for name, cost in profile.costs.items() if name in names})
-    families = dict.fromkeys(name.partition(":")[0] for name in names if name != DENSE.name)
-    densities = dict.fromkeys(float(name.partition(":")[2]) for name in names if ":" in name)
-    found = chosen(only, Budget(names=tuple(families), densities=tuple(densities)), TOLERANCE)
+    found = chosen(profile, Budget(names=[name for name in names if name != DENSE.name]), TOLERANCE)
     return {each.name: found.get(each.name, DENSE.name) for each in profile.timeline.gradients}
 
 
