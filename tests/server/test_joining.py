@@ -689,6 +689,14 @@ def test_a_malformed_request_to_join_changes_nothing(guarded: Server, body: byte
         raw.receive()
 
 
+def test_a_request_that_says_more_than_it_must_is_refused(guarded: Server) -> None:
+    raw = Raw(guarded.address, join=False)
+    said = json.loads(raw.said)
+    raw.send(Kind.JOIN, json.dumps(said | {"agreed": said["agreed"] | {"x": "absent"}}).encode())
+    with pytest.raises(GoneError, match="x differs"):
+        raw.receive()
+
+
 def test_both_sides_name_the_versions_when_they_differ(guarded: Server, caplog: pytest.LogCaptureFixture) -> None:
     raw, words = Raw(guarded.address, join=False), f"protocol {PROTOCOL + 1}; expected .*, protocol {PROTOCOL}"
     raw.send_raw(HEADER.pack(MAGIC, PROTOCOL + 1, Kind.JOIN, 0, 0, 0, 0, 0.0, 0))

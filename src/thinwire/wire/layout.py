@@ -231,8 +231,8 @@ class Places:
 def difference(server: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str] | None:
     """Return in what the two differ first, as in order, with the server's words for it and the others; or None."""
     for key in {**server, **other}:
-        mine, theirs = server.get(key, "absent"), other.get(key, "absent")
-        if mine != theirs:
+        if server.get(key) != other.get(key):
+            mine, theirs = server.get(key, "absent"), other.get(key, "absent")
             same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
             start = max(0, same - _SHOWN // 2)
             return key, _cut(mine, start), _cut(theirs, start)
