@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from thinwire.errors import ServerError, StateError
+from thinwire.integrations.training.drift import difference
 from thinwire.outer_steps import MakeOptimizer, check_settings, made_optimizer
 from thinwire.payloads import Blocks, Payload
 from thinwire.waits import all_finite
 from thinwire.wire.frames import Flag, Frame
-from thinwire.wire.layout import Layout, Part, Places, difference
+from thinwire.wire.layout import Layout, Part, Places
 from thinwire.wire.parameters import Entry
 
 logger = logging.getLogger("thinwire")

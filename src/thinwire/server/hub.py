@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, final
 
 from thinwire.errors import PayloadError, ServerError
+from thinwire.integrations.training.drift import difference
 from thinwire.server.answers import Downlink, ServerStatus, TrainerStatus, rows_for
 from thinwire.server.central import Central, read_update
 from thinwire.server.rule import Rule
 from thinwire.server.saving import Saving
 from thinwire.wire import frames
 from thinwire.wire.frames import Bytes, Flag, Frame, FrameError, GoneError, Kind, Talk
-from thinwire.wire.layout import difference
 from thinwire.wire.sections import pack
 from thinwire.wire.sockets import TICK, Listener
 

@@ -28,7 +28,6 @@ from thinwire.wire.parameters import Entry, claimed, entries, frozen, named, sha
 from thinwire.wire.sections import most, most_ids, read_table, unpack
 
 _LATE = 1 << 40
-_SHOWN = 400  # characters of a difference, at most
 _MANY = 8  # of what a density has that changes with every step
 
 
@@ -226,22 +225,6 @@ class Places:
                     "Change dtype and device, freeze, and load with assign=True before serve or connect; or load in "
                     "place"
                 )
-
-
-def difference(server: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Return in what the two differ first, as in order, with the server's words for it and the others; or None."""
-    for key in {**server, **other}:
-        if server.get(key) != other.get(key):
-            mine, theirs = server.get(key, "absent"), other.get(key, "absent")
-            same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
-            start = max(0, same - _SHOWN // 2)
-            return key, _cut(mine, start), _cut(theirs, start)
-    places = zip(server, other, strict=True)
-    return next((("the order of parameters", mine, theirs) for mine, theirs in places if mine != theirs), None)
-
-
-def _cut(text: str, start: int = 0) -> str:
-    return f"{'… ' * bool(start)}{text[start : start + _SHOWN]}{' …' * (len(text) > start + _SHOWN)}"
 
 
 def layouts(model: nn.Module, recipe: Reducer, down: Codec | None, *, servers: int, fetch_rows: bool) -> list[Layout]:

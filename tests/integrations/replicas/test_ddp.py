@@ -390,7 +390,7 @@ def _order_message() -> str:
 
 def test_parameters_that_ranks_have_in_another_order_are_refused(ranks: Ranks) -> None:
     for said in ranks.run(2, _order_message):  # what is broadcast and summed goes by the order
-        assert "the order differs: where rank 0 has parameter a, rank 1 has parameter b" in said
+        assert "the order of parameters differs: rank 0 has parameter a, rank 1 has parameter b" in said
 
 
 def _on_two_gpus(recipe: Reducer) -> str:

@@ -16,6 +16,7 @@ from thinwire.kernels.memory import kept
 from thinwire.waits import on_host
 
 _COLUMNS = 4096
+_SHOWN = 400  # characters of a difference, at most
 _ROWS = 64  # at a time in main memory: their products stay in the cache
 # 64-bit elements as two halves: weights are odd, so differences of 2⁶³ would cancel.
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
@@ -78,13 +79,24 @@ def check_alike(mine: Mapping[str, str], group: Group) -> None:
     """Raise FingerprintError, on every rank, if any has something else, or in another order; a collective."""
     everyone = all_gather_plain(mine, group)
     for rank, theirs in enumerate(everyone):
-        for key in everyone[0] | theirs:
-            first, other = everyone[0].get(key, "absent"), theirs.get(key, "absent")
-            if first != other:
-                raise FingerprintError(f"{key} differs: rank 0 has {first}, rank {rank} has {other}")
-        if [*theirs] != (keys := [*everyone[0]]):
-            first, other = next(pair for pair in zip(keys, theirs, strict=True) if pair[0] != pair[1])
-            raise FingerprintError(f"the order differs: where rank 0 has {first}, rank {rank} has {other}")
+        if found := difference(everyone[0], theirs):
+            raise FingerprintError("{} differs: rank 0 has {}, rank {rank} has {}".format(*found, rank=rank))
+
+
+def difference(first: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Return in what two differ first, at last in their order, with the words of either for it; None if they agree."""
+    for key in {**first, **other}:
+        if first.get(key) != other.get(key):
+            mine, theirs = first.get(key, "absent"), other.get(key, "absent")
+            same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
+            start = max(0, same - _SHOWN // 2)
+            return key, _cut(mine, start), _cut(theirs, start)
+    places = zip(first, other, strict=True)
+    return next((("the order of parameters", mine, theirs) for mine, theirs in places if mine != theirs), None)
+
+
+def _cut(text: str, start: int) -> str:
+    return f"{'… ' * bool(start)}{text[start : start + _SHOWN]}{' …' * (len(text) > start + _SHOWN)}"
 
 
 def refuse_meta(tensors: Mapping[str, Tensor]) -> None:
