@@ -207,14 +207,10 @@ def shaped_like(p: Tensor, flat: Tensor) -> Tensor:
     return flat.as_strided(part.shape, _stride_in_memory(part), flat.storage_offset())
 
 
-def gapless(x: Tensor) -> bool:
-    """Whether this tensor fills its memory: not one of every few columns, and not one row many times."""
-    return x.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(x))
-
-
 def _stride_in_memory(x: Tensor) -> tuple[int, ...]:
     """Return the strides of this parameter's gradient: its own where it has no gaps, and else row by row."""
-    return x.stride() if gapless(x) else torch.empty(x.shape, dtype=x.dtype, device="meta").stride()
+    gapless = x.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(x)
+    return x.stride() if gapless else torch.empty(x.shape, dtype=x.dtype, device="meta").stride()
 
 
 def put_in_place(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> None:
