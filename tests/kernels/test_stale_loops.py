@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -60,6 +61,23 @@ def test_a_loop_is_compiled_anew_when_one_that_it_calls_changes(
     assert run("x + x", np.float32(2)) == (4, False, 2)
     assert run("3 * x") == (6, False, 1)  # what was made of the other is gone
     compiled._mark.cache_clear()
+
+
+def _begun_together(file: str) -> tuple[int, int]:
+    """Return how often this rank compiled a loop that all begin to call at once, and took it from the disk."""
+    module = _imported(Path(file), "together")
+    loop = module.loop
+    dist.barrier()
+    with patch.dict(sys.modules, together=module):
+        loop(np.zeros(8))
+    return sum(loop.stats.cache_misses.values()), sum(loop.stats.cache_hits.values())
+
+
+def test_ranks_of_one_machine_compile_a_loop_once(ranks: Ranks, tmp_path: Path) -> None:
+    file = tmp_path / "together.py"
+    lines = "\n".join(f"    x[{i}] = x[{i - 1}] / (x[0] + {i})" for i in range(1, 8))  # which take a while to compile
+    file.write_text(f"from thinwire.kernels.compiled import compiled\n@compiled\ndef loop(x):\n{lines}\n")
+    assert sorted(ranks.run(3, _begun_together, str(file))) == [(0, 1), (0, 1), (1, 0)]
 
 
 def _compiling() -> list[str]:

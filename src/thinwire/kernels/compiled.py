@@ -1,4 +1,4 @@
-"""How Numba compiles the loops: on first use, without the GIL, and cached on disk.
+"""How Numba compiles the loops: on first use, without the GIL, once a machine, and cached on disk.
 
 Loops compile for several types of arrays, so they carry no annotations. Several tensors go into one call: Numba is
 given their addresses, see `parts`, and sees each as an array. A call costs some 10 microseconds before it does
@@ -7,8 +7,9 @@ anything, and what surrounds it in Python as much. For the small tensors of a bu
 
 import hashlib
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -17,6 +18,7 @@ import numba.core.caching
 import numba.extending
 from llvmlite import ir
 from numba import njit, types
+from numba.core.compiler_lock import global_compiler_lock
 
 KERNELS = Path(__file__).parent
 _IMPORTS = re.compile(rb"^from thinwire\.kernels([.\w]*) import ([\w, ]*)", re.MULTILINE)
@@ -67,6 +69,22 @@ class _Cache(numba.core.caching.IndexDataCacheFile):
         return self._data_name(int.from_bytes(hashlib.sha256(made_from).digest()[:8]))
 
 
+_held = set[Path]()
+"""Loops that this process compiles: one as part of another."""
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process of this machine at a time compile a loop: the others find it on disk when their turn comes."""
+    with ExitStack() as stack:
+        if path not in _held:
+            _held.add(path)
+            stack.callback(_held.remove, path)
+            with suppress(OSError):  # nothing can be written there, or locked
+                flock(stack.enter_context(path.open("a")), LOCK_EX)
+        yield
+
+
 def _compiling(**options: Any) -> Callable[..., Any]:
     """Return a decorator that has loops compiled on first use."""
 
@@ -74,7 +92,14 @@ def _compiling(**options: Any) -> Callable[..., Any]:
         found = njit(nogil=True, cache=True, error_model="numpy", **options)(loop)
         with suppress(AttributeError):  # nothing is cached where nothing can be written, or compiled
             path, mark = found._cache.cache_path, _mark(loop.__code__.co_filename, Path(found._cache.cache_path))
-            found._cache._cache_file = _Cache(path, found._cache._impl.filename_base + mark, None)
+            name, plain = found._cache._impl.filename_base, found.compile
+            found._cache._cache_file, lock = _Cache(path, name + mark, None), Path(path, f"{name}.lock")
+
+            def compile_alone(signature: object) -> object:
+                with global_compiler_lock, _alone(lock):  # in this order, or two threads could wait for each other
+                    return plain(signature)
+
+            found.compile = compile_alone
         return found
 
     return decorated
