@@ -73,6 +73,8 @@ def moved_far(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as each rank began
 
 
 def far_bytes() -> int:
