@@ -51,9 +51,12 @@ class Worker:
         *,
         inner: Callable[..., torch.optim.Optimizer] = ADAMW,
         dtype: torch.dtype = torch.float64,
+        sharded: bool = False,
         **options: Any,
     ) -> None:
         self.model, self.dtype = _model(dtype), dtype
+        if sharded:  # an island of one rank
+            fully_shard(self.model, mesh=mesh_of(dist.get_world_size(), 1, names=("between", "within"))["within"])
         self.optimizer = inner(self.model.parameters())
         self.handle = tw.outer(self.model, self.optimizer, steps, **options)
 
@@ -930,12 +933,12 @@ def test_a_compiled_step_counts(ranks: Ranks) -> None:
 def _loaded(order: str) -> tuple[str, float]:
     """Load what workers saved in the middle of a period, or in part, or late. Return what that raised, and how far
     their mean moves in the next two outer steps."""
-    steps = tw.OuterSteps(every=H, make_optimizer=partial(SGD, lr=1.0))
-    worker = Worker(steps).train(range(6 * H + ("own" in order)))
+    steps, sharded = tw.OuterSteps(every=H, make_optimizer=partial(SGD, lr=1.0)), "sharded" in order
+    worker = Worker(steps, sharded=sharded).train(range(6 * H + ("own" in order)))
     saved = worker.save()
     loaded = copy.deepcopy(worker.common())
     worker.handle.remove()
-    worker = Worker(steps)
+    worker = Worker(steps, sharded=sharded)
     for word in order.split():
         match word:
             case "own":
@@ -966,6 +969,7 @@ def _loaded(order: str) -> tuple[str, float]:
         pytest.param("handle back", "", marks=pytest.mark.slow),
         pytest.param("alike", "", marks=pytest.mark.slow),
         ("made handle made", ""),
+        ("sharded handle own", ""),
         ("alone back", ""),
         ("own", r"workers \[0, 1\] of 2.*load_state_dict.*before outer"),
         ("alone", r"workers \[1\] of 2.*load_state_dict.*before outer"),

@@ -72,8 +72,8 @@ class Start:
         return bool(late)
 
     def _versions(self) -> list[int]:
-        """Return numbers that grow with whatever is loaded, even if it is what was there."""
-        return [x._version for fragment in self._fragments for x in fragment.own().values()]
+        """Return numbers that grow with whatever is loaded, even if it is what was there; DTensors count it alone."""
+        return [x._version for fragment in self._fragments for p in fragment.own_parameters for x in (p, local(p))]
 
     def _moved(self) -> bool:
         return any(fragment.moved() for fragment in self._fragments)
