@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,11 +34,13 @@ from torch import Tensor, nn
 
 from thinwire import codecs, recipes
 from thinwire.errors import ServerError, StateError
+from thinwire.memories.staged import Staged
 from thinwire.server import Server, Trainer
 from thinwire.server.saving import Durable
 from thinwire.trainer.channel import Channel
 from thinwire.wire import rendezvous
 from thinwire.wire.frames import GoneError
+from thinwire.wire.layout import Part
 from thinwire.wire.sockets import Link
 
 __all__ = ["closed"]
@@ -564,6 +567,39 @@ def test_who_is_interrupted_while_it_encodes_for_the_last_server_loses_nothing(
             _train(trainer, given[1:2])
     _train(trainer, given[2:])
     torch.testing.assert_close(waiting(recipe) - trainer.model.get_parameter("large").detach(), given[0] + given[2])
+
+
+@pytest.mark.parametrize("torn", [(Staged, "commit"), (Channel, "send"), (Part, "write")])
+def test_who_is_interrupted_when_half_is_done_tears_nothing(
+    torn: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipes.topk(density=0.05, minimum_size=2)
+    options: dict[str, Any] = {"servers": 2, "down": codecs.TopK(density=0.1)}
+    servers = [started(recipe=recipes.topk(density=0.05, minimum_size=2), index=i, **options) for i in range(2)]
+    trainer, given = joined(servers[0], recipe, address=[each.address for each in servers], **options), gradients(4)
+    _train(trainer, given[:2])
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(*torn, _then_interrupted(getattr(*torn)))
+            with pytest.raises(KeyboardInterrupt):
+                _train(trainer, given[2:3])
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    _train(trainer, [*given[3:], *torch.zeros(60, NUMEL, dtype=torch.float64)])  # until nothing waits
+    (central,) = (found for each in servers if "large" in (found := each._hub.central.parameters))
+    torch.testing.assert_close(-central["large"].detach(), torch.stack(given).sum(0))
+    torch.testing.assert_close(trainer.model.get_parameter("large"), central["large"])
+
+
+def _then_interrupted(call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **options: Any) -> Any:
+        done = call(*args, **options)
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        return done
+
+    return wrapped
 
 
 def test_what_waits_is_lost_when_a_trainer_is_closed() -> None:

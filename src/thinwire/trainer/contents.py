@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thinwire import trace
 from thinwire.errors import PayloadError
+from thinwire.interrupts import untorn
 from thinwire.payloads import Blocks, Payload
 from thinwire.reducer import Bucket, Reducer
 from thinwire.reducer.wrappers import release
@@ -78,7 +79,7 @@ class Copy:
     @torch.no_grad()
     def catch_up(self) -> None:
         """Write what has come."""
-        with self._lock:
+        with self._lock, untorn():  # a difference is added once
             for part, payload in self._payloads:
                 part.write(payload, self.places.flats[part.dtype], whole=part in self._layout.dense)
             for entry, rows in self._rows:

@@ -21,11 +21,12 @@ from thinwire.checked import Count, Positive, Seconds, Size, Whole, checked
 from thinwire.codecs import Codec
 from thinwire.errors import StateError
 from thinwire.handle import MemoryUse
+from thinwire.interrupts import untorn
 from thinwire.reducer import Reducer
 from thinwire.trainer.channel import Channel, Settings, Shared
 from thinwire.trainer.contents import Base, drainable, wanted
 from thinwire.waits import all_finite, refuse_unfit
-from thinwire.wire.frames import Flag
+from thinwire.wire.frames import Bytes, Flag
 from thinwire.wire.layout import layouts
 from thinwire.wire.parameters import claimed, named
 from thinwire.wire.rendezvous import Given, addresses, said
@@ -280,30 +281,31 @@ class Trainer(AbstractContextManager["Trainer"]):
         with self._lock:
             number = self._number + 1  # taken when all of it is encoded: servers accept no gap
             drain |= self._drain_every is not None and self._chance.random() * self._drain_every < 1
-            encoded = self._encoded(number, gradients, drain=drain)
-            self._number, self._drained, self._in_a_row = number, self._drained + drain, 0
-            for channel, base, sections in zip(self._channels, bases, encoded, strict=True):
-                channel.send(number, base, pack(sections), loss=told, flags=Flag.DRAINED * drain)
+            memories = self._recipe.memories()
+            try:
+                encoded = self._encoded(number, gradients, drain=drain)
+                with untorn():  # what memories no longer hold is logged for each server
+                    for memory in memories:
+                        memory.commit()
+                    self._number, self._drained, self._in_a_row = number, self._drained + drain, 0
+                    for channel, base, body in zip(self._channels, bases, encoded, strict=True):
+                        channel.send(number, base, body, loss=told, flags=Flag.DRAINED * drain)
+            except BaseException:  # what waits is as it was, or committed
+                for memory in memories:
+                    memory.rollback()
+                raise
             for channel in self._channels:  # when all of it is logged: who is interrupted meanwhile can go on
                 channel.wait_for_room()
             return number
 
-    def _encoded(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[list[Tensor]]:
-        """Encode for all servers. If that fails, or somebody interrupts it, what waits is as it was."""
-        memories = self._recipe.memories()
-        try:
-            encoded = [channel.uplink.encode(number, gradients, drain=drain) for channel in self._channels]
-            if not all(channel.uplink.finite for channel in self._channels):
-                raise FloatingPointError(
-                    "gradients and what waits of earlier ones add up beyond the range of their dtype: nothing was "
-                    "sent, and the residual is as it was; clip the gradients"
-                )
-        except BaseException:
-            for memory in memories:
-                memory.rollback()
-            raise
-        for memory in memories:
-            memory.commit()
+    def _encoded(self, number: int, gradients: Mapping[str, Tensor], *, drain: bool) -> list[list[Bytes]]:
+        """Encode for all servers, and stage what waits."""
+        encoded = [pack(channel.uplink.encode(number, gradients, drain=drain)) for channel in self._channels]
+        if not all(channel.uplink.finite for channel in self._channels):
+            raise FloatingPointError(
+                "gradients and what waits of earlier ones add up beyond the range of their dtype: nothing was "
+                "sent, and the residual is as it was; clip the gradients"
+            )
         return encoded
 
     def _bases(self) -> list[Base]:
