@@ -700,10 +700,12 @@ def test_wait_ends_when_the_server_is_closed() -> None:
 
 
 def test_wait_does_not_end_before_anything_was_trained() -> None:
-    first = started(servers=2, index=0, timeout=0.5)
+    first, model = started(servers=2, index=0, timeout=0.5), Vector()
+    torch.nn.init.ones_(model.large)
     with pytest.raises(ServerError, match="start it first"):
-        joined(first, address=[first.address, "127.0.0.1:9"], servers=2)
+        joined(first, model=model, address=[first.address, "127.0.0.1:9"], servers=2)
     assert not first.wait(1.5)
+    assert model.large.eq(1).all()  # and whoever is refused keeps its parameters
 
 
 def test_wait_gives_trainers_time_to_come_back_after_a_restart(tmp_path: Path) -> None:

@@ -106,7 +106,6 @@ class Channel:
         except BaseException:
             self.close(goodbye=False)
             raise
-        self.copy.catch_up()
 
     @property
     def staged_bytes(self) -> int:

@@ -412,6 +412,8 @@ def connect(
             settings = Settings(places[i], i, tickets[i % len(tickets)], who, timeout, reconnect, log_bytes, shared)
             channels.append(Channel(settings, layout, model))
             ending.callback(channels[-1].close, goodbye=False)
+        for channel in channels:  # once all servers have taken it in: who is refused keeps its parameters
+            channel.copy.catch_up()
         for memory in memories:
             ending.callback(memory.restore, {})  # the residual is lost, and no later trainer sends it
         return Trainer(model, recipe, channels, ending.pop_all(), drain=drain, seed=seed, in_flight=in_flight)
