@@ -15,7 +15,7 @@ ROOT = Path(thinwire.__file__).parent
 LAB = Path(thinwire_lab.__file__).parent
 LAYERS = [
     ("checked", "version"),
-    ("errors", "files", "schedules", "trace", "waits"),
+    ("errors", "files", "interrupts", "schedules", "trace", "waits"),
     ("handle", "kernels"),
     ("collectives", "formats"),
     ("payloads", "signals"),

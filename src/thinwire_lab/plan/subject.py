@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from thinwire_lab import problems
 from thinwire_lab.inputs import BadInput
@@ -70,9 +71,12 @@ def of_user(target: str) -> Subject:
             raise BadInput(f"{target} returned {_kind(other)}; {_EXPECTED}")
     if not callable(step):
         raise BadInput(f"{target} returned {_kind(step)} as the step; {_EXPECTED}")
-    parameters = sum(p.numel() for p in module.parameters())
+    for name, p in module.named_parameters():
+        if is_lazy(p) or p.is_meta or p.is_complex():
+            what = "waits for a first batch" if is_lazy(p) else "is on meta" if p.is_meta else "is complex"
+            raise BadInput(f"{target} returned a model whose {name} {what}; expected real numbers in memory")
     return Subject(
-        description=f"{target}, {parameters:,} parameters",
+        description=f"{target}, {sum(p.numel() for p in module.parameters()):,} parameters",
         module=module,
         loss=functools.partial(_loss, target, step),
         update=update,

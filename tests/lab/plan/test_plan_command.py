@@ -50,6 +50,15 @@ def uncallable():
 def empty():
     return nn.ReLU(), step
 
+def lazy():
+    return nn.LazyLinear(2), step
+
+def meta():
+    return nn.Linear(64, 2, device="meta"), step
+
+def imaginary():
+    return nn.Linear(64, 2, dtype=torch.complex64), step
+
 def vector():
     return nn.Linear(64, 2), lambda model: model(torch.ones(8, 64))
 
@@ -448,6 +457,9 @@ def user_file(tmp_path: Path) -> Path:
         ("FILE:nothing", "returned int; expected a function that returns (module, step)"),
         ("FILE:triple", "returned int as the optimizer"),
         ("FILE:uncallable", "returned str as the step"),
+        ("FILE:lazy", "weight waits for a first batch"),
+        ("FILE:meta", "weight is on meta"),
+        ("FILE:imaginary", "weight is complex"),
     ],
 )
 def test_a_model_of_the_users_that_is_none(
