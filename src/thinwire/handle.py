@@ -1,4 +1,4 @@
-"""The methods common to all that `attach`, `replicate`, `shard`, `outer` and `pipeline.sparsify` return."""
+"""The methods common to all that `attach`, `replicate`, `shard`, `scatter`, `outer` and `pipeline.sparsify` return."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

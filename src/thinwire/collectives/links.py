@@ -3,9 +3,9 @@
 A link is several connections. Whoever dials begins each with the same 16 random bytes and its number (u8). Frames take
 turns to begin on them: `TWOS`, the length of the words (u32) and of the body (u64), little-endian; then the words, as
 JSON, and the body. Of a long body each connection carries an equal part, in order from the one on which the frame
-begins. If one connection ends, so does the link. Who has nothing to say says so every second, and who is silent for
-longer than `SILENCE` is taken for gone, and told: a link that ends without a word would look as if this side were gone.
-So is told whose link a newer one replaces.
+begins. If one connection ends, so does the link. A side with nothing to say says so every second. One that is silent
+for longer than `SILENCE` is taken for gone, and told so, as is one whose link a newer one replaces: a link that ends
+without a word would look as if this side were gone.
 With a certificate all of it is in TLS.
 """
 

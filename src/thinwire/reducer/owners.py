@@ -162,17 +162,17 @@ def _to_owners(line: Reducer) -> Reducer:
     if not isinstance(line, Compressed):
         raise TypeError(
             f"{type(line).__name__} computes the whole mean on every rank, and here each rank needs only the part "
-            "that it owns: choose a recipe that encodes and gathers, such as recipes.topk()"
+            "that it owns: choose a recipe that encodes and gathers, such as recipes.qsgd()"
         )
     if not isinstance(line.exchange, AllGather | AllReduce):
         raise TypeError(
             f"{type(line.exchange).__name__} merges payloads for all ranks, and here each rank needs only the part "
-            "that it owns: choose a recipe with AllGather or AllReduce, such as recipes.topk()"
+            "that it owns: choose a recipe with AllGather or AllReduce, such as recipes.qsgd()"
         )
     if line.memory.free or not line.memory.fields <= {"residual"}:
         raise TypeError(
             f"{type(line.memory).__name__} keeps {sorted(line.memory.fields)}, which every rank would need for the "
-            "whole model, while the optimizer has only a shard: choose a recipe with error feedback alone, such as "
-            "recipes.topk()"
+            "whole model, while the optimizer has only a shard: choose a recipe with error feedback alone or "
+            "no memory, such as recipes.qsgd()"
         )
     return ToOwners(memory=line.memory, codec=line.codec)

@@ -240,7 +240,7 @@ class Hub:
     def _tick(self, heard: bool) -> None:
         """Do what is due now and then: count out who is gone, tell what is on disk, and say who is waited for.
 
-        Who is gone counts as there until all is `heard` that came before: BYE may be the last word.
+        One that is gone counts as there until all is `heard` that came before: BYE may be the last word.
         """
         while heard and self._gone:
             gone = self._gone.pop()

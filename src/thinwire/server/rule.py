@@ -15,8 +15,8 @@ class Rule:
     """Decides over the updates of all trainers, of which so many must have joined before the first is applied.
 
     At a `staleness` of 0, the mean of one update of each live trainer, and of who vanished just now, is applied in one
-    step; who was away for longer catches up alone. Otherwise updates are applied as they come, and no trainer is over
-    `staleness` ahead (stale-synchronous parallel, Ho et al. 2013).
+    step; one that was away for longer catches up alone. Otherwise updates are applied as they come, and no trainer is
+    over `staleness` ahead (stale-synchronous parallel, Ho et al. 2013).
 
     A trainer has one update here at a time. The caller holds the server's lock, and calls `release` after each call.
     `timeout`: how long a rule that keeps trainers in step waits, after a restart, for those that were there; how long

@@ -168,7 +168,7 @@ def _warning(name: str, kind: OptimizerName) -> str:
     )
     return (
         f"{name} rescales each update, so with error feedback elements that are sent rarely hardly move{cost}. Use "
-        f"{INSTEAD[kind]} or a recipe without error feedback: docs/how-to/choose-a-recipe.md"
+        f"{INSTEAD[kind]} or a recipe without error feedback, such as qsgd: docs/how-to/choose-a-recipe.md"
     )
 
 

@@ -34,7 +34,7 @@ class Scattered(Gathering):
     """A model sharded over all ranks whose gradients reach their owners compressed: what `scatter` returns.
 
     The residual is what this rank has not delivered to any owner. It has the names and lengths of whole parameters, so
-    its state has the same form as `attach`'s.
+    its state has the same form as `attach`'s, and another number of ranks deals it out (`redistribution.redistribute`).
     """
 
     _averages = "what thinwire.scatter returned does that"

@@ -1,23 +1,25 @@
 """Of whose shares an outer step is made: workers agree on that at each one.
 
-Every worker sends its share to all others. Whoever has the shares of all that are waited for says so to everybody, and
-once all electors have, that is decided: two trips, and nobody asks the store. Where somebody is late, gone or new, an
-elector with a share proposes to the store what the step is made of, and who elects and is waited for in the next one;
-the first proposal decides. Who has said that it has all shares proposes nothing else, so the two ways cannot disagree.
+Every worker sends its share to all others. A worker that has the shares of all that are waited for tells everybody,
+and once all electors have, that is decided: two trips, and nobody asks the store. Where somebody is late, gone or new,
+an elector with a share proposes to the store what the step is made of, and who elects and is waited for in the next
+one; the first proposal decides. An elector that has said that it has all shares proposes nothing else, so the two ways
+cannot disagree. A share that is not among those waits in its worker for the next step (`Meeting.taken`).
 
 Present workers that nobody waits for, because they are slow or stuck, are electors, too: their links say what they
-have while they compute, and if all others die they can go on. Who was waited for in vain `LATE` times is waited for
-again once a share of its was in time.
+have while they compute, and if all others die they can go on. A worker that was waited for in vain `LATE` times is
+waited for again once a share of its was in time.
 
 A store that is started anew has forgotten. So what one decides counts once half of the electors have noted it (with the
 store, that is most), and its next life decides only for more than half, who have said that they note nothing of an
-earlier one any more; what any of them has noted is proposed again. Who is gone for long is in no half, nor who closes
-or resets a link, as a process does that ends: only if such a worker still reached the store, and that is started anew,
-could two have gone on, and they raise as they meet again.
+earlier one any more; what any of them has noted is proposed again. Workers that are gone for long are in no half, nor
+are those that close or reset a link, as a process does that ends: only if such a worker still reached the store, and
+that is started anew, could two have gone on, and they raise as they meet again.
 
-If all who have a share die before the others have it, those have an elector make the open step void by the store, and
-with it all that were decided since the last that they could take. Nobody gets past it by the void ones: neither the
-elector nor the store lets them. Who has taken some takes over the state of the others, and sends its shares again.
+If all that have a share die before the others have it, an elector among the survivors voids the open step through the
+store, and with it all that were decided since the last that they could take. Nobody gets past it by the void ones:
+neither the elector nor the store lets them. A worker that has taken some takes over the state of the others, and sends
+its shares again.
 """
 
 import math
@@ -45,7 +47,7 @@ class Agreement:
 
     It stands `at` a tick, -1 before any state. `last` is the latest tick that is decided, and `view` that of the `next`
     one. `status`: who else is present; `lost`: who has left, when, and whether silently. `have`: who has said that it
-    has all shares; `mute`: who has them too late to say so in time. `reached`: the latest tick of which another one has
+    has all shares; `mute`: who will have them too late to say so. `reached`: the latest tick of which another one has
     this worker's share. `sent`, `voted`: at which tick, and when; `times`: when at each. `late`: who was waited for in
     vain, and how often. `stuck`: since when it waits for what nobody has. `alone`: whether the store does not answer,
     so that nobody can be taken in or left out. `life`: the store's latest that it knows of; `note`: what that has
@@ -255,7 +257,7 @@ class Agreement:
     def _is_out(self, peer: str) -> bool:
         """Whether a worker sends no share, however long the others wait: it is gone or stuck, or has no state yet.
 
-        Who has not been met yet may still be heard of.
+        One that has not been met yet may still be heard of.
         """
         now = monotonic()
         if peer in self.status:
@@ -270,7 +272,7 @@ class Agreement:
     def is_majority(self) -> bool:
         """Whether more than half of the electors are here and know of the store's life, but for those gone for long.
 
-        Who has not been met since this worker took its state is silent. Who is back counts, whatever it knows.
+        A worker not met since this one took its state is silent. One that is back counts, whatever it knows.
         Not if one knows of a step of which this worker does not: a store that was restarted may have decided it.
         """
         if any(each.last > self.last for each in self.status.values()):

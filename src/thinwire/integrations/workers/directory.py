@@ -76,8 +76,9 @@ def _unwrapped(store: Any) -> tuple[Any, str]:
 class Directory:
     """A connection to a store, made anew when it is lost. Each call takes seconds at most.
 
-    All its keys begin with `run`: who has another one finds nothing. `patience`: seconds for which it may be lacking.
-    `life`: that of the store with which this worker has registered; it is greater each time that one is started anew.
+    All its keys begin with `run`: a worker with another one finds nothing. `patience`: seconds for which it may
+    be lacking. `life`: that of the store with which this worker has registered; it is greater each time that one is
+    started anew.
     """
 
     def __init__(self, store: object, run: str = "", patience: float = 300.0) -> None:

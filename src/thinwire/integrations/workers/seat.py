@@ -2,8 +2,8 @@
 
 The key `seat` has three words: the founder, where it listens, and a sign. Until the first outer step everybody who has
 the training's state changes the sign every second, and then one of them writes `_BEGUN`, for good, before it sends a
-share. A seat may be taken once its sign has stood still for `LOST` seconds in which another worker kept looking. Who
-had it finds out before its first outer step, and takes over the other one's state.
+share. A seat may be taken once its sign has stood still for `LOST` seconds in which another worker kept looking. The
+worker that had it finds out before its first outer step, and takes over the other one's state.
 """
 
 import logging

@@ -199,7 +199,7 @@ class Swarm:
 
         By default up to that which this worker stands at, where it has `mine`.
 
-        Who says nothing for long, or was there and is gone, is not compared, and named.
+        Workers that say nothing for long, or were there and are gone, are not compared, and named.
         """
         with self._changed:
             tick = self.at if tick is None else tick

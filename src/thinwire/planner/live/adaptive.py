@@ -66,7 +66,7 @@ class Adaptive(Reducer):
         return self._reducer.chosen
 
     def prepare(self, group: Group, samples: Sequence[Tensor] = ()) -> None:
-        """Measure links and candidates, which takes a few seconds. A collective. Raises RuntimeError when captured."""
+        """Measure links and candidates, for seconds, within `attach`; a collective. Raises RuntimeError in captures."""
         refuse_measuring()
         for candidate in self.budget.candidates():
             candidate.reducer(*self._memories).prepare(group, samples)
