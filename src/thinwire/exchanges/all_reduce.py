@@ -21,18 +21,18 @@ class AllReduce(Exchange):
 
     transport: ClassVar[Transport] = "all_reduce"
 
-    def start(
-        self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
-    ) -> "Future[Exchanged]":
-        """Start the sum.
-
-        Raises:
-            TypeError: For a payload whose values cannot be added.
-        """
+    def check(self, payload: Payload) -> None:
+        """Raise TypeError for a payload whose values cannot be added."""
         if not payload.summable:
             raise TypeError(
                 f"{type(payload).__name__} is not summable: its elements differ by rank, or are codes; use AllGather"
             )
+
+    def start(
+        self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
+    ) -> "Future[Exchanged]":
+        """Start the sum. Raises what `check` does."""
+        self.check(payload)
         if (pool := pooled()) is not None and payload.values.nbytes <= pool.summed:
             whole = (group.size() - 1.0) * payload.values.nbytes
 

@@ -130,6 +130,9 @@ class Exchange(ABC):
     def prepare(self, group: Group) -> None:  # noqa: B027 - most need nothing
         """Set up what `start` needs on `group`. A collective. If skipped, the first `start` does it, and may block."""
 
+    def check(self, payload: Payload) -> None:  # noqa: B027 - some sum all there are
+        """Raise TypeError for a payload that this exchange cannot sum."""
+
     @abstractmethod
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()

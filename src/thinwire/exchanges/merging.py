@@ -28,6 +28,11 @@ class Rounds(Exchange):
 
     @final
     @override
+    def check(self, payload: Payload) -> None:
+        mergeable(payload, type(self).__name__)
+
+    @final
+    @override
     def start(
         self, payload: Payload, group: Group, *, keep: bool = True, seeds: Sequence[int] = ()
     ) -> "Future[Exchanged]":

@@ -52,6 +52,7 @@ class Compressed(Reducer):
         for x in samples:
             one = Bucket(flat=x.clone(), segments=[Segment(name="", offset=0, length=x.numel())])
             payload = replace(self, memory=self.memory.blank()).encode(one, 0, own=[0], shared=[0])
+            self.exchange.check(payload)  # DDP does not survive an error in its backward
             payload.from_buffers(payload.packed[None]).write(torch.empty_like(x))
 
     def encode(self, bucket: Bucket, step: int, *, own: Sequence[int], shared: Sequence[int]) -> Payload:

@@ -17,7 +17,8 @@ import thinwire as tw
 from thinwire import trace
 from thinwire.codecs import TopK
 from thinwire.collectives import gathers
-from thinwire.exchanges import AllGather
+from thinwire.exchanges import AllGather, AllReduce, Exchange, UnionAllReduce
+from thinwire.formats import Sign
 from thinwire.integrations.attachments.assembly import check_fingerprint
 from thinwire.integrations.training.gradients import shape_in_memory
 from thinwire.memories import ErrorFeedback
@@ -454,10 +455,16 @@ def _refusals() -> dict[str, str]:
         "mixed": lambda: tw.attach(mixed, tw.recipes.topk()),
         "python": lambda: tw.attach(python, tw.recipes.topk()),
         "shared": lambda: tw.attach(DistributedDataParallel(mlp(torch.float32)), used),
+        "parts": lambda: tw.attach(DistributedDataParallel(mlp(torch.float32)), _parts(AllReduce())),
+        "rounds": lambda: tw.replicate(mlp(torch.float32), _parts(UnionAllReduce())),
         "complex": lambda: tw.attach(DistributedDataParallel(imaginary), tw.recipes.dense()),
         "thawed": lambda: tw.attach(thawed, tw.recipes.topk()),
     }
     return {name: _message(attempt) for name, attempt in attempts.items()}
+
+
+def _parts(exchange: Exchange) -> Reducer:
+    return Compressed(memory=ErrorFeedback(), codec=TopK(density=0.1, values=Sign()), exchange=exchange)
 
 
 def _hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
@@ -482,6 +489,8 @@ def test_attach_refuses_with_the_fix(ranks: Ranks) -> None:
         "mixed": ("RuntimeError", "autocast"),
         "python": ("RuntimeError", "optimize_ddp", "set it to True"),
         "shared": ("RuntimeError", "make a new recipe"),
+        "parts": ("TypeError", "use AllGather"),
+        "rounds": ("TypeError", "use AllGather"),
         "complex": ("TypeError", "view_as_real"),
         "thawed": ("RuntimeError", "again"),
     }
