@@ -770,6 +770,46 @@ def test_an_optimizer_may_evaluate_a_closure(ranks: Ranks, recipe: str) -> None:
     assert max(ranks.run(2, _with_closure, recipe)) < 1e-12
 
 
+class _Tidy(torch.optim.SGD):
+    """Zeroes gradients within its step, also if it leaves the rest out; with a `hook`, that does."""
+
+    left_out = hook = False
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if self.left_out else super().step(closure)
+        if not self.hook:
+            self.zero_grad()
+        return loss
+
+
+def _tidied(recipe: str, how: str) -> tuple[bool, bool]:
+    """Zero gradients within steps, and after them: return whether parameters and memories are the same."""
+    plain, tidy = Training("several buckets", recipe), Training("several buckets")
+    optimizer = _Tidy(tidy.model.parameters(), lr=RATE, momentum=0.9)
+    optimizer.hook = how == "hook"
+    if optimizer.hook:
+        optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
+    tidy.optimizer = optimizer
+    tidy.attach(recipe)
+    for step in range(6):
+        optimizer.left_out = how == "class" and step == 3
+        plain.backward(step)
+        if not optimizer.left_out:
+            plain.optimizer.step()
+        plain.optimizer.zero_grad()
+        tidy.backward(step)
+        optimizer.step()
+    states = [each.attachment.state_dict()["memories"] for each in (plain, tidy)]
+    return digest(plain.model) == digest(tidy.model), same(*states)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("how", ["class", "hook"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_may_be_zeroed_before_a_step_is_over(ranks: Ranks, recipe: str, how: str) -> None:
+    assert ranks.run(2, _tidied, recipe, how) == [(True, True)] * 2
+
+
 def _lbfgs(recipe: str) -> tuple[bool, bool]:
     training = Training("several buckets")
     training.optimizer = torch.optim.LBFGS(training.model.parameters(), max_iter=3)  # type: ignore[assignment]

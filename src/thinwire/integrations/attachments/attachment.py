@@ -341,7 +341,7 @@ class Attachment(Attached):
         """
         if unfit() and self.exchanges and self.steps.owned_by(optimizer):
             refuse_unfit(f"{type(optimizer).__name__} steps")
-        self.steps.send(optimizer)
+        self.steps.begin(optimizer)
         if self.membership.handover.corrects:
             self._refuse_added(optimizer)
         if not self.exchanges:

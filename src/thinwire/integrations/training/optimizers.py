@@ -69,7 +69,8 @@ def take_part(participant: Participant) -> None:
 
 def nested(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this hook's step is part of another of the same optimizer, by the stack: counts err after raises."""
-    return [held["args"][0] for held in running(_STEP)].count(optimizer) > 1
+    steps = running(_STEP)
+    return len(steps) > 1 and [held["args"][0] for held in steps].count(optimizer) > 1
 
 
 def scaled_here() -> bool:
@@ -186,12 +187,13 @@ def _is_own(optimizer: torch.optim.Optimizer) -> bool:
 def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     if not _is_own(optimizer):
         return None
-    for participant in _participants.all:
+    participants = _participants.all
+    for participant in participants:
         participant.before_step(optimizer)
     closure = _closure(args, kwargs)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
-    for participant in _participants.all:
+    for participant in participants:
         participant.apply(optimizer)
     return None
 

@@ -52,6 +52,7 @@ class Steps:
         self._outcomes: list[Reduced | Unread] = []
         self._sent: Sent | None = None  # all of them
         self._taken: list[tuple[torch.optim.Optimizer, list[str]]] = []  # before they were read
+        self._begun: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, int]] = weakref.WeakKeyDictionary()
         self._witnesses: list[Witness] = []
         self._stepped: set[str] = set()  # held by an optimizer that has stepped
         self._known: set[str] = set()  # and these by one that will
@@ -234,13 +235,16 @@ class Steps:
             return False
         return any(self.parameters[name].grad is not None for name in self.owned_by(optimizer))
 
-    def send(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have a GPU send what became of the means that this optimizer is about to take: the next step reads it.
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note what this optimizer is about to take, as it may zero gradients before its step is over.
 
-        The host does not wait here, or the GPU would wait for the host. A malformed mean is zero.
+        Have a GPU send what became of these means: the next step reads it. The host does not wait here, or the GPU
+        would wait for the host. A malformed mean is zero.
         """
+        owned = self.owned_by(optimizer)
+        self._begun[optimizer] = {n: p._version for n in owned if (p := self.parameters[n]).grad is not None}
         unread = self._sent is None and Unread in map(type, self._outcomes)
-        if unread and self._arrived and self.owned_by(optimizer):
+        if unread and self._arrived and owned:
             self._sent = Sent(self._outcomes)
             if not self._joined:
                 self.gradients.note_reduced(self._seen)
@@ -264,7 +268,10 @@ class Steps:
         self._known.update(owned)
         self._stepped.update(owned)
         if not skipped_by_scaler(optimizer):
-            there = [name for name in owned if self.parameters[name].grad is not None]
+            begun = self._begun.pop(optimizer, {})
+            there = [
+                n for n in owned if (p := self.parameters[n]).grad is not None or begun.get(n, p._version) < p._version
+            ]
             if self._sent is None:
                 self._take(optimizer, there)
             else:
