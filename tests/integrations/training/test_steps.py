@@ -300,6 +300,26 @@ def test_a_step_can_be_kept_or_dropped_by_word(ranks: Ranks, recipe: str) -> Non
     assert ranks.run(2, _said, recipe, False) == [True] * 2
 
 
+def _kept_by_word(recipe: str) -> float:
+    """Let something else apply gradients, of a branch only in every other step."""
+    training = _training(recipe, "unused")
+    books = Books(training)
+    for step in range(6):
+        books.offer(step)
+        training.model.zero_grad()
+        training.backward(step)
+        gradients = training.gradients()
+        for name, p in training.parameters().items():
+            p.data.sub_(gradients.get(name, torch.zeros_like(p)), alpha=RATE)
+        training.attachment.keep_step()
+    return books.missing()
+
+
+@pytest.mark.parametrize("recipe", LINEAR)
+def test_what_is_kept_by_word_is_what_had_a_gradient(ranks: Ranks, recipe: str) -> None:
+    assert max(ranks.run(2, _kept_by_word, recipe)) < 1e-12
+
+
 # --- parts of a step ---
 
 

@@ -127,7 +127,10 @@ class Attached(Handle):
         Call it only if neither a torch.optim optimizer nor an update in place applies them, for example where master
         weights are kept elsewhere.
         """
-        self.attachment.steps.settle_all(keep=True)
+        steps, held = self.attachment.steps, self.attachment.parameters.items()
+        there = steps.gradients.there  # a gradient may have been zeroed since it was applied
+        steps.drop_idle({p for name, p in held if p.grad is not None or name in there})
+        steps.settle_all(keep=True)
 
     def drop_step(self) -> None:
         """Note that the current gradients will not be applied. Zeroing them does the same."""
