@@ -56,7 +56,7 @@ class Kernel(Generic[P, R]):
         return run(*args, **kwargs)
 
     def backend(self, *args: P.args, **kwargs: P.kwargs) -> Backend:
-        """Return which implementation would run for these arguments.
+        """Return which implementation would run for these arguments; if there is none of that name, the reference does.
 
         Plain torch takes tensors that are not contiguous, lie on several devices, or have a dtype that no loop is
         compiled for. With THINWIRE_BACKEND=reference it takes all of them.

@@ -22,10 +22,10 @@ State = dict[str, dict[str, Tensor]]
 class Memory(ABC):
     """Holds the residual: what has not been sent yet.
 
-    A step's changes are staged until `commit` or `rollback`. Only `compensate_each` reads what was committed. So a step
-    can be rolled back even after parts of it have been sent. The gradient of one step may arrive in several parts: if a
-    parameter comes again, it continues from what is staged. integrations/training/steps.py calls `commit` and
-    `rollback`, as docs/explanation/steps.md says.
+    A step's changes are staged until `commit` or `rollback`, and what was committed is only read. So a step can be
+    rolled back even after parts of it have been sent. The gradient of one step may arrive in several parts: if a
+    parameter comes again, it continues from what is staged. Who calls `commit` and `rollback`, and when:
+    docs/explanation/steps.md; on a parameter server, the trainer does with each update.
     """
 
     stateful: ClassVar[bool] = True

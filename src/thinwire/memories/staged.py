@@ -16,7 +16,7 @@ _LINE = 64
 
 @final
 class Staged:
-    """Two versions of one flat tensor per name, in `dtype` or float32 and wider; committing swaps them, uncopied."""
+    """Two versions of one flat tensor per name, in `dtype` or float32 and wider; committing all swaps them uncopied."""
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype

@@ -18,7 +18,7 @@ class TrainerStatus:
     """What a server knows of a trainer that is connected.
 
     Args:
-        updates: How many of its updates have arrived, over all its connections.
+        updates: How many of its updates are done with, over all its connections: applied, or not finite.
         behind: The sum of their staleness, in steps.
         loss: The latest it reported, in its own unit; None if it reports none, or one that is not finite.
         sent_bytes, received_bytes: By the server, over this connection, headers included.
@@ -87,7 +87,7 @@ class Downlink:
 
 
 def rows_for(central: Central, body: memoryview) -> list[Bytes]:
-    """Return the body of ROWS that answers FETCH. Raises FrameError or PayloadError."""
+    """Return the body that answers FETCH. Raises FrameError or PayloadError."""
     fetched = central.layout.fetched
     asked = [(each, read_ids(each, x)) for each, x in zip(fetched, unpack(body, len(fetched)), strict=True)]
     return pack([table(entry, keys, central.picked(entry, keys)) for entry, keys in asked])

@@ -51,7 +51,7 @@ class Flag(IntFlag):
     DRAINED = 1
     """Of an update: it is not compressed, and includes the residual."""
     SAVE = 2
-    """Of a ping: the trainer's log is half full, so the server should save soon."""
+    """Of a ping: save soon, as the trainer waits for it or its log is half full."""
     DROPPED = 4
     """Of an answer: the update was not finite and has not been applied."""
     BRIEF = 8

@@ -4,6 +4,10 @@ A backward pass reduces every parameter once. What the memories staged for it is
 parameter, what becomes of the gradient. We keep it when an optimizer steps. We drop it when the next backward pass
 finds the gradient gone and no optimizer has taken it. If the gradient is still there, backward adds to it: the next
 reduction goes on from what is staged, and both belong to one step.
+
+So a step that a GradScaler skips calls nothing here. What was not finite is rolled back as the backward pass is closed
+(`close`), the rest once the next one finds its gradients gone (`find_thrown_away`), parameter by parameter: of several
+optimizers, one may step while another skips.
 """
 
 import warnings
