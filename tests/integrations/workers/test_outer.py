@@ -51,10 +51,11 @@ class Worker:
         *,
         inner: Callable[..., torch.optim.Optimizer] = ADAMW,
         dtype: torch.dtype = torch.float64,
+        make: Callable[[torch.dtype], nn.Module] = _model,
         sharded: bool = False,
         **options: Any,
     ) -> None:
-        self.model, self.dtype = _model(dtype), dtype
+        self.model, self.dtype = make(dtype), dtype
         if sharded:  # an island of one rank
             fully_shard(self.model, mesh=mesh_of(dist.get_world_size(), 1, names=("between", "within"))["within"])
         self.optimizer = inner(self.model.parameters())
@@ -1068,6 +1069,36 @@ def test_running_statistics_are_averaged(ranks: Ranks) -> None:
     for alike, far in ranks.run(3, _normalised):
         assert alike
         assert far < 1e-7
+
+
+def _with_statistics(dtype: torch.dtype) -> nn.Module:
+    return _model(dtype).insert(1, nn.BatchNorm1d(40, dtype=dtype))
+
+
+def _statistics_resumed(after: int, path: str) -> tuple[bool, bool, bool]:
+    """Whether statistics resume from all that a worker saved, and from the handle's state alone as they last agreed."""
+    method = tw.outer_steps.streaming_diloco(every=4, fragments=1, delay=2)
+    old, new, other = (Worker(method, make=_with_statistics) for _ in range(3))
+    saved = old.train(range(after)).save()
+    dcp.save({"thinwire": tw.Checkpoint(old.handle)}, checkpoint_id=path)
+    dcp.load({"thinwire": tw.Checkpoint(other.handle, path)}, checkpoint_id=path)
+    old.handle.go_back()
+    other.handle.go_back()
+    back = _statistics(old)
+    alike = _same(back, _statistics(other))
+    for each in (old, new):
+        each.load(copy.deepcopy(saved)).train(range(after, after + 6))
+    return alike, bool(back["running_mean"].any()), _same(_statistics(old), _statistics(new))
+
+
+def _statistics(worker: Worker) -> dict[str, Tensor]:
+    held = dict(worker.model.get_submodule("1").named_buffers())
+    return {name: held[name].clone() for name in ("running_mean", "running_var")}
+
+
+@pytest.mark.parametrize("after", [5, 7])
+def test_running_statistics_resume(ranks: Ranks, after: int, tmp_path: Path) -> None:
+    assert ranks.run(2, _statistics_resumed, after, str(tmp_path)) == [(True, after == 7, True)] * 2
 
 
 def _statistics_after(leave_out: bool, nan_on: tuple[int, ...]) -> tuple[bool, bool]:

@@ -551,7 +551,7 @@ def _resumed(who: str, where: str, alone: bool) -> list[Log]:
     path = f"{where}/{dist.get_rank() * alone}"
     with _store() as store:
         worker = Worker(store, METHODS[who.partition(" ")[2]](), workers=2, grace=60.0).train(4 * H + 1)
-        saved = worker.saved()
+        saved, common = worker.saved(), worker.hash()
         if where:
             worker.dcp(dcp.save, path, alone=alone)
         random = torch.get_rng_state()
@@ -564,6 +564,7 @@ def _resumed(who: str, where: str, alone: bool) -> list[Log]:
             worker.dcp(dcp.load, path, path, alone=alone)
         elif who.startswith("all") or dist.get_rank() == 0:
             worker.resume(saved)
+        assert worker.hash() == common or (who.startswith("one") and dist.get_rank() == 1)
         torch.set_rng_state(random)
         dist.barrier()
         if who.startswith("all"):

@@ -169,13 +169,34 @@ class RunningStatistics:
     @torch.no_grad()
     def average(self) -> None:
         """Replace each by its mean over workers where it is finite, or by what it was if it is nowhere."""
-        arriving, self._arriving = self._arriving, []
-        for x, agreed, future in zip(self.tensors if arriving else (), self.agreed, arriving, strict=False):
-            rows = future.wait().double()
-            if len(sound := [row for row in rows if bool(row.isfinite().all())]):
-                agreed.copy_(torch.stack(sound).mean(0))
+        means, self._arriving = self._means(), []
+        for x, agreed, mean in zip(self.tensors, self.agreed, means, strict=False):
+            agreed.copy_(mean)
             if x is not None:
                 x.copy_(agreed)
+
+    def _means(self) -> list[Tensor]:
+        """Return what `average` makes of them, if anything has arrived."""
+        rows = [[row for row in future.wait().double() if bool(row.isfinite().all())] for future in self._arriving]
+        return [torch.stack(sound).mean(0) if sound else x for x, sound in zip(self.agreed, rows, strict=False)]
+
+    def state(self, *, arrived: bool) -> dict[str, Tensor]:
+        """Return copies of what workers agreed on and, once that has `arrived`, of what they will agree on next."""
+        found = {f"agreed {i}": x for i, x in enumerate(self.agreed)}
+        found |= {f"next {i}": x for i, x in enumerate(self._means())} if arrived else {}
+        return {name: x.clone() for name, x in found.items()}
+
+    @torch.no_grad()
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned, where it fits. The model's own stay as they are."""
+        self._arriving = []
+        for i, agreed in enumerate(self.agreed):
+            found = ((what, saved.get(f"{what} {i}")) for what in ("agreed", "next"))
+            fits = {what: x for what, x in found if x is not None and x.shape == agreed.shape}
+            agreed.copy_(fits.get("agreed", agreed))
+            if "next" in fits:
+                self._arriving.append(Future())
+                self._arriving[-1].set_result(fits["next"][None])
 
     @property
     def others(self) -> list[Tensor | None]:

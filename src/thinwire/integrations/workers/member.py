@@ -216,13 +216,14 @@ class Member(Outer):
 
     def _load(self, common: Sequence[Any], tick: int, counted: Sequence[Fragment], *, kin: bool) -> None:
         """Take over what is common to all. What a worker of theirs has learnt stays, but for these fragments."""
-        saved, running, frozen, others = common
+        saved, frozen, others = common
         with ExitStack() as stack:
             for fragment in self.fragments if kin else ():
                 if fragment not in counted:
                     stack.enter_context(fragment.keeping_moves())
             outer_state.load(saved | {"step": tick}, self.fragments, self.steps, joining=True)
-        self._running.take(running)
+        self._running.restore(outer_state.running(saved))
+        self._running.take(self._running.agreed)
         for name, mine in self._frozen.items():
             mine.detach().copy_(frozen[name])
         for fragment in counted:
@@ -240,7 +241,7 @@ class Member(Outer):
 
     def _common(self) -> list[Any]:
         words = {"step": self._swarm.at, "counted": self._counted, "origin": self._origin}
-        return [without_residuals(self._state()) | words, self._running.agreed, self._frozen, self._running.others]
+        return [without_residuals(self._state()) | words, self._frozen, self._running.others]
 
     @override
     def _leave(self, *, goodbye: bool) -> None:

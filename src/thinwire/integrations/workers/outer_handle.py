@@ -146,12 +146,14 @@ class Outer(Handle):
     def go_back(self) -> None:
         """Give this worker's model the global parameters, and drop what its optimizers hold that is not finite.
 
-        What it has learnt since its latest outer step is lost. Not a collective.
+        Running statistics become what workers have last agreed on. What this one has learnt since its latest outer step
+        is lost. Not a collective.
         """
         for model in self._models:
             reshard(model)
         for fragment in self.fragments:
             fragment.merge()
+        self._running.take(self._running.agreed)
         for optimizer in self._optimizers:
             for p, held in list(optimizer.state.items()):
                 if not all_finite([x for x in tree_leaves(held) if isinstance(x, Tensor)]):
@@ -203,6 +205,7 @@ class Outer(Handle):
             fragment.land_if_possible()  # or it would overwrite what is loaded
         self._begin.loads()
         self.ticks = outer_state.load(saved, self.fragments, self.steps)
+        self._running.restore(outer_state.running(saved))
         self.inner_steps, _ = saved["own"]
         self._meter.end()
 
@@ -375,7 +378,8 @@ class Outer(Handle):
 
     def _state(self) -> dict[str, Any]:
         own = [self.inner_steps, 0]  # the format has no use for the second any more
-        return outer_state.dump(self.fragments, self.ticks) | {"own": own}
+        running = self._running.state(arrived=self.fragments[0].arrived)
+        return outer_state.dump(self.fragments, self.ticks, running) | {"own": own}
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -20,13 +20,15 @@ from thinwire.outer_steps import OuterSteps, check_settings
 
 _GLOBAL, _MEAN, _STATE = f"{COMMON}global", f"{COMMON}mean", f"{COMMON}optimizer "
 _PLAIN = f"{COMMON}plain "  # of the outer optimizer's state, as JSON
+_RUNNING = f"{COMMON}running "  # statistics: they are held by the first parameter, and are no field of it
 
 
-def dump(fragments: Sequence[Fragment], ticks: int) -> dict[str, Any]:
-    """Return copies of everything that outlives an inner step. Nothing may be under way."""
+def dump(fragments: Sequence[Fragment], ticks: int, running: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return copies of everything that outlives an inner step, and these running statistics. Nothing is under way."""
     states = [fragment.attachment.state_dict() for fragment in fragments]
     memories = [dict(ChainMap(*parts)) for parts in zip(*(each["memories"] for each in states), strict=True)]
     common = {name: fields for fragment in fragments for name, fields in _common(fragment).items()}
+    next(iter(common.values())).update({f"{_RUNNING}{name}": x for name, x in running.items()})
     held = sorted({field for fields in common.values() for field in fields})
     return states[0] | {
         "step": ticks,
@@ -100,6 +102,12 @@ def global_parameters(saved: Mapping[str, Any], names: Sequence[str]) -> dict[st
     return {name: common[name][_GLOBAL] for name in names}
 
 
+def running(saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the running statistics that `dump` was given; older states have none."""
+    fields = (pair for fields in saved["memories"][-1].values() for pair in fields.items())
+    return {field.removeprefix(_RUNNING): x for field, x in fields if field.startswith(_RUNNING)}
+
+
 def _common(fragment: Fragment) -> dict[str, dict[str, Tensor]]:
     """Return copies of what all workers have alike."""
     means, state = fragment.means(), fragment.optimizer.state
@@ -139,7 +147,8 @@ def _load_optimizer(
     optimizer, names = fragment.optimizer, fragment.attachment.names
     order = [names[p] for group in optimizer.param_groups for p in group["params"]]
     held = [
-        dict(_kept(field, x) for field, x in common[name].items() if field not in (_GLOBAL, _MEAN)) for name in order
+        dict(_kept(field, x) for field, x in common[name].items() if field.startswith((_STATE, _PLAIN)))
+        for name in order
     ]
     groups = [{**mine, **theirs} for mine, theirs in zip(optimizer.state_dict()["param_groups"], settings, strict=True)]
     optimizer.load_state_dict({"state": {i: each for i, each in enumerate(held) if each}, "param_groups": groups})
