@@ -764,7 +764,7 @@ def _sum_of_waiting(worker: Worker) -> dict[str, Tensor]:
     found = {name: torch.zeros(p.numel(), dtype=p.dtype) for name, p in worker.handle.parameters.items()}
     for memory in worker.handle.state_dict()["memories"][:-1]:
         for name, fields in memory.items():
-            found[name] += fields["residual"]
+            found[name] += sum(fields.values())
     for x in found.values():
         dist.all_reduce(x)
     return found
@@ -779,7 +779,7 @@ def _loaded_together(method: str, path: str) -> tuple[dict[str, Tensor], Any, bo
     return common, waiting, worker.handle.verify_replicas() and not _same(common, worker.common()), steps
 
 
-@pytest.mark.parametrize("method", ["sparseloco", "streaming, error feedback", "numbers"])
+@pytest.mark.parametrize("method", ["sparseloco", "streaming, error feedback", "numbers", "dct chunks"])
 def test_other_numbers_of_workers_keep_the_pending_mean(ranks: Ranks, method: str, tmp_path: Path) -> None:
     (common, waiting), *_ = ranks.run(2, _saved_together, method, 6, str(tmp_path))
     assert any(bool(x.any()) for x in waiting.values()) == (method != "numbers")

@@ -218,6 +218,13 @@ def _write(optimizer: torch.optim.Optimizer) -> None:
         group[_MARK] = found if len(set(found)) > 1 else next(iter(found), False)
 
 
+def unsigned(group: Settings) -> Settings:
+    """Return a group whose marks say that momentum is in memories, as on every rank, but not in which."""
+    marks = group.get(_MARK, False)
+    found = [bool(mark) for mark in marks] if isinstance(marks, list) else bool(marks)
+    return group | {_MARK: found} if _MARK in group else group
+
+
 def _read(optimizer: torch.optim.Optimizer) -> None:
     """Take marks from the groups. One that stands for a group, as in older states, is each parameter's."""
     _marks[optimizer] = found = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.integrations.membership.redistribution import COMMON
 from thinwire.integrations.membership.state import Standing, check_finite, renamed, stranger
+from thinwire.integrations.momentum.handover import unsigned
 from thinwire.integrations.workers.fragments import Fragment
 from thinwire.outer_steps import OuterSteps, check_settings
 
@@ -135,7 +136,7 @@ def _field(key: str, value: object) -> tuple[str, Tensor]:
 def plain(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the settings of the optimizer's groups, such as its learning rate, as plain values."""
     return [
-        {key: x.item() if isinstance(x, Tensor) else x for key, x in group.items() if key != "params"}
+        {key: x.item() if isinstance(x, Tensor) else x for key, x in unsigned(group).items() if key != "params"}
         for group in optimizer.param_groups
     ]
 
