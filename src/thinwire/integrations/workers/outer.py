@@ -225,6 +225,7 @@ def _fragment(own: Mapping[str, nn.Parameter], steps: OuterSteps, group: Group, 
         parameters,
         settings=f"outer steps by {type(optimizer).__name__} {plain(optimizer)}",
         optimizers=[optimizer],
+        scaler=torch.amp.GradScaler(enabled=False),  # Δ has no loss scale, though a scaler may take the inner step
     )
     with opening(attachment):
         return Fragment(own, attachment, optimizer)
