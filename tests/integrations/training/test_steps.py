@@ -805,14 +805,14 @@ class _Tidy(torch.optim.SGD):
 def _tidied(recipe: str, how: str) -> tuple[bool, bool]:
     """Zero gradients within steps, and after them: return whether parameters and memories are the same."""
     plain, tidy = Training("several buckets", recipe), Training("several buckets")
-    optimizer = _Tidy(tidy.model.parameters(), lr=RATE, momentum=0.9)
+    optimizer = _Tidy(tidy.model.parameters(), lr=RATE, momentum=0.9, fused=how == "fused")
     optimizer.hook = how == "hook"
     if optimizer.hook:
         optimizer.register_step_post_hook(lambda *_: optimizer.zero_grad())
     tidy.optimizer = optimizer
     tidy.attach(recipe)
     for step in range(6):
-        optimizer.left_out = how == "class" and step == 3
+        optimizer.left_out = how != "hook" and step == 3
         plain.backward(step)
         if not optimizer.left_out:
             plain.optimizer.step()
@@ -824,7 +824,7 @@ def _tidied(recipe: str, how: str) -> tuple[bool, bool]:
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("how", ["class", "hook"])
+@pytest.mark.parametrize("how", ["class", "fused", "hook"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_gradients_may_be_zeroed_before_a_step_is_over(ranks: Ranks, recipe: str, how: str) -> None:
     assert ranks.run(2, _tidied, recipe, how) == [(True, True)] * 2

@@ -344,7 +344,7 @@ class Attachment(Attached):
         """
         if unfit() and self.exchanges and self.steps.owned_by(optimizer):
             refuse_unfit(f"{type(optimizer).__name__} steps")
-        self.steps.begin(optimizer)
+        self.steps.send(optimizer)
         if self.membership.handover.corrects:
             self._refuse_added(optimizer)
         if not self.exchanges:

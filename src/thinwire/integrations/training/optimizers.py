@@ -149,14 +149,16 @@ def _register() -> None:
 def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if nested(optimizer):
         return
+    had_gradients.pop(optimizer, None)
     evaluates = callable(_closure(args, kwargs))
     for observer in () if evaluates else _observers.all:
         observer.about_to_take(optimizer)
-    if not (evaluates or _participants.all):
-        return
-    # the participants' hooks are the last before the step and the first after it
     before: Any = optimizer._optimizer_step_pre_hooks
     after: Any = optimizer._optimizer_step_post_hooks
+    alone = type(optimizer).__module__.startswith("torch.") and not (before or after)
+    if alone and not (evaluates or _participants.all):
+        return
+    # our hooks are the last before the step and the first after it
     if optimizer not in _hooks:
         owner, own = _stepping(type(optimizer))  # type: ignore[arg-type]
         owner.__new__(owner)._patch_step_function()  # torch does it only when the class is instantiated
@@ -175,7 +177,10 @@ def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _hooks: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int, Callable[..., Any]]] = (
     weakref.WeakKeyDictionary()
 )
-"""By optimizer, the participants' hooks before and after its class's own step, and that step."""
+"""By optimizer, our hooks before and after its class's own step, and that step."""
+
+had_gradients: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[Tensor]] = weakref.WeakKeyDictionary()
+"""What an optimizer takes in the step that it is in: a subclass or a hook may zero gradients before that is over."""
 
 
 def _is_own(optimizer: torch.optim.Optimizer) -> bool:
@@ -193,9 +198,14 @@ def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict
     closure = _closure(args, kwargs)
     if callable(closure):
         return args[:1], kwargs | {"closure": partial(_evaluate, closure, optimizer)}
+    _apply(optimizer, participants)
+    return None
+
+
+def _apply(optimizer: torch.optim.Optimizer, participants: Sequence[Participant]) -> None:
+    had_gradients[optimizer] = {p for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
     for participant in participants:
         participant.apply(optimizer)
-    return None
 
 
 def _end(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -212,8 +222,7 @@ def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> A
         for participant in _participants.all:
             participant.give_back()
         raise
-    for participant in _participants.all:
-        participant.apply(optimizer)
+    _apply(optimizer, _participants.all)
     for observer in _observers.all:
         observer.taken(optimizer, evaluated=True)
     return loss

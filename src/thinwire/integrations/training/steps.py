@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.integrations.training.gradients import Gradients, accumulator
-from thinwire.integrations.training.optimizers import skipped_by_scaler
+from thinwire.integrations.training.optimizers import had_gradients, skipped_by_scaler
 from thinwire.integrations.training.outcomes import Questions, Reduced, Sent, Unread, Witness
 from thinwire.memories import Memory
 
@@ -56,7 +56,6 @@ class Steps:
         self._outcomes: list[Reduced | Unread] = []
         self._sent: Sent | None = None  # all of them
         self._taken: list[tuple[torch.optim.Optimizer, list[str]]] = []  # before they were read
-        self._begun: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, int]] = weakref.WeakKeyDictionary()
         self._witnesses: list[Witness] = []
         self._stepped: set[str] = set()  # held by an optimizer that has stepped
         self._known: set[str] = set()  # and these by one that will
@@ -239,16 +238,13 @@ class Steps:
             return False
         return any(self.parameters[name].grad is not None for name in self.owned_by(optimizer))
 
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note what this optimizer is about to take, as it may zero gradients before its step is over.
+    def send(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have a GPU send what became of the means that this optimizer is about to take: the next step reads it.
 
-        Have a GPU send what became of these means: the next step reads it. The host does not wait here, or the GPU
-        would wait for the host. A malformed mean is zero.
+        The host does not wait here, or the GPU would wait for the host. A malformed mean is zero.
         """
-        owned = self.owned_by(optimizer)
-        self._begun[optimizer] = {n: p._version for n in owned if (p := self.parameters[n]).grad is not None}
         unread = self._sent is None and Unread in map(type, self._outcomes)
-        if unread and self._arrived and owned:
+        if unread and self._arrived and self.owned_by(optimizer):
             self._sent = Sent(self._outcomes)
             if not self._joined:
                 self.gradients.note_reduced(self._seen)
@@ -272,10 +268,8 @@ class Steps:
         self._known.update(owned)
         self._stepped.update(owned)
         if not skipped_by_scaler(optimizer):
-            begun = self._begun.pop(optimizer, {})
-            there = [
-                n for n in owned if (p := self.parameters[n]).grad is not None or begun.get(n, p._version) < p._version
-            ]
+            begun = had_gradients.get(optimizer, ())
+            there = [n for n in owned if (p := self.parameters[n]).grad is not None or p in begun]
             if self._sent is None:
                 self._take(optimizer, there)
             else:
