@@ -170,6 +170,30 @@ def test_a_checkpoint_of_plain_training_is_refused_unless_that_is_fine(workers: 
         assert fine == "nothing"
 
 
+def _one_of_two(folder: Path) -> tuple[str, int]:
+    """Load a checkpoint that lacks the second model's part. Return what that raises, and the first handle's step."""
+    from thinwire.frameworks.accelerate import attach
+
+    with launched():
+        accelerator, model, optimizer, handle = _prepared(_dgc())
+        attach(accelerator, accelerator.prepare(nn.Linear(8, 8)), thinwire.recipes.topk(density=0.05))
+        _train(accelerator, model, optimizer, 0, 2)
+        accelerator.save_state(folder)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            (folder / "thinwire_1" / ".metadata").unlink()
+        accelerator.wait_for_everyone()
+        _train(accelerator, model, optimizer, 2, 3)
+        return told(accelerator.load_state, folder), handle.step
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_where_one_of_several_models_cannot_be(workers: Ranks, tmp_path: Path) -> None:
+    for said, step in workers.run(2, _one_of_two, tmp_path):
+        assert said.startswith("StateError: nothing was loaded")
+        assert step == 3
+
+
 def _scaled() -> float:
     with launched():
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

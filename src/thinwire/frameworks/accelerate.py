@@ -1,6 +1,7 @@
 """Accelerate: attach after `prepare`. `save_state` and `load_state` then include every rank's state."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from thinwire.checked import checked
-from thinwire.frameworks.attaching import How, attached, check_replicas, load, save
+from thinwire.frameworks.attaching import How, attached, check_replicas, loading, save
 from thinwire.integrations import Attachment
 from thinwire.integrations.attachments.assembly import Optimizers
 
@@ -53,13 +54,25 @@ def attach(
         for part in parts(models, folder):
             save(handle, part)
 
-    def on_load(models: list[nn.Module], folder: str) -> None:
-        for part in parts(models, folder):
-            load(handle, part, missing_ok=missing_ok)
+    def reading(models: list[nn.Module], folder: str) -> list[Callable[[], None]]:
+        return [loading(handle, part, missing_ok=missing_ok) for part in parts(models, folder)]
 
     accelerator.register_save_state_pre_hook(on_save)
-    accelerator.register_load_state_pre_hook(on_load)
+    readers = vars(accelerator).setdefault("_thinwire_readers", [])
+    if not readers:
+        accelerator.register_load_state_pre_hook(partial(_load, readers))
+    readers.append(reading)
     return handle
+
+
+_Reading = Callable[[list[nn.Module], str], list[Callable[[], None]]]
+
+
+def _load(readers: Sequence[_Reading], models: list[nn.Module], folder: str) -> None:
+    """Have all models of an accelerator resume, or none: all parts are read and checked first."""
+    found = [take for reading in readers for take in reading(models, folder)]
+    for take in found:
+        take()
 
 
 def _bare(accelerator: Accelerator, model: nn.Module) -> Any:

@@ -1,7 +1,7 @@
 """`thinwire.attach` as frameworks need it: to the model as they wrap it, saved and resumed with it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
@@ -79,14 +79,18 @@ def load(handle: Attachment, folder: Path, *, missing_ok: bool) -> None:
 
     Raises StateError as `thinwire.Checkpoint` does, and, unless `missing_ok`, if there is no such folder.
     """
-    from torch.distributed.checkpoint import load as read  # type: ignore[attr-defined]  # likewise
+    loading(handle, folder, missing_ok=missing_ok)()
 
+
+def loading(handle: Attachment, folder: Path, *, missing_ok: bool) -> Callable[[], None]:
+    """Read and check what `load` loads. Return what then has the handle resume from it; both are collectives."""
     if any(_seen(handle, folder)):
-        read({"thinwire": Checkpoint(handle, folder)}, checkpoint_id=folder, process_group=handle.group)
-    elif not missing_ok:
+        checkpoint = Checkpoint(handle, folder)
+        entry = checkpoint.state_dict()
+        return lambda: checkpoint.load_state_dict(entry)
+    if not missing_ok:
         raise StateError(MISSING.format(place=folder.parent))
-    elif handle.step:
-        handle.forget()  # it is of later steps
+    return handle.forget if handle.step else lambda: None  # it is of later steps
 
 
 def gathered(handle: Attachment) -> list[Mapping[str, Any]]:
