@@ -386,7 +386,7 @@ class Attachment(Attached):
 
         Args:
             optimizer: The one that has stepped.
-            evaluated: Whether only its closure has returned, and the step goes on.
+            evaluated: Whether the step, or a hook after it, goes on.
 
         Raises:
             RuntimeError: For LBFGS, if there is a residual.

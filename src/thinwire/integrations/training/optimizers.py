@@ -27,7 +27,7 @@ class Observer(Protocol):
         """Look at the gradients that are in place before the optimizer takes them. An exception prevents it."""
 
     def taken(self, optimizer: torch.optim.Optimizer, *, evaluated: bool = False) -> None:
-        """Note that the optimizer takes its gradients; with `evaluated`, from a closure that it may call again."""
+        """Note that the optimizer takes its gradients; with `evaluated`, its step, or a hook after it, goes on."""
 
 
 class Participant(Protocol):
@@ -161,7 +161,8 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
     # our hooks are the last before the step and the first after it
     if optimizer not in _hooks:
         owner, own = _stepping(type(optimizer))  # type: ignore[arg-type]
-        owner.__new__(owner)._patch_step_function()  # torch does it only when the class is instantiated
+        if owner is not type(optimizer):
+            owner.__new__(owner)._patch_step_function()  # torch does it only when the class is instantiated
         begin = optimizer.register_step_pre_hook(torch.compiler.disable(_begin))
         end = optimizer.register_step_post_hook(torch.compiler.disable(_end))
         _hooks[optimizer] = begin.id, end.id, own
@@ -209,8 +210,13 @@ def _apply(optimizer: torch.optim.Optimizer, participants: Sequence[Participant]
 
 
 def _end(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for participant in _participants.all if _is_own(optimizer) else ():
+    if not _is_own(optimizer):
+        return
+    for participant in _participants.all:
         participant.after_step(optimizer)
+    after: Any = optimizer._optimizer_step_post_hooks
+    for observer in _observers.all if len(after) > 1 else ():  # a hook that comes later may raise
+        observer.taken(optimizer, evaluated=True)
 
 
 def _evaluate(closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Any:
