@@ -29,6 +29,7 @@ from thinwire.collectives import all_gather
 from thinwire.integrations.training import drift
 from thinwire.integrations.workers import meeting
 from thinwire.integrations.workers.fragments import cut
+from thinwire.integrations.workers.starting import Strangers
 
 dcp: Any = torch.distributed.checkpoint  # torch does not export the names in it, as mypy has it
 H = 3
@@ -1273,6 +1274,17 @@ def test_steps_of_another_optimizer_that_nothing_follows_are_a_warning(ranks: Ra
         assert before == []
         assert len(after) == 1
         assert after[0].startswith("a SGD that outer() was not given")
+
+
+def test_a_step_that_evaluates_a_closure_is_one_step() -> None:
+    p = nn.Parameter(torch.zeros(1))
+    strangers, other = Strangers({id(p)}, []), SGD([p])
+    strangers.due = 1
+    with logged() as said:
+        other.step(lambda: 0.0)
+        assert said == []
+        other.step(lambda: 0.0)
+    assert len(said) == 1
 
 
 def test_a_removed_handle_takes_no_more_steps(ranks: Ranks) -> None:

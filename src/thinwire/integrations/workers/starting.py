@@ -133,7 +133,9 @@ class Strangers:
         """Warn once if more than `due` steps have gone by: one alone may be that of a wrapper."""
         if optimizer in self._optimizers:
             self._steps = 0
-        elif any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]):
+        elif not evaluated and any(
+            id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]
+        ):
             self._steps += 1
             if self._steps == self.due + 1:
                 _log.warning(_STRANGER, type(optimizer).__name__, self._steps)
