@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinwire import codecs, kernels
 from thinwire.kernels import Chunking, Numbered, Numbering, Transform
+from thinwire.kernels.chunks import cpu
 from thinwire.kernels.chunks.chunking import matrix
 from thinwire.kernels.dispatch import Backend
 from thinwire.kernels.parts import wide, wide_each
@@ -264,6 +265,27 @@ def test_what_is_not_finite_stays_in_its_chunk_and_is_not_hidden(
     assert rows.numel()
     assert {int(row) // cut.height for row in rows} == {17 // cut.height}
     assert {int(column) // cut.width for column in columns} == {20 // cut.width}
+
+
+@dtypes
+@pytest.mark.parametrize(("density", "each"), [(0.1, 64), (0.01, 16)])
+def test_no_more_nans_are_chosen_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, density: float, each: int
+) -> None:
+    """NaNs of all ones, as GPUs and half-precision loops make, are above every bar."""
+    cut, x, rooms = _cut((64 * 40,), None, density), vector(64 * 40, dtype=dtype), list[Tensor]()
+    integer = torch.int32 if dtype == torch.float32 else torch.int64
+    x.view(integer).view(-1, 64)[:, :each] = torch.iinfo(integer).max
+
+    def room(count: int, kind: torch.dtype, device: torch.device) -> Tensor:
+        rooms.append(torch.full((count + 64,), -7, dtype=kind, device=device))
+        return rooms[-1][:count]
+
+    monkeypatch.setattr(cpu, "empty", room)
+    positions, values = kernels.chunk_topk.cpu([x], [cut])
+    assert torch.equal(positions, kernels.chunk_topk.reference([x], [cut])[0])
+    assert bool(values.isnan().all())
+    assert all(bool((each[-64:] == -7).all()) for each in rooms)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

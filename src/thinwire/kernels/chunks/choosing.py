@@ -88,6 +88,7 @@ def _topk(x, shape, how, a, b, first, last, positions, values, buffers, bar):
     chunk, half, alone, room, near, some, given, together = buffers
     across, size, k = columns // width, height * width, positions.shape[1]
     hits, octave = room[: -(-size // simd.BLOCK)], 23 if alone.itemsize == 4 else 52
+    most = np.int64(_MOST_32 if alone.itemsize == 4 else _MOST_64)
     in_rows, apart = height == 1 and how != PLAIN, together.size // vectors.TOGETHER // simd.BLOCK * simd.BLOCK
     z = alone
     for number in range(first, last):
@@ -104,7 +105,7 @@ def _topk(x, shape, how, a, b, first, last, positions, values, buffers, bar):
         count = _reach(z, bar, hits) if k <= _FEWER else 0
         if k <= count <= FEW:
             _take_best(z, hits, near, some, count, positions, values, number)
-            bar += (count - (k + FEW) // 2) << (octave - 9)
+            bar += min((count - (k + FEW) // 2) << (octave - 9), most - bar)
         else:
             bar = _find(z, k, bar, hits)
             _take(z, hits, positions, values, number)
@@ -236,7 +237,10 @@ def _find(z, k, bar, hits):
             high = bar
             bar = bar - step if bar - step > low and low == 0 else low + (high - low) // 2
         step = min(2 * step, np.int64(1) << 60)
-    _add_ties(z, low, k - _reach(z, low + 1, hits), hits)
+    missing = k - _reach(z, low + 1, hits)
+    if missing < 0:  # no bar is above a NaN of all ones
+        hits[:], missing, low = 0, k, high
+    _add_ties(z, low, missing, hits)
     return low
 
 
