@@ -137,6 +137,7 @@ METHODS: dict[str, Callable[[], tw.OuterSteps]] = {
     "dct chunks": lambda: tw.OuterSteps(every=H, recipe=_small("fading"), fragments=2),
     "low rank": lambda: tw.OuterSteps(every=H, recipe=_small("powersgd"), fragments=2, delay=1),
     "numbers": lambda: tw.OuterSteps(every=H, make_optimizer=_Counting),
+    "float32": lambda: tw.OuterSteps(every=H, make_optimizer=lambda ps: torch.optim.NAdam(ps, lr=torch.tensor(0.01))),
 }
 
 

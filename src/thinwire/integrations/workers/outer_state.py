@@ -151,8 +151,19 @@ def _load_optimizer(
         dict(_kept(field, x) for field, x in common[name].items() if field.startswith((_STATE, _PLAIN)))
         for name in order
     ]
-    groups = [{**mine, **theirs} for mine, theirs in zip(optimizer.state_dict()["param_groups"], settings, strict=True)]
+    pairs = zip(optimizer.state_dict()["param_groups"], settings, strict=True)
+    groups = [mine | {key: _like(mine.get(key), value) for key, value in theirs.items()} for mine, theirs in pairs]
     optimizer.load_state_dict({"state": {i: each for i, each in enumerate(held) if each}, "param_groups": groups})
+    for name, each in zip(order, held, strict=True):
+        state = optimizer.state.get(fragment.parameters[name], {})
+        for key in state.keys() & each.keys():
+            if isinstance(x := each[key], Tensor) and not x.dim():  # torch has made it one of the parameter's dtype
+                state[key] = x.to(state[key].device)
+
+
+def _like(mine: object, value: Any) -> Any:
+    """Return a setting as a tensor if this optimizer has one there: others round otherwise."""
+    return torch.as_tensor(value, dtype=mine.dtype, device=mine.device) if isinstance(mine, Tensor) else value
 
 
 def _kept(field: str, x: Tensor) -> tuple[str, Any]:
