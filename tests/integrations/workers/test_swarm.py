@@ -1498,10 +1498,23 @@ def test_who_leaves_while_it_waits_is_told_so() -> None:
             waits.result(60.0)
 
 
+def test_who_has_just_joined_goes_on_though_all_others_leave() -> None:
+    """As where one machine takes the place of another."""
+    with _swarms(3, lost=1000.0) as (one, other, joined):
+        for each in (one, other, joined):
+            each.stand(0, {}, {one.id: True, other.id: True})
+        _wait(lambda: all(each._all_have_a_state() for each in (one, other, joined)))
+        one.close(goodbye=True)
+        _wait(lambda: one.id not in other.known.status)
+        other.close(goodbye=True)
+        _wait(lambda: not joined.known.status)
+        assert _shares_of(joined) == {joined.id}
+
+
 def test_who_reaches_no_elector_says_so() -> None:
     with _swarms(2) as (one, other), patch.object(agreement, "GIVEN_UP", 0.5):
         one.stand(0, {}, {other.id: True})
-        other.close(goodbye=True)
+        other.close(goodbye=False)
         one.send(1, b"share", 0.0)
         with pytest.raises(tw.errors.StateError, match="restart the store"):
             one.outcome(1)

@@ -8,7 +8,8 @@ cannot disagree. A share that is not among those waits in its worker for the nex
 
 Present workers that nobody waits for, because they are slow or stuck, are electors, too: their links say what they
 have while they compute, and if all others die they can go on. A worker that was waited for in vain `LATE` times is
-waited for again once a share of its was in time.
+waited for again once a share of its was in time. Once all electors have said that they leave, those elect that have
+joined since.
 
 A store that is started anew has forgotten. So what one decides counts once half of the electors have noted it (with the
 store, that is most), and its next life decides only for more than half, who have said that they note nothing of an
@@ -46,12 +47,12 @@ class Agreement:
     """What a worker, `own`, knows of outer steps.
 
     It stands `at` a tick, -1 before any state. `last` is the latest tick that is decided, and `view` that of the `next`
-    one. `status`: who else is present; `lost`: who has left, when, and whether silently. `have`: who has said that it
-    has all shares; `mute`: who will have them too late to say so. `reached`: the latest tick of which another one has
-    this worker's share. `sent`, `voted`: at which tick, and when; `times`: when at each. `late`: who was waited for in
-    vain, and how often. `stuck`: since when it waits for what nobody has. `alone`: whether the store does not answer,
-    so that nobody can be taken in or left out. `life`: the store's latest that it knows of; `note`: what that has
-    decided of the next step and does not count yet.
+    one. `status`: who else is present; `lost`: who is gone, since when, and whether silently; `left`: who has said that
+    it leaves. `have`: who has said that it has all shares; `mute`: who will have them too late to say so. `reached`:
+    the latest tick of which another one has this worker's share. `sent`, `voted`: at which tick, and when; `times`:
+    when at each. `late`: who was waited for in vain, and how often. `stuck`: since when it waits for what nobody has.
+    `alone`: whether the store does not answer, so that nobody can be taken in or left out. `life`: the store's latest
+    that it knows of; `note`: what that has decided of the next step and does not count yet.
     """
 
     def __init__(self, own: str, following: Callable[[int], int], quorum: float, grace: float) -> None:
@@ -64,7 +65,7 @@ class Agreement:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         self.have: dict[int, set[str]] = defaultdict(set)
         self.times: dict[int, float] = {}
-        self.mute, self.late = set[str](), Counter[str]()
+        self.mute, self.left, self.late = set[str](), set[str](), Counter[str]()
         self.began, self.reached, self.sent, self.stuck = monotonic(), -1, (-1, 0.0), math.inf
         self._voted, self._proposed, self._since = (-1, 0.0), -1, (-1, 0.0, 0.0)
         self.alone, self._vain = False, set[int]()
@@ -79,6 +80,13 @@ class Agreement:
     def present(self) -> set[str]:
         """Who is there, this worker too."""
         return {self.own, *self.status}
+
+    @property
+    def electors(self) -> Set[str]:
+        """Who elects: those of the view or, once all of them have left and nobody knows of more, who has a state."""
+        if self.view.keys() - self.left or any(each.last > self.last for each in self.status.values()):
+            return self.view.keys()
+        return {self.own, *(peer for peer, each in self.status.items() if each.at >= 0)} if self.view else set()
 
     @property
     def lack(self) -> str:
@@ -161,7 +169,7 @@ class Agreement:
         """See whether everybody has said so, or half have noted what a store has decided, which is returned."""
         if self.view and self.view.keys() <= self.have.get(self.next, set()):
             self.learn(Decision(self.next, tuple(sorted(self.awaited)), self.view))
-        note, electors = self.note, self.view.keys()
+        note, electors = self.note, self.electors
         noted = electors & {self.own, *(peer for peer, each in self.status.items() if each.note == note)}
         here = noted | {peer for peer in electors if peer in self.status or not self._is_out(peer)}
         if note is NOTHING or not noted or 2 * len(noted) < len(here):
@@ -203,16 +211,16 @@ class Agreement:
 
     def proposal(self) -> Decision | None:
         """Return what to propose to the store, if it is time."""
-        tick, view, now = self.next, self.view, monotonic()
+        tick, view, electors, now = self.next, self.view, self.electors, monotonic()
         here, stuck = self.shares.get(tick, {}), self.stuck < math.inf
-        if self.own in view and self._heard is not NOTHING:
+        if self.own in electors and self._heard is not NOTHING:
             return self._heard.decision if self._heard.life < self.life else None
-        if self.own not in view or (self.own not in here and not stuck) or tick in self.decisions:
+        if self.own not in electors or (self.own not in here and not stuck) or tick in self.decisions:
             return None
         others = (self.status.keys() | here.keys()) - {self.own}
         if self.reached < tick and not stuck and not all(map(self._is_out, others)):
             return None  # should this worker die now, they could not take such a step
-        turn = TURN * sorted(self.present & view.keys() & (here.keys() | {self.own})).index(self.own)
+        turn = TURN * sorted(self.present & electors & (here.keys() | {self.own})).index(self.own)
         if self._voted[0] == tick:
             if now - self._voted[1] <= STALLED + turn:
                 return None
@@ -251,7 +259,7 @@ class Agreement:
         return True
 
     def _voiding(self, ready: Set[str]) -> Decision:
-        view = {peer: peer in ready for peer in sorted(self.view.keys() & self.present)}
+        view = {peer: peer in ready for peer in sorted(self.electors & self.present)}
         return Decision(self.next, (), view, self.at)
 
     def _is_out(self, peer: str) -> bool:
@@ -278,7 +286,8 @@ class Agreement:
         if any(each.last > self.last for each in self.status.values()):
             return False
         now = monotonic()
-        away = {peer: self.lost.get(peer, (self.began, True)) for peer in self.view.keys() - self.present}
+        electors = self.electors
+        away = {peer: self.lost.get(peer, (self.began, True)) for peer in electors - self.present}
         gone = {peer for peer, (when, silent) in away.items() if now - when > (GIVEN_UP if silent else LOST)}
-        present = {self.own, *(peer for peer, each in self.status.items() if each.life == self.life)} & self.view.keys()
-        return 2 * len(present) > len(self.view.keys() - gone)
+        present = {self.own, *(peer for peer, each in self.status.items() if each.life == self.life)} & electors
+        return 2 * len(present) > len(electors - gone)

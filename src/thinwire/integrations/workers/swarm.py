@@ -241,7 +241,7 @@ class Swarm:
                 self.gives()
             with self._changed:
                 self._check()
-                heard = self._heard(heard, bool(self.known.view.keys() & self.known.present))
+                heard = self._heard(heard, bool(self.known.electors & self.known.present))
                 found, here = self.known.decisions.get(tick), self.known.shares[tick]
                 missing = [each for each in found.shares if each not in here] if found else []
                 self.known.wait()
@@ -454,6 +454,8 @@ class Swarm:
 
     def _take_bye(self, link: Link, words: Words, body: bytes) -> None:
         self._dialled.pop(link.peer, None)
+        if self.known.status[link.peer].last <= self.known.last:  # else it has decided more than this worker knows of
+            self.known.left.add(link.peer)
         link.close()
 
     def _unknown(self, link: Link, words: Words, body: bytes) -> None:
@@ -504,7 +506,7 @@ class Swarm:
 
     def _notice(self, proposal: Decision | None) -> None:
         """Raise where this worker waits if it needs the store for too long in vain."""
-        reached = self.known.view.keys() & self.known.present if self.at >= 0 else self._somebody()
+        reached = self.known.electors & self.known.present if self.at >= 0 else self._somebody()
         lack = self.known.lack if proposal is not None or not reached else ""
         if error := self._directory.lack("nobody has begun" if self._begins else lack):
             self._error = error
