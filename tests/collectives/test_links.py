@@ -70,6 +70,38 @@ def test_what_is_sent_arrives(certificates: list[Certificate], which: int | None
     assert all(there.found[f"{each}"] == b"x" * each for each in range(100))
 
 
+@pytest.mark.parametrize("which", [None, 0])
+def test_last_words_arrive_while_the_other_side_still_speaks(
+    certificates: list[Certificate], which: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, certificate = Owner(), Owner(), None if which is None else certificates[which]
+    answer, take, said, spoken = here.take, there.take, threading.Event(), threading.Event()
+
+    def leaves(link: Link, words: Words, body: bytes) -> None:
+        answer(link, words, body)
+        link.close()
+        said.set()
+
+    def busy(link: Link, words: Words, body: bytes) -> None:
+        there.link = link
+        assert spoken.wait(60)
+        take(link, words, body)
+
+    monkeypatch.setattr(here, "take", leaves)
+    monkeypatch.setattr(there, "take", busy)
+    there.call(serve(here, "127.0.0.1", certificate), certificate)
+    assert said.wait(60)
+    there.closed = True
+    for _ in range(50):  # some of it once the other side has closed
+        if there.link is not None:
+            there.link.send({"kind": "late"})
+        time.sleep(0.01)
+    spoken.set()
+    assert there.has("99")
+    assert there.ended.wait(60)
+    assert "late" not in here.found
+
+
 @pytest.mark.parametrize("which", [None, 1])
 def test_a_stranger_is_refused(
     certificates: list[Certificate], which: int | None, caplog: pytest.LogCaptureFixture

@@ -67,21 +67,23 @@ class Link:
     """Connections to another worker, whose id is `peer` once it has said so. `arriving`: whether a body is."""
 
     def __init__(self, connections: Sequence[socket.socket], owner: Owner) -> None:
-        self.peer, self.arriving, self._silent = "", False, False
+        self.peer, self.arriving, self._silent, self._closing = "", False, False, False
         self._connections, self._owner = connections, owner
         self._queue: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         self._turn = threading.Lock()  # TLS is for one thread at a time
         for each in connections:
             each.setblocking(False)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=self._say, daemon=True, name="thinwire-link").start()
+        self._listened = threading.Event()
+        self._says = threading.Thread(target=self._say, daemon=True, name="thinwire-link")
+        self._says.start()
 
     def send(self, words: Words, body: bytes = b"") -> None:
         """Send a frame, after those before. Does not wait."""
         self._queue.put((json.dumps(words).encode(), body))
 
     def listen(self) -> None:
-        """Take frames until the connection ends."""
+        """Take frames until the connection ends. Of a link that is being closed they are read, and dropped."""
         try:
             for turn in self._turns():
                 magic, words, body = _HEAD.unpack(self._read(turn[:1], _HEAD.size))
@@ -89,23 +91,30 @@ class Link:
                     raise ValueError(f"{magic!r} with {words} and {body} bytes is not a valid frame")
                 said, self.arriving = json.loads(self._read(turn[:1], words)), body > 0
                 whole, self.arriving = self._read(turn, body), False
+                if self._closing:
+                    continue
                 if said == _UNHEARD:
                     raise TimeoutError("the other side has heard nothing")
                 self._owner.take(self, said, whole)
         except TimeoutError:
-            self._silent = True
+            self._silent |= not self._closing
         except (OSError, ValueError, KeyError, TypeError):
             pass
         finally:
             self.close(stays=self._silent)
+            self._listened.set()
             self._owner.lost(self, silent=self._silent)
 
     def close(self, *, stays: bool = False) -> None:
         """End the connection once what is queued has been sent, or cannot be. `stays`: this side does, and says so."""
         if stays:
             self.send(_UNHEARD)
+        self._closing = True
         self._queue.put(None)
-        self._shut(socket.SHUT_RD)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until what was queued before `close` has arrived, or cannot, at most so long."""
+        self._says.join(max(0.0, seconds))
 
     def _say(self) -> None:
         try:
@@ -117,6 +126,11 @@ class Link:
                 self._write(turn, body)
         except OSError as error:
             self._silent |= isinstance(error, TimeoutError)  # who takes nothing may yet be there
+        # What the other side still says is read until it ends, too: otherwise TCP resets the connection, and the last
+        # words of both may be lost.
+        self._shut(socket.SHUT_WR)
+        if not self._silent:
+            self._listened.wait(SILENCE)
         self._shut(socket.SHUT_RDWR)
         for each in self._connections:
             each.close()

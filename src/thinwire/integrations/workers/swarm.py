@@ -13,7 +13,7 @@ from functools import partial
 from typing import final
 
 from thinwire.collectives.certificates import Certificate
-from thinwire.collectives.links import Link, Words, dial, serve
+from thinwire.collectives.links import SILENCE, Link, Words, dial, serve
 from thinwire.errors import FingerprintError, StateError
 from thinwire.integrations.workers import agreement
 from thinwire.integrations.workers.agreement import Agreement
@@ -323,17 +323,21 @@ class Swarm:
             self.wanting.clear()
 
     def close(self, *, goodbye: bool) -> None:
-        """Leave, with or without a word."""
+        """Leave, with or without a word: that arrives, unless nobody takes it for seconds."""
         with self._changed:
             self._closed = True
             self._error = self._error or StateError("this worker has left: remove() was called while it waited")
             if goodbye:
                 self._broadcast({"kind": "bye"})
-            for link in list(self._links.values()):
+            links = list(self._links.values())
+            for link in links:
                 link.close()
         if goodbye:
             self._seat.leave()
         self._opened.close()
+        ends = monotonic() + SILENCE * goodbye
+        for link in links:
+            link.wait(ends - monotonic())
 
     # --- what links tell ---
 
