@@ -637,7 +637,7 @@ def _refusals() -> dict[str, str]:
 def test_scatter_refuses_with_the_fix_on_every_rank(ranks: Ranks) -> None:
     expected = {
         "dgc": ("TypeError", "error feedback alone"),
-        "powersgd": ("TypeError", "recipes.topk()"),
+        "powersgd": ("TypeError", "recipes.qsgd()"),
         "gtopk": ("TypeError", "AllGather or AllReduce"),
         "dct_dp": ("TypeError", "error feedback alone"),
         "fading": ("TypeError", "error feedback alone"),
